@@ -1,0 +1,140 @@
+"""Criteria: drop-in replacements for `nn.CrossEntropyLoss` over `softadlib.functional`."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from . import functional as F
+
+
+class CalibrationWarning(UserWarning):
+    """θ is so high that the criterion's minimiser predicts the wrong class."""
+
+
+def _number(name: str, value: float, *, positive: bool = False) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, (bool, str)) or not math.isfinite(number) or (positive and number <= 0):
+        wanted = "a positive number" if positive else "a finite number"
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    return number
+
+
+def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
+    if theta >= F.LN2 and isinstance(base, nn.CrossEntropyLoss):
+        warnings.warn(
+            f"{name}(theta={theta:g}): with cross-entropy and theta >= ln 2 = {F.LN2:.4f} the most "
+            "likely class is pushed to probability exp(-theta) <= 1/2, so the minimiser predicts the "
+            "wrong class; use a smaller theta",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+
+
+class Criterion(nn.Module):
+    """A scalar criterion over a base loss that gives one value per sample.
+
+    `base` is any callable (input, target) → per-sample losses; default cross-entropy. A torch loss
+    with another `reduction` is copied and set to "none". Subclasses write `reduce`.
+    """
+
+    def __init__(self, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+        super().__init__()
+        base = nn.CrossEntropyLoss(reduction="none") if base is None else base
+        if getattr(base, "reduction", "none") != "none":
+            base = copy.copy(base)
+            base.reduction = "none"
+        self.base = base
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """(n, C) logits and (n,) targets → (), or whatever shapes `base` takes."""
+        losses = self.base(input, target)
+        if not isinstance(losses, Tensor) or losses.ndim == 0:
+            raise ValueError(
+                f"base {self.base!r} must give one loss per sample, shape (n,); "
+                "it gave a single value: use reduction='none'"
+            )
+        return self.reduce(losses.flatten())
+
+    def reduce(self, losses: Tensor) -> Tensor:
+        """Per-sample losses (n,) → ()."""
+        raise NotImplementedError
+
+
+class ERM(Criterion):
+    """mean ℓ: empirical risk minimisation, the baseline. (n, C), (n,) → ()."""
+
+    def reduce(self, losses: Tensor) -> Tensor:
+        return F.erm(losses)
+
+
+class _Thresholded(Criterion):
+    def __init__(self, theta: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+        super().__init__(base)
+        self.theta = _number("theta", theta)
+
+    def extra_repr(self) -> str:
+        return f"theta={self.theta:g}"
+
+
+class Flooding(_Thresholded):
+    """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, whole batch at once.
+
+    (n, C), (n,) → (). θ in nats. Ishida et al. (2020).
+    """
+
+    def reduce(self, losses: Tensor) -> Tensor:
+        return F.flooding(losses, self.theta)
+
+
+class IFlood(_Thresholded):
+    """mean(θ + |ℓ − θ|): flooding sample by sample. (n, C), (n,) → (). Xie et al. (2022)."""
+
+    def __init__(self, theta: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+        super().__init__(theta, base=base)
+        _warn_uncalibrated(self.theta, self.base, "IFlood")
+
+    def reduce(self, losses: Tensor) -> Tensor:
+        return F.iflood(losses, self.theta)
+
+
+class SoftAD(_Thresholded):
+    """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
+
+    (n, C), (n,) → (). θ, σ in nats, σ > 0. `scale="text"` puts σ in place of σ².
+    Raises ValueError for values out of range; warns (`CalibrationWarning`) when θ ≥ ln 2.
+    Holland & Nakatani (2024).
+
+    >>> import torch
+    >>> criterion = SoftAD(theta=0.1)
+    >>> criterion(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))
+    tensor(0.2627)
+    """
+
+    def __init__(
+        self,
+        theta: float,
+        sigma: float = 1.0,
+        eta: float = 1.0,
+        *,
+        scale: str = "code",
+        base: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ):
+        super().__init__(theta, base=base)
+        self.sigma = _number("sigma", sigma, positive=True)
+        self.eta = _number("eta", eta)
+        if scale not in F.SCALES:
+            raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(F.SCALES)}")
+        self.scale = scale
+        _warn_uncalibrated(self.theta, self.base, "SoftAD")
+
+    def reduce(self, losses: Tensor) -> Tensor:
+        return F.softad(losses, self.theta, self.sigma, self.eta, self.scale)
+
+    def extra_repr(self) -> str:
+        return f"theta={self.theta:g}, sigma={self.sigma:g}, scale={self.scale!r}"

@@ -1,0 +1,35 @@
+"""What is measured at an epoch, and the columns it is written in."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as nnF
+from torch import Tensor
+
+MEASURES = (
+    "loss_train", "loss_val", "loss_test", "acc_train", "acc_val", "acc_test", "model_norm",
+)  # fmt: skip
+COLUMNS = ("dataset", "method", "trial", "knob", "epoch", *MEASURES)
+"""One row = one run at one epoch. `label_noise` joins them where it varies within a file."""
+
+
+@torch.no_grad()
+def evaluate(forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
+    """Mean cross-entropy (nats) and accuracy of logits = forward(x), (2,) float64 on x's device.
+
+    Sums chunks of `chunk` samples in float64, so the chunk size does not matter. A network whose
+    loss is not finite has diverged; its accuracy, an accident of argmax over NaN, becomes NaN too.
+    """
+    total = torch.zeros(2, dtype=torch.float64)
+    for inputs, targets in zip(x.split(chunk), y.split(chunk)):
+        logits = forward(inputs)
+        loss = nnF.cross_entropy(logits, targets, reduction="none").double().sum()
+        hits = (logits.argmax(1) == targets).double().sum()
+        total = total + torch.stack([loss, hits]).cpu()
+    loss, accuracy = total / len(y)
+    return torch.stack([loss, torch.where(loss.isfinite(), accuracy, torch.nan)])
+
+
+def model_norm(params: dict[str, Tensor]) -> Tensor:
+    """L2 norm of all parameters of one network, batch norm's and biases included, () float64."""
+    return torch.stack([p.double().square().sum() for p in params.values()]).sum().sqrt()

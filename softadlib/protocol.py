@@ -1,0 +1,276 @@
+"""What is trained: a frozen `Protocol` from YAML, checked whole, and the runs it asks for."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import UserError, choose
+from .functional import LN2, SCALES
+from .methods import METHODS, get_method
+from .models import MODELS
+from .optimizers import BN_UPDATES
+from .synthetic import SYNTHETIC
+
+NUMERICS = 1
+"""Raised by hand whenever the same protocol would give other numbers: old results are set aside."""
+
+TIES = ("largest", "smallest")
+CURVES = ("selected", "all", "none")
+OPTIMIZERS = ("adam", "sgd")
+DTYPES = ("float32", "float64")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DATASETS = tuple(SYNTHETIC)
+SPEED_ONLY = ("device", "stack")
+"""Fields that may change how fast a run is, never its numbers."""
+SWEEP_ONLY = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
+"""Fields that say which runs and rows there are, never what one run does."""
+
+
+@dataclass(frozen=True, order=True)
+class Run:
+    """One training: a method at one knob value, on the data and initial weights of one trial."""
+
+    method: str
+    label_noise: float
+    trial: int
+    knob: float
+    """NaN for a method without a knob."""
+
+    @property
+    def key(self) -> tuple[float, int, float | None]:
+        """Identity within a method; None stands for "no knob", since NaN equals nothing."""
+        return (self.label_noise, self.trial, None if math.isnan(self.knob) else self.knob)
+
+
+def trial_seeds(n: int) -> tuple[int, ...]:
+    """The authors' trial seeds; the first n of one fixed sequence."""
+    return tuple(np.random.default_rng(17264272852322).integers(1, 2**20, size=n).tolist())
+
+
+def _real(name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False) -> float:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not (low < value if above else low <= value) or value > high:
+        wanted = f"a number {'above' if above else 'of at least'} {low:g}"
+        wanted += f" and at most {high:g}" if math.isfinite(high) else ""
+        raise UserError(f"{name} must be {wanted}, got {value!r}{_hint(value)}")
+    return float(value)
+
+
+def _whole(name: str, value: Any, low: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise UserError(f"{name} must be a whole number of at least {low}, got {value!r}{_hint(value)}")
+    return value
+
+
+def _hint(value: Any) -> str:
+    return " (a string: write it without quotes, lists as YAML)" if isinstance(value, str) else ""
+
+
+def _grid(method: str, values: Any) -> tuple[float, ...]:
+    """Knob values of one method: a list, or {linspace: [start, stop, count]}; sorted, unique."""
+    name = f"grids.{method}"
+    if isinstance(values, Mapping):
+        if set(values) != {"linspace"} or not isinstance(values["linspace"], (list, tuple)):
+            raise UserError(f"{name} must be a list or {{linspace: [start, stop, count]}}, got {dict(values)!r}")
+        if len(values["linspace"]) != 3:
+            raise UserError(f"{name}.linspace takes start, stop, count, got {values['linspace']!r}")
+        start, stop, count = values["linspace"]
+        _real(f"{name} start", start, 0)
+        _real(f"{name} stop", stop, 0)
+        _whole(f"{name} count", count, 1)
+        values = np.linspace(start, stop, count).tolist()
+    if not isinstance(values, (list, tuple)):
+        raise UserError(f"{name} must be a list of numbers, got {values!r}{_hint(values)}")
+    if not values:
+        raise UserError(f"{name} is empty; give at least one {METHODS[method].knob}, or leave the method out")
+    grid = [_real(f"{METHODS[method].knob} in {name}", v, 0) for v in values]
+    if len(set(grid)) != len(grid):
+        raise UserError(f"{name} names a value twice: {values!r}")
+    return tuple(sorted(grid))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Every fact that decides the numbers of one dataset's study. Build with `from_dict` or `load`.
+
+    `grids` maps each swept method to its knob values; the methods of a protocol are ERM and those.
+    θ and σ in nats, radius in weight space, `label_noise` a fraction (or several).
+    """
+
+    profile: str
+    dataset: str
+    model: str = "mlp4x500"
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 50
+    epochs: int = 500
+    trials: int = 15
+    label_noise: tuple[float, ...] = (0.0,)
+    n_train: int = 100
+    n_val: int = 100
+    n_test: int = 20000
+    sigma: float = 1.0
+    scale: str = "code"
+    bn_update: str = "both"
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    ties: str = "largest"
+    curves: str = "selected"
+    curve_every: int = 1
+    dtype: str = "float32"
+    device: str = "auto"
+    stack: int = 0
+    """Runs trained side by side; 0 chooses by device. On a CPU a multiple of 8."""
+
+    def __post_init__(self):
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        if not isinstance(self.profile, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.profile):
+            raise UserError(f"profile must be a plain folder name, got {self.profile!r}")
+        choose("dataset", self.dataset, DATASETS)
+        choose("model", self.model, MODELS)
+        choose("optimizer", self.optimizer, OPTIMIZERS)
+        choose("scale", self.scale, SCALES)
+        choose("bn_update", self.bn_update, BN_UPDATES)
+        choose("ties", self.ties, TIES)
+        choose("curves", self.curves, CURVES)
+        choose("dtype", self.dtype, DTYPES)
+        choose("device", self.device, DEVICES)
+        put("lr", _real("lr", self.lr, 0, above=True))
+        put("sigma", _real("sigma", self.sigma, 0, above=True))
+        put("momentum", _real("momentum", self.momentum, 0, 1))
+        put("weight_decay", _real("weight_decay", self.weight_decay, 0))
+        for name in ("batch_size", "n_train", "n_val", "n_test"):
+            _whole(name, getattr(self, name), 2)  # batch norm cannot train on one sample
+        for name in ("epochs", "trials", "curve_every"):
+            _whole(name, getattr(self, name), 1)
+        _whole("stack", self.stack, 0)
+        if self.n_train % self.batch_size == 1:
+            raise UserError(
+                f"batch_size {self.batch_size} leaves a last batch of one of {self.n_train} samples, "
+                "on which batch norm cannot train; choose another batch_size"
+            )
+        noises = self.label_noise if isinstance(self.label_noise, (list, tuple)) else [self.label_noise]
+        if not noises or len(set(noises)) != len(noises):
+            raise UserError(f"label_noise must be a fraction or a list of different ones, got {self.label_noise!r}")
+        put("label_noise", tuple(_real("label_noise", q, 0, 1) for q in noises))
+        if not isinstance(self.grids, Mapping):
+            raise UserError(f"grids must map methods to knob values, got {self.grids!r}{_hint(self.grids)}")
+        swept = [m.name for m in METHODS.values() if m.knob]
+        for method in self.grids:
+            choose("method in grids", method, swept)
+        put("grids", {m: _grid(m, self.grids[m]) for m in swept if m in self.grids})
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The fields, in order: the keys a YAML file may hold."""
+        return tuple(f.name for f in fields(cls))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Protocol":
+        """Checked construction; unknown keys and bad values raise a one-line UserError."""
+        for key in values:
+            choose("parameter", key, cls.names())
+        for key in ("profile", "dataset"):
+            if key not in values:
+                raise UserError(f"parameter {key!r} is missing")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings, as YAML and JSON hold them."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """ERM and every method with a grid, in the registry's order."""
+        return tuple(m for m in METHODS if m == "erm" or m in self.grids)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """One per trial, shared by all methods."""
+        return trial_seeds(self.trials)
+
+    def runs(self, method: str) -> tuple[Run, ...]:
+        """Every training of one method: label noise × trial × knob."""
+        choose("method", method, self.methods)
+        grid = self.grids[method] if get_method(method).knob else (math.nan,)
+        return tuple(
+            Run(method, q, t, v) for q in self.label_noise for t in range(self.trials) for v in grid
+        )
+
+    def fingerprint(self) -> str:
+        """Hash of what one run does: two protocols that share it may share runs."""
+        skip = {*SPEED_ONLY, *SWEEP_ONLY}
+        facts = {k: v for k, v in self.to_dict().items() if k not in skip}
+        text = json.dumps([NUMERICS, facts], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def cliff_note(self) -> str | None:
+        """One line when grids cross θ = ln 2, where accuracy falls off; None when they do not."""
+        parts = []
+        for name, grid in self.grids.items():
+            beyond = sum(v >= LN2 for v in grid)
+            if METHODS[name].cliff and beyond:
+                parts.append(f"{name} {beyond} of {len(grid)}")
+        return parts and (
+            f"{self.dataset}: theta >= ln 2 = {LN2:.4f} for {', '.join(parts)} grid values; with "
+            "cross-entropy the minimiser there predicts the wrong class"
+        ) or None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping, or a UserError naming file and line."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{path}{where}: broken YAML ({what})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
+        raise UserError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
+    return values
+
+
+def datasets_of(profile: str, params: Path) -> list[str]:
+    """The datasets a profile has a file for, in `DATASETS` order."""
+    profiles = sorted(p.name for p in params.iterdir() if p.is_dir()) if params.is_dir() else []
+    if not profiles:
+        raise UserError(f"no profiles under {params}; run inside the repository or set SOFTAD_HOME to it")
+    choose("profile", profile, profiles)
+    files = {p.stem for p in (params / profile).glob("*.yaml")}
+    return [d for d in DATASETS if d in files] + sorted(files - set(DATASETS))
+
+
+def load(
+    profile: str, dataset: str, params: Path, overrides: Mapping[str, Any] | None = None
+) -> Protocol:
+    """`params/<profile>/<dataset>.yaml`, with `overrides` on top.
+
+    Raises UserError for an unknown profile or dataset, a broken file, a bad key or value.
+    """
+    choose("dataset", dataset, datasets_of(profile, params))
+    path = params / profile / f"{dataset}.yaml"
+    values = read_yaml(path)
+    for key, expected in (("profile", profile), ("dataset", dataset)):
+        if values.setdefault(key, expected) != expected:
+            raise UserError(f"{path}: {key} is {values[key]!r} but the path says {expected!r}")
+    try:
+        Protocol.from_dict(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    for key in overrides or {}:
+        choose("parameter", key, [n for n in Protocol.names() if n not in ("profile", "dataset")])
+    return Protocol.from_dict({**values, **(overrides or {})})

@@ -1,0 +1,295 @@
+"""The only reader and writer of `outputs/`: whole files or none, and what was done is kept.
+
+    outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
+                                         provenance.json    written last: its presence means done
+                                         train.ipynb        the executed notebook
+                                         parts/*.parquet    finished stacks of a sweep under way
+                                         progress.json      how far a sweep under way is
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .errors import UserError
+from .methods import METHODS
+from .metrics import COLUMNS, MEASURES
+
+RUN = ["label_noise", "trial", "knob"]
+"""What tells the runs of one dataset and method apart."""
+TAG = b"softad"
+
+
+def home() -> Path:
+    """The workbook's root: $SOFTAD_HOME, or the nearest folder above that holds params/ and notebooks/."""
+    if named := os.environ.get("SOFTAD_HOME"):
+        if not Path(named).is_dir():
+            raise UserError(f"SOFTAD_HOME is {named!r}, which is not a folder; set it to the repository")
+        return Path(named).resolve()
+    for start in (Path.cwd(), Path(__file__).resolve().parent):
+        for folder in (start, *start.parents):
+            if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
+                return folder
+    raise UserError("no params/ and notebooks/ here or above; run inside the repository or set SOFTAD_HOME to it")
+
+
+def params_dir() -> Path:
+    """Where the profiles are."""
+    return home() / "params"
+
+
+def profile_dir(profile: str) -> Path:
+    """outputs/<profile>."""
+    return home() / "outputs" / profile
+
+
+@contextlib.contextmanager
+def _saying(path: Path):
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Put `content` at `path` whole or not at all; folders are made. Raises UserError."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with _saying(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError now rather than after an hour; leaves nothing behind."""
+    nearest = folder
+    while not nearest.exists() and nearest.parent != nearest:
+        nearest = nearest.parent
+    with _saying(folder):
+        if not nearest.is_dir():
+            raise NotADirectoryError(20, f"{nearest} is not a folder")
+        probe = nearest / f".softad-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+
+
+def _pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), TAG: fingerprint.encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _unpack(path: Path) -> tuple[pd.DataFrame, str]:
+    """Rows and the fingerprint of the protocol that made them; UserError for a broken file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        rows = table.to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{path} is broken ({line}); delete {path.parent} and run the same command again"
+        ) from None
+    missing = [c for c in COLUMNS if c not in rows]
+    if missing:
+        raise UserError(f"{path} lacks the columns {', '.join(missing)}; delete it and run the same command again")
+    return rows, (table.schema.metadata or {}).get(TAG, b"").decode()
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of one dataset × method of a profile, for one fingerprint of its protocol."""
+
+    profile: str
+    dataset: str
+    method: str
+    fingerprint: str
+
+    @property
+    def path(self) -> Path:
+        return profile_dir(self.profile) / self.dataset / self.method
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.parquet"
+
+    @property
+    def provenance(self) -> Path:
+        return self.path / "provenance.json"
+
+    @property
+    def notebook(self) -> Path:
+        return self.path / "train.ipynb"
+
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress.json"
+
+    def _parts(self) -> list[Path]:
+        return sorted((self.path / "parts").glob(f"{self.fingerprint}-*.parquet"))
+
+    def kept(self, label_noise: Sequence[float]) -> pd.DataFrame:
+        """Every row that this protocol may keep: finished ones and those of a sweep cut short."""
+        frames = [_unpack(p)[0] for p in self._parts()]
+        if self.metrics.exists():
+            rows, fingerprint = _unpack(self.metrics)
+            if fingerprint == self.fingerprint:
+                known = read_provenance(self.provenance)["protocol"] if self.provenance.exists() else {}
+                noise = known.get("label_noise", label_noise)
+                frames.append(rows if "label_noise" in rows else rows.assign(label_noise=noise[0]))
+        return merge(frames)
+
+    def save_part(self, rows: pd.DataFrame) -> None:
+        """Keep the rows of one finished stack."""
+        name = hashlib.sha256(pd.util.hash_pandas_object(rows).to_numpy().tobytes()).hexdigest()[:16]
+        write(self.path / "parts" / f"{self.fingerprint}-{name}.parquet", _pack(rows, self.fingerprint))
+
+    def stored_fingerprint(self) -> str | None:
+        """The protocol that made the stored table; None where there is none."""
+        return _unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
+
+    def set_aside(self) -> Path | None:
+        """Move what is stored out of the way, unharmed; returns where to."""
+        old = self.stored_fingerprint()
+        if old is None:
+            return None
+        target, n = self.path.with_name(f"{self.method}.{old}"), 1
+        while target.exists():
+            n += 1
+            target = self.path.with_name(f"{self.method}.{old}-{n}")
+        with _saying(target):
+            os.replace(self.path, target)
+        return target
+
+    def clear(self) -> None:
+        """Forget what was kept: the next sweep starts from nothing."""
+        with _saying(self.path):
+            for path in (self.provenance, self.metrics, self.notebook, self.progress, *self._parts()):
+                path.unlink(missing_ok=True)
+
+    def finish(self, rows: pd.DataFrame, provenance: dict[str, Any]) -> None:
+        """Write the table, then its provenance, then drop the parts they replace."""
+        parts = self._parts()
+        noise_varies = rows["label_noise"].nunique() > 1
+        columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]] if noise_varies else list(COLUMNS)
+        write(self.metrics, _pack(rows[columns], self.fingerprint))
+        write(self.provenance, json.dumps(provenance, indent=1, allow_nan=False) + "\n")
+        for path in (*parts, self.progress):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.path / "parts").rmdir()  # stays where another protocol's parts still lie
+
+
+def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """One table of rows in a fixed order, each run and epoch once."""
+    columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
+    frames = [f[columns] for f in frames if len(f)]
+    if not frames:
+        return pd.DataFrame({c: pd.Series(dtype=_dtype(c)) for c in columns})
+    rows = pd.concat(frames, ignore_index=True).astype({c: _dtype(c) for c in columns})
+    order = ["dataset", "method", *RUN, "epoch"]
+    return rows.drop_duplicates(order, keep="last").sort_values(order, ignore_index=True)
+
+
+def _dtype(column: str) -> str:
+    if column in ("dataset", "method"):
+        return "str"
+    return "int64" if column in ("trial", "epoch") else "float64"
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """The facts beside a table; UserError for a broken file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(
+            f"{path} is broken ({error}); delete {path.parent} and run the same command again"
+        ) from None
+
+
+def places(profile: str) -> list[Path]:
+    """Folders of finished results, in dataset and registry order."""
+    done = [p.parent for p in profile_dir(profile).glob("*/*/provenance.json")]
+    order = {name: i for i, name in enumerate(METHODS)}
+    return sorted((p for p in done if p.name in order), key=lambda p: (p.parent.name, order[p.name]))
+
+
+def read(profile: str, dataset: str | None = None, label_noise: float | None = None) -> pd.DataFrame:
+    """Rows of all finished results of a profile, `label_noise` always among the columns.
+
+    `dataset` and `label_noise` keep those rows only. No results give an empty table.
+    """
+    frames = []
+    for path in places(profile):
+        if dataset in (None, path.parent.name):
+            rows = _unpack(path / "metrics.parquet")[0]
+            if "label_noise" not in rows:
+                noise = read_provenance(path / "provenance.json")["protocol"]["label_noise"]
+                rows = rows.assign(label_noise=noise[0])
+            frames.append(rows)
+    rows = merge(frames)
+    return rows if label_noise is None else rows[rows["label_noise"] == label_noise]
+
+
+def provenances(profile: str) -> pd.DataFrame:
+    """One line a result: dataset, method, runs, epochs, trials, device, versions, seconds, date."""
+    lines = []
+    for path in places(profile):
+        facts = read_provenance(path / "provenance.json")
+        last = facts["sessions"][-1]
+        lines.append(
+            {
+                "dataset": facts["dataset"],
+                "method": facts["method"],
+                "runs": facts["runs"],
+                "diverged": len(facts["diverged"]),
+                "trials": facts["protocol"]["trials"],
+                "grid": len(facts["protocol"]["grids"].get(facts["method"], [0])),
+                "epochs": facts["protocol"]["epochs"],
+                "dtype": facts["protocol"]["dtype"],
+                "device": last["device"],
+                "torch": last["torch"],
+                "seconds": round(sum(s["seconds"] for s in facts["sessions"]), 1),
+                "finished": last["finished"][:16],
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or folder below outputs/; nothing outside it."""
+    outputs = (home() / "outputs").resolve()
+    if outputs not in path.resolve().parents:
+        raise UserError(f"{path} is not below {outputs}; not removed")
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+__all__ = [
+    "MEASURES", "RUN", "Place", "check_writable", "home", "merge", "params_dir", "places", "profile_dir",
+    "provenances", "read", "read_provenance", "remove", "write",
+]  # fmt: skip

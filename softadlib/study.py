@@ -1,0 +1,324 @@
+"""One dataset × method: train all runs, select, replay the selected with their curves, store.
+
+The paper reads the final epoch of every run and the curves of the selected ones. So the first pass
+measures the end only; the replay trains the selected again, measures along the way, and must end
+where the first pass did. On a CPU that holds bit for bit with one thread and stacks padded to a
+multiple of 8; elsewhere the first pass measures every curve.
+"""
+
+import contextlib
+import datetime
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from . import selection, store
+from .errors import UserError
+from .methods import get_method
+from .metrics import MEASURES
+from .models import build
+from .protocol import Protocol, Run
+from .splits import load_splits
+from .trainer import STACK, Recipe, Stack, pick_device
+
+Tick = Callable[[int], None]
+"""Called with the number of run × gradient × epoch units just done."""
+
+
+@contextlib.contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """On a CPU the order of additions, and with it the last bit, depends on the thread count."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def curve_epochs(protocol: Protocol) -> set[int]:
+    """Epochs at which curves are measured: 0, every `curve_every`, and the last."""
+    return {*range(0, protocol.epochs, protocol.curve_every), protocol.epochs}
+
+
+def stack_size(protocol: Protocol, device: torch.device) -> int:
+    """Runs side by side; on a CPU a multiple of 8, so that a run's numbers never depend on it."""
+    size = protocol.stack or STACK.get(device.type, 128)
+    return -(-size // 8) * 8 if device.type == "cpu" else size
+
+
+def train_runs(
+    protocol: Protocol, runs: Sequence[Run], eval_epochs: set[int], tick: Tick = lambda units: None
+) -> pd.DataFrame:
+    """Train one stack of runs of one method and label noise; one row per run and epoch asked."""
+    device, dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
+    method, kept = get_method(runs[0].method), len(runs)
+    padding = -kept % 8 if device.type == "cpu" else 0
+    filled = [*runs, *[runs[0]] * padding]
+    with _one_thread(device):
+        splits = load_splits(protocol, runs[0].label_noise).to(device, dtype)
+        shape, seeds = tuple(splits.x.shape[1:]), protocol.seeds
+        stack = Stack(
+            method,
+            [build(protocol.model, shape, splits.classes, seeds[r.trial]).to(dtype) for r in filled],
+            splits,
+            [r.trial for r in filled],
+            [r.knob for r in filled],
+            {name: getattr(protocol, name) for name in (*method.settings, *method.rule_settings)},
+        )
+        recipe = Recipe(
+            protocol.optimizer, protocol.lr, protocol.batch_size, protocol.epochs,
+            protocol.momentum, protocol.weight_decay,
+        )  # fmt: skip
+        measured = stack.train(
+            recipe, seeds, eval_epochs, keep=kept,
+            on_epoch=lambda epoch: tick(kept * method.gradients) if epoch else None,
+        )  # fmt: skip
+    frames = [
+        pd.DataFrame(
+            {
+                "dataset": protocol.dataset,
+                "method": method.name,
+                "trial": [r.trial for r in runs],
+                "label_noise": [r.label_noise for r in runs],
+                "knob": [r.knob for r in runs],
+                "epoch": epoch,
+                **{name: values[name] for name in MEASURES},
+            }
+        )
+        for epoch, values in measured.items()
+    ]
+    return store.merge(frames)
+
+
+@dataclass
+class Study:
+    """The work left for one protocol and method, given the rows already kept."""
+
+    protocol: Protocol
+    method: str
+
+    def __post_init__(self):
+        self.runs = self.protocol.runs(self.method)
+        self.place = store.Place(
+            self.protocol.profile, self.protocol.dataset, self.method, self.protocol.fingerprint()
+        )
+        self.device = pick_device(self.protocol.device)
+        single = len(self.runs) == len(self.protocol.label_noise) * self.protocol.trials
+        replays = self.device.type == "cpu" and self.protocol.curves == "selected" and not single
+        self.first_epochs = {self.protocol.epochs}
+        if self.protocol.curves != "none" and not replays:
+            self.first_epochs = curve_epochs(self.protocol)
+        self.replay_epochs = curve_epochs(self.protocol) if replays else set()
+
+    def kept(self) -> tuple[pd.DataFrame, bool]:
+        """Rows on disk that belong to this study's runs, and whether there are others."""
+        rows = self.place.kept(self.protocol.label_noise)
+        wanted = {r.key for r in self.runs}
+        mine = [_key(q, t, v) in wanted for q, t, v in rows[store.RUN].itertuples(index=False)]
+        return rows[np.array(mine, dtype=bool)], not all(mine)
+
+    def missing(self, rows: pd.DataFrame, runs: Sequence[Run], epochs: set[int]) -> list[Run]:
+        """Runs of which a row at one of `epochs` is missing."""
+        have: dict[tuple, set[int]] = {}
+        for q, t, v, e in rows[[*store.RUN, "epoch"]].itertuples(index=False):
+            have.setdefault(_key(q, t, v), set()).add(e)
+        return [r for r in runs if epochs - have.get(r.key, set())]
+
+    def selected(self, rows: pd.DataFrame) -> list[Run]:
+        """The runs whose curves are shown."""
+        chosen = {
+            _key(q, t, v)
+            for q, t, v in selection.select(rows, self.protocol.ties)[store.RUN].itertuples(index=False)
+        }
+        return [r for r in self.runs if r.key in chosen]
+
+    def done(self) -> bool:
+        """True where every wanted row is stored and its provenance written."""
+        if not self.place.provenance.exists() or not self.place.metrics.exists():
+            return False
+        rows, others = self.kept()
+        if others or self.missing(rows, self.runs, self.first_epochs):
+            return False
+        return not (self.replay_epochs and self.missing(rows, self.selected(rows), self.replay_epochs))
+
+    def units(self) -> int:
+        """Run × gradient × epoch of the whole study, replays included."""
+        replayed = self.protocol.trials * len(self.protocol.label_noise) if self.replay_epochs else 0
+        return (len(self.runs) + replayed) * self.protocol.epochs * get_method(self.method).gradients
+
+    def chunks(self, runs: Sequence[Run]) -> list[list[Run]]:
+        """Stacks to train: runs of one label noise, at most `stack_size` of them."""
+        size, out = stack_size(self.protocol, self.device), []
+        for noise in self.protocol.label_noise:
+            some = [r for r in runs if r.label_noise == noise]
+            out += [some[i : i + size] for i in range(0, len(some), size)]
+        return out
+
+
+def _key(noise: float, trial: int, knob: float) -> tuple:
+    return (noise, int(trial), None if math.isnan(knob) else knob)
+
+
+def _train_and_save(study: Study, runs: list[Run], epochs: set[int], tick: Tick) -> pd.DataFrame:
+    rows = train_runs(study.protocol, runs, epochs, tick)
+    study.place.save_part(rows)  # by whoever trained it, so that a death loses one stack at most
+    return rows
+
+
+def _pass(study: Study, runs: Sequence[Run], epochs: set[int], jobs: int, tick: Tick) -> list[pd.DataFrame]:
+    chunks = study.chunks(runs)
+    if jobs == 1 or len(chunks) < 2:
+        return [_train_and_save(study, chunk, epochs, tick) for chunk in chunks]
+    from joblib import Parallel, delayed
+
+    units = study.protocol.epochs * get_method(study.method).gradients
+    frames = []
+    work = (delayed(_train_and_save)(study, chunk, epochs, _silent) for chunk in chunks)
+    for rows in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+        frames.append(rows)
+        tick(units * len(rows[store.RUN].drop_duplicates()))
+    return frames
+
+
+def _silent(units: int) -> None: ...
+
+
+def run(
+    protocol: Protocol, method: str, *, jobs: int = 1, resume: bool = True, tick: Tick | None = None
+) -> pd.DataFrame:
+    """Do what is left of one dataset × method and return all its rows.
+
+    `jobs` processes, one thread each. `resume=False` forgets earlier results first. `tick` is told
+    of every unit done, those of earlier calls included. Raises UserError where `outputs/` cannot be
+    written or an earlier file is broken.
+    """
+    study = Study(protocol, method)
+    place, started = study.place, time.time()
+    store.check_writable(place.path)
+    if not resume:
+        place.clear()
+    rows, others = study.kept()
+    if others or place.stored_fingerprint() not in (None, place.fingerprint):
+        place.set_aside()  # results of an edited protocol: neither mixed in nor destroyed
+        if len(rows):
+            place.save_part(rows)
+    progress = _Progress(study, tick or _silent)
+    todo = study.missing(rows, study.runs, study.first_epochs)
+    progress(study.units() - _units_left(study, rows, todo))
+    rows = store.merge([rows, *_pass(study, todo, study.first_epochs, jobs, progress)])
+    replays = study.missing(rows, study.selected(rows), study.replay_epochs)
+    replayed = store.merge(_pass(study, replays, study.replay_epochs, jobs, progress))
+    _same_ends(study, rows, replayed)
+    rows = store.merge([rows, replayed])
+    if todo or replays or not study.done():
+        place.finish(rows, provenance(study, rows, len(todo), len(replays), time.time() - started, jobs))
+    place.progress.unlink(missing_ok=True)
+    return rows
+
+
+def _units_left(study: Study, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
+    replays = study.protocol.trials * len(study.protocol.label_noise) if study.replay_epochs else 0
+    if study.replay_epochs and not todo:
+        replays = len(study.missing(rows, study.selected(rows), study.replay_epochs))
+    return (len(todo) + replays) * study.protocol.epochs * get_method(study.method).gradients
+
+
+class _Progress:
+    """Adds up units and leaves them in `progress.json`, at most twice a second, for whoever watches."""
+
+    def __init__(self, study: Study, tick: Tick):
+        self.place, self.tick, self.total = study.place, tick, study.units()
+        self.count, self.written = 0, 0.0
+
+    def __call__(self, units: int) -> None:
+        self.count += units
+        self.tick(units)
+        if time.monotonic() - self.written > 0.5:
+            self.written = time.monotonic()
+            store.write(self.place.progress, json.dumps({"done": self.count, "total": self.total}))
+
+
+def _same_ends(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:
+    """A replay that ends elsewhere shows another run than the one that was selected."""
+    ends = [selection.final(r).set_index(store.RUN)[list(MEASURES)] for r in (first, replayed) if len(r)]
+    if len(ends) < 2:
+        return
+    ours, theirs = ends[1], ends[0].loc[ends[1].index]
+    same = np.isclose(ours, theirs, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
+    if not same.all():
+        noise, trial, knob = ours.index[~same][0]
+        raise UserError(
+            f"{study.place.path}: the replay of {study.method} trial {trial} at {knob:g} ended at test loss "
+            f"{ours['loss_test'][~same].iloc[0]:.6g}, the first pass at {theirs['loss_test'][~same].iloc[0]:.6g}; "
+            "the first pass was made on another machine or torch: set `curves: none`, or delete that folder "
+            "and run again"
+        )
+
+
+def provenance(
+    study: Study, rows: pd.DataFrame, trained: int, replayed: int, seconds: float, jobs: int
+) -> dict:
+    """Where the numbers come from: protocol, seeds, versions, machine, time, what diverged."""
+    ends = selection.final(rows)
+    lost = ends[~np.isfinite(ends[["loss_train", "loss_val", "loss_test"]]).all(axis=1)]
+    old = study.place.provenance
+    earlier = store.read_provenance(old)["sessions"] if old.exists() else []
+    session = {
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+        "runs_trained": trained,
+        "runs_replayed": replayed,
+        "jobs": jobs,
+        "stack": stack_size(study.protocol, study.device),
+        "device": _device_name(study.device),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "softadlib": _version(),
+        "commit": _commit(),
+    }
+    return {
+        "profile": study.protocol.profile,
+        "dataset": study.protocol.dataset,
+        "method": study.method,
+        "runs": len(study.runs),
+        "diverged": [
+            {"label_noise": q, "trial": int(t), "knob": None if math.isnan(v) else v}
+            for q, t, v in lost[store.RUN].itertuples(index=False)
+        ],
+        "fingerprint": study.protocol.fingerprint(),
+        "protocol": study.protocol.to_dict(),
+        "seeds": list(study.protocol.seeds),
+        "sessions": [*earlier, session],
+    }
+
+
+def _version() -> str:
+    from . import __version__
+
+    return __version__
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def _commit() -> str | None:
+    """The repository's commit, `+` where files differ from it; None outside one."""
+    command = ["git", "-C", str(store.home()), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

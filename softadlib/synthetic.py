@@ -1,0 +1,48 @@
+"""The three problems on the plane: (n, label_noise, rng) → x (n, 2) float32, y (n,) int64.
+
+Drawn in the order of the authors' code, so one seed gives one data set, theirs and ours.
+Label noise flips int(n·q) labels without replacement, in every part of the data.
+"""
+
+import numpy as np
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _flip(y: np.ndarray, label_noise: float, rng: np.random.Generator) -> np.ndarray:
+    count = int(len(y) * label_noise)
+    if count:  # no draw at all without noise: later draws depend on it
+        chosen = rng.choice(len(y), size=count, replace=False)
+        y[chosen] = 1 - y[chosen]
+    return y
+
+
+def gaussian(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
+    """Class k ∈ {0, 1}: n/2 points of N((k, k), I/10). Noise is drawn per class, so 5 % of 50 is 2."""
+    x, y = [], []
+    for label in (0, 1):
+        x.append(rng.multivariate_normal(np.full(2, float(label)), np.eye(2) / 10, size=n // 2))
+        y.append(_flip(np.full(n // 2, label), label_noise, rng))
+    return np.vstack(x).astype(np.float32), np.concatenate(y)
+
+
+def sinusoid(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
+    """x ~ N(0, I), y = 1[x₀ + x₁ + sin(x₁ − x₀) > 0]."""
+    x = rng.multivariate_normal(np.zeros(2), np.eye(2), size=n).astype(np.float32)
+    y = (x[:, 0] + x[:, 1] + np.sin(x[:, 1] - x[:, 0]) > 0).astype(np.int64)
+    return x, _flip(y, label_noise, rng)
+
+
+def spiral(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
+    """r over [0, 4π]: class 1 at r(cos r, sin r), class 0 at (r+π)(cos r, sin r), plus N(0, I)."""
+    r = np.linspace(0, 4 * np.pi, n // 2)[:, None]
+    circle = np.hstack([np.cos(r), np.sin(r)])
+    x = [
+        (r + shift) * circle + rng.multivariate_normal(np.zeros(2), np.eye(2), size=n // 2)
+        for shift in (0, np.pi)
+    ]
+    y = np.repeat([1, 0], n // 2)
+    return np.vstack(x).astype(np.float32), _flip(y, label_noise, rng)
+
+
+SYNTHETIC = {"gaussian": gaussian, "sinusoid": sinusoid, "spiral": spiral}
