@@ -5,4 +5,13 @@ from .losses import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
 from .optimizers import SAM
 
 __version__ = "0.1.0"
-__all__ = ["ERM", "SAM", "CalibrationWarning", "Flooding", "IFlood", "SoftAD", "__version__", "functional"]
+__all__ = [
+    "ERM",
+    "SAM",
+    "CalibrationWarning",
+    "Flooding",
+    "IFlood",
+    "SoftAD",
+    "__version__",
+    "functional",
+]

@@ -19,7 +19,9 @@ Grads = dict[str, Tensor]
 
 def _checked(losses: Tensor) -> Tensor:
     if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim == 0:
-        what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        what = (
+            f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        )
         raise ValueError(
             f"losses must be a float tensor of per-sample values, shape (n,), got {what}; "
             "use reduction='none' in the base loss"

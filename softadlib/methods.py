@@ -48,7 +48,13 @@ METHODS: dict[str, Method] = {
             gradients=2,
         ),
         Method(
-            "softad", "SoftAD", "xkcd:pinkish red", "theta", F.softad, ("sigma", "scale"), cliff=True
+            "softad",
+            "SoftAD",
+            "xkcd:pinkish red",
+            "theta",
+            F.softad,
+            ("sigma", "scale"),
+            cliff=True,
         ),
     )
 }

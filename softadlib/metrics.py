@@ -7,8 +7,14 @@ import torch.nn.functional as nnF
 from torch import Tensor
 
 MEASURES = (
-    "loss_train", "loss_val", "loss_test", "acc_train", "acc_val", "acc_test", "model_norm",
-)  # fmt: skip
+    "loss_train",
+    "loss_val",
+    "loss_test",
+    "acc_train",
+    "acc_val",
+    "acc_test",
+    "model_norm",
+)
 COLUMNS = ("dataset", "method", "trial", "knob", "epoch", *MEASURES)
 """One row = one run at one epoch. `label_noise` joins them where it varies within a file."""
 

@@ -16,7 +16,11 @@ BN_UPDATES = ("both", "first")
 @contextlib.contextmanager
 def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
     """Batch norm still normalises by the batch, but leaves its running buffers alone."""
-    layers = [m for m in (model.modules() if model else ()) if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = [
+        m
+        for m in (model.modules() if model else ())
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    ]
     tracked = [m.track_running_stats for m in layers]
     buffers = [(m.running_mean, m.running_var) for m in layers]
     for m in layers:
@@ -59,7 +63,9 @@ class SAM(Optimizer):
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch.optim optimizer, got {type(base).__name__}")
         if bn_update not in BN_UPDATES:
-            raise ValueError(f"bn_update {bn_update!r} unknown; choose from {', '.join(BN_UPDATES)}")
+            raise ValueError(
+                f"bn_update {bn_update!r} unknown; choose from {', '.join(BN_UPDATES)}"
+            )
         if bn_update == "first" and model is None:
             raise ValueError("bn_update='first' needs model=, to find its batch norm layers")
         self.radius = _number("radius", radius)

@@ -55,7 +55,9 @@ def trial_seeds(n: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(17264272852322).integers(1, 2**20, size=n).tolist())
 
 
-def _real(name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False) -> float:
+def _real(
+    name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False
+) -> float:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or not (low < value if above else low <= value) or value > high:
         wanted = f"a number {'above' if above else 'of at least'} {low:g}"
@@ -66,7 +68,9 @@ def _real(name: str, value: Any, low: float, high: float = math.inf, *, above: b
 
 def _whole(name: str, value: Any, low: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise UserError(f"{name} must be a whole number of at least {low}, got {value!r}{_hint(value)}")
+        raise UserError(
+            f"{name} must be a whole number of at least {low}, got {value!r}{_hint(value)}"
+        )
     return value
 
 
@@ -79,7 +83,9 @@ def _grid(method: str, values: Any) -> tuple[float, ...]:
     name = f"grids.{method}"
     if isinstance(values, Mapping):
         if set(values) != {"linspace"} or not isinstance(values["linspace"], (list, tuple)):
-            raise UserError(f"{name} must be a list or {{linspace: [start, stop, count]}}, got {dict(values)!r}")
+            raise UserError(
+                f"{name} must be a list or {{linspace: [start, stop, count]}}, got {dict(values)!r}"
+            )
         if len(values["linspace"]) != 3:
             raise UserError(f"{name}.linspace takes start, stop, count, got {values['linspace']!r}")
         start, stop, count = values["linspace"]
@@ -90,7 +96,9 @@ def _grid(method: str, values: Any) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)):
         raise UserError(f"{name} must be a list of numbers, got {values!r}{_hint(values)}")
     if not values:
-        raise UserError(f"{name} is empty; give at least one {METHODS[method].knob}, or leave the method out")
+        raise UserError(
+            f"{name} is empty; give at least one {METHODS[method].knob}, or leave the method out"
+        )
     grid = [_real(f"{METHODS[method].knob} in {name}", v, 0) for v in values]
     if len(set(grid)) != len(grid):
         raise UserError(f"{name} names a value twice: {values!r}")
@@ -133,7 +141,9 @@ class Protocol:
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
-        if not isinstance(self.profile, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.profile):
+        if not isinstance(self.profile, str) or not re.fullmatch(
+            r"[A-Za-z0-9][\w.-]*", self.profile
+        ):
             raise UserError(f"profile must be a plain folder name, got {self.profile!r}")
         choose("dataset", self.dataset, DATASETS)
         choose("model", self.model, MODELS)
@@ -158,12 +168,18 @@ class Protocol:
                 f"batch_size {self.batch_size} leaves a last batch of one of {self.n_train} samples, "
                 "on which batch norm cannot train; choose another batch_size"
             )
-        noises = self.label_noise if isinstance(self.label_noise, (list, tuple)) else [self.label_noise]
+        noises = (
+            self.label_noise if isinstance(self.label_noise, (list, tuple)) else [self.label_noise]
+        )
         if not noises or len(set(noises)) != len(noises):
-            raise UserError(f"label_noise must be a fraction or a list of different ones, got {self.label_noise!r}")
+            raise UserError(
+                f"label_noise must be a fraction or a list of different ones, got {self.label_noise!r}"
+            )
         put("label_noise", tuple(_real("label_noise", q, 0, 1) for q in noises))
         if not isinstance(self.grids, Mapping):
-            raise UserError(f"grids must map methods to knob values, got {self.grids!r}{_hint(self.grids)}")
+            raise UserError(
+                f"grids must map methods to knob values, got {self.grids!r}{_hint(self.grids)}"
+            )
         swept = [m.name for m in METHODS.values() if m.knob]
         for method in self.grids:
             choose("method in grids", method, swept)
@@ -220,10 +236,12 @@ class Protocol:
             beyond = sum(v >= LN2 for v in grid)
             if METHODS[name].cliff and beyond:
                 parts.append(f"{name} {beyond} of {len(grid)}")
-        return parts and (
+        if not parts:
+            return None
+        return (
             f"{self.dataset}: theta >= ln 2 = {LN2:.4f} for {', '.join(parts)} grid values; with "
             "cross-entropy the minimiser there predicts the wrong class"
-        ) or None
+        )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -248,7 +266,9 @@ def datasets_of(profile: str, params: Path) -> list[str]:
     """The datasets a profile has a file for, in `DATASETS` order."""
     profiles = sorted(p.name for p in params.iterdir() if p.is_dir()) if params.is_dir() else []
     if not profiles:
-        raise UserError(f"no profiles under {params}; run inside the repository or set SOFTAD_HOME to it")
+        raise UserError(
+            f"no profiles under {params}; run inside the repository or set SOFTAD_HOME to it"
+        )
     choose("profile", profile, profiles)
     files = {p.stem for p in (params / profile).glob("*.yaml")}
     return [d for d in DATASETS if d in files] + sorted(files - set(DATASETS))

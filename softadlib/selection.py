@@ -11,7 +11,9 @@ CASE = ["dataset", "label_noise", "method"]
 def final(rows: pd.DataFrame) -> pd.DataFrame:
     """The last row of every run: its highest epoch."""
     runs = [*CASE, "trial", "knob"]
-    return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(runs, ignore_index=True)
+    return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
+        runs, ignore_index=True
+    )
 
 
 def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:

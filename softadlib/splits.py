@@ -36,7 +36,9 @@ class Splits:
                 f"first at sample {bad[0].item()}; remove or repair them"
             )
         if len(self.x) != len(self.y):
-            raise UserError(f"{len(self.x)} samples but {len(self.y)} labels; every sample needs one")
+            raise UserError(
+                f"{len(self.x)} samples but {len(self.y)} labels; every sample needs one"
+            )
         if len(self.y) and not 0 <= self.y.min() <= self.y.max() < self.classes:
             raise UserError(
                 f"labels run from {self.y.min().item()} to {self.y.max().item()}; "
@@ -68,7 +70,12 @@ def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], clas
             index[part].append(np.arange(start, start + len(y[-1])))
             start += len(y[-1])
     parts = {part: torch.from_numpy(np.stack(rows)) for part, rows in index.items()}
-    return Splits(torch.from_numpy(np.concatenate(x)), torch.from_numpy(np.concatenate(y)), classes=classes, **parts)
+    return Splits(
+        torch.from_numpy(np.concatenate(x)),
+        torch.from_numpy(np.concatenate(y)),
+        classes=classes,
+        **parts,
+    )
 
 
 def synthetic_splits(

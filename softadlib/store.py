@@ -1,10 +1,10 @@
 """The only reader and writer of `outputs/`: whole files or none, and what was done is kept.
 
-    outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
-                                         provenance.json    written last: its presence means done
-                                         train.ipynb        the executed notebook
-                                         parts/*.parquet    finished stacks of a sweep under way
-                                         progress.json      how far a sweep under way is
+outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
+                                     provenance.json    written last: its presence means done
+                                     train.ipynb        the executed notebook
+                                     parts/*.parquet    finished stacks of a sweep under way
+                                     progress.json      how far a sweep under way is
 """
 
 import contextlib
@@ -32,13 +32,17 @@ def home() -> Path:
     """The workbook's root: $SOFTAD_HOME, or the nearest folder above that holds params/ and notebooks/."""
     if named := os.environ.get("SOFTAD_HOME"):
         if not Path(named).is_dir():
-            raise UserError(f"SOFTAD_HOME is {named!r}, which is not a folder; set it to the repository")
+            raise UserError(
+                f"SOFTAD_HOME is {named!r}, which is not a folder; set it to the repository"
+            )
         return Path(named).resolve()
     for start in (Path.cwd(), Path(__file__).resolve().parent):
         for folder in (start, *start.parents):
             if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
                 return folder
-    raise UserError("no params/ and notebooks/ here or above; run inside the repository or set SOFTAD_HOME to it")
+    raise UserError(
+        "no params/ and notebooks/ here or above; run inside the repository or set SOFTAD_HOME to it"
+    )
 
 
 def params_dir() -> Path:
@@ -93,7 +97,9 @@ def _pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pandas(rows, preserve_index=False)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), TAG: fingerprint.encode()})
+    table = table.replace_schema_metadata(
+        {**(table.schema.metadata or {}), TAG: fingerprint.encode()}
+    )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     return sink.getvalue().to_pybytes()
@@ -114,7 +120,9 @@ def _unpack(path: Path) -> tuple[pd.DataFrame, str]:
         ) from None
     missing = [c for c in COLUMNS if c not in rows]
     if missing:
-        raise UserError(f"{path} lacks the columns {', '.join(missing)}; delete it and run the same command again")
+        raise UserError(
+            f"{path} lacks the columns {', '.join(missing)}; delete it and run the same command again"
+        )
     return rows, (table.schema.metadata or {}).get(TAG, b"").decode()
 
 
@@ -156,15 +164,22 @@ class Place:
         if self.metrics.exists():
             rows, fingerprint = _unpack(self.metrics)
             if fingerprint == self.fingerprint:
-                known = read_provenance(self.provenance)["protocol"] if self.provenance.exists() else {}
+                known = (
+                    read_provenance(self.provenance)["protocol"] if self.provenance.exists() else {}
+                )
                 noise = known.get("label_noise", label_noise)
                 frames.append(rows if "label_noise" in rows else rows.assign(label_noise=noise[0]))
         return merge(frames)
 
     def save_part(self, rows: pd.DataFrame) -> None:
         """Keep the rows of one finished stack."""
-        name = hashlib.sha256(pd.util.hash_pandas_object(rows).to_numpy().tobytes()).hexdigest()[:16]
-        write(self.path / "parts" / f"{self.fingerprint}-{name}.parquet", _pack(rows, self.fingerprint))
+        name = hashlib.sha256(pd.util.hash_pandas_object(rows).to_numpy().tobytes()).hexdigest()[
+            :16
+        ]
+        write(
+            self.path / "parts" / f"{self.fingerprint}-{name}.parquet",
+            _pack(rows, self.fingerprint),
+        )
 
     def stored_fingerprint(self) -> str | None:
         """The protocol that made the stored table; None where there is none."""
@@ -186,7 +201,13 @@ class Place:
     def clear(self) -> None:
         """Forget what was kept: the next sweep starts from nothing."""
         with _saying(self.path):
-            for path in (self.provenance, self.metrics, self.notebook, self.progress, *self._parts()):
+            for path in (
+                self.provenance,
+                self.metrics,
+                self.notebook,
+                self.progress,
+                *self._parts(),
+            ):
                 path.unlink(missing_ok=True)
 
     def finish(self, rows: pd.DataFrame, provenance: dict[str, Any]) -> None:
@@ -233,10 +254,14 @@ def places(profile: str) -> list[Path]:
     """Folders of finished results, in dataset and registry order."""
     done = [p.parent for p in profile_dir(profile).glob("*/*/provenance.json")]
     order = {name: i for i, name in enumerate(METHODS)}
-    return sorted((p for p in done if p.name in order), key=lambda p: (p.parent.name, order[p.name]))
+    return sorted(
+        (p for p in done if p.name in order), key=lambda p: (p.parent.name, order[p.name])
+    )
 
 
-def read(profile: str, dataset: str | None = None, label_noise: float | None = None) -> pd.DataFrame:
+def read(
+    profile: str, dataset: str | None = None, label_noise: float | None = None
+) -> pd.DataFrame:
     """Rows of all finished results of a profile, `label_noise` always among the columns.
 
     `dataset` and `label_noise` keep those rows only. No results give an empty table.
@@ -290,6 +315,18 @@ def remove(path: Path) -> None:
 
 
 __all__ = [
-    "MEASURES", "RUN", "Place", "check_writable", "home", "merge", "params_dir", "places", "profile_dir",
-    "provenances", "read", "read_provenance", "remove", "write",
-]  # fmt: skip
+    "MEASURES",
+    "RUN",
+    "Place",
+    "check_writable",
+    "home",
+    "merge",
+    "params_dir",
+    "places",
+    "profile_dir",
+    "provenances",
+    "read",
+    "read_provenance",
+    "remove",
+    "write",
+]

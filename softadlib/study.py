@@ -69,20 +69,30 @@ def train_runs(
         shape, seeds = tuple(splits.x.shape[1:]), protocol.seeds
         stack = Stack(
             method,
-            [build(protocol.model, shape, splits.classes, seeds[r.trial]).to(dtype) for r in filled],
+            [
+                build(protocol.model, shape, splits.classes, seeds[r.trial]).to(dtype)
+                for r in filled
+            ],
             splits,
             [r.trial for r in filled],
             [r.knob for r in filled],
             {name: getattr(protocol, name) for name in (*method.settings, *method.rule_settings)},
         )
         recipe = Recipe(
-            protocol.optimizer, protocol.lr, protocol.batch_size, protocol.epochs,
-            protocol.momentum, protocol.weight_decay,
-        )  # fmt: skip
+            protocol.optimizer,
+            protocol.lr,
+            protocol.batch_size,
+            protocol.epochs,
+            protocol.momentum,
+            protocol.weight_decay,
+        )
         measured = stack.train(
-            recipe, seeds, eval_epochs, keep=kept,
+            recipe,
+            seeds,
+            eval_epochs,
+            keep=kept,
             on_epoch=lambda epoch: tick(kept * method.gradients) if epoch else None,
-        )  # fmt: skip
+        )
     frames = [
         pd.DataFrame(
             {
@@ -138,7 +148,9 @@ class Study:
         """The runs whose curves are shown."""
         chosen = {
             _key(q, t, v)
-            for q, t, v in selection.select(rows, self.protocol.ties)[store.RUN].itertuples(index=False)
+            for q, t, v in selection.select(rows, self.protocol.ties)[store.RUN].itertuples(
+                index=False
+            )
         }
         return [r for r in self.runs if r.key in chosen]
 
@@ -149,12 +161,18 @@ class Study:
         rows, others = self.kept()
         if others or self.missing(rows, self.runs, self.first_epochs):
             return False
-        return not (self.replay_epochs and self.missing(rows, self.selected(rows), self.replay_epochs))
+        return not (
+            self.replay_epochs and self.missing(rows, self.selected(rows), self.replay_epochs)
+        )
 
     def units(self) -> int:
         """Run × gradient × epoch of the whole study, replays included."""
-        replayed = self.protocol.trials * len(self.protocol.label_noise) if self.replay_epochs else 0
-        return (len(self.runs) + replayed) * self.protocol.epochs * get_method(self.method).gradients
+        replayed = (
+            self.protocol.trials * len(self.protocol.label_noise) if self.replay_epochs else 0
+        )
+        return (
+            (len(self.runs) + replayed) * self.protocol.epochs * get_method(self.method).gradients
+        )
 
     def chunks(self, runs: Sequence[Run]) -> list[list[Run]]:
         """Stacks to train: runs of one label noise, at most `stack_size` of them."""
@@ -175,7 +193,9 @@ def _train_and_save(study: Study, runs: list[Run], epochs: set[int], tick: Tick)
     return rows
 
 
-def _pass(study: Study, runs: Sequence[Run], epochs: set[int], jobs: int, tick: Tick) -> list[pd.DataFrame]:
+def _pass(
+    study: Study, runs: Sequence[Run], epochs: set[int], jobs: int, tick: Tick
+) -> list[pd.DataFrame]:
     chunks = study.chunks(runs)
     if jobs == 1 or len(chunks) < 2:
         return [_train_and_save(study, chunk, epochs, tick) for chunk in chunks]
@@ -221,7 +241,9 @@ def run(
     _same_ends(study, rows, replayed)
     rows = store.merge([rows, replayed])
     if todo or replays or not study.done():
-        place.finish(rows, provenance(study, rows, len(todo), len(replays), time.time() - started, jobs))
+        place.finish(
+            rows, provenance(study, rows, len(todo), len(replays), time.time() - started, jobs)
+        )
     place.progress.unlink(missing_ok=True)
     return rows
 
@@ -250,13 +272,15 @@ class _Progress:
 
 def _same_ends(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:
     """A replay that ends elsewhere shows another run than the one that was selected."""
-    ends = [selection.final(r).set_index(store.RUN)[list(MEASURES)] for r in (first, replayed) if len(r)]
+    ends = [
+        selection.final(r).set_index(store.RUN)[list(MEASURES)] for r in (first, replayed) if len(r)
+    ]
     if len(ends) < 2:
         return
     ours, theirs = ends[1], ends[0].loc[ends[1].index]
     same = np.isclose(ours, theirs, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
     if not same.all():
-        noise, trial, knob = ours.index[~same][0]
+        _, trial, knob = ours.index[~same][0]
         raise UserError(
             f"{study.place.path}: the replay of {study.method} trial {trial} at {knob:g} ended at test loss "
             f"{ours['loss_test'][~same].iloc[0]:.6g}, the first pass at {theirs['loss_test'][~same].iloc[0]:.6g}; "
@@ -319,6 +343,8 @@ def _commit() -> str | None:
     """The repository's commit, `+` where files differ from it; None outside one."""
     command = ["git", "-C", str(store.home()), "describe", "--always", "--abbrev=12", "--dirty=+"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -37,8 +37,10 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if there[d]))
     if not there[name]:
-        raise UserError(f"device {name!r} is not available here; choose from auto, "
-                        f"{', '.join(d for d, ok in there.items() if ok)}")  # fmt: skip
+        raise UserError(
+            f"device {name!r} is not available here; choose from auto, "
+            f"{', '.join(d for d, ok in there.items() if ok)}"
+        )
     return torch.device(name)
 
 
@@ -56,7 +58,9 @@ class Recipe:
     def build(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         """An elementwise optimizer over stacked parameters steps every run by itself."""
         if self.optimizer == "adam":
-            return torch.optim.Adam(params, self.lr, weight_decay=self.weight_decay, fused=_fused(params))
+            return torch.optim.Adam(
+                params, self.lr, weight_decay=self.weight_decay, fused=_fused(params)
+            )
         return torch.optim.SGD(
             params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=_fused(params)
         )
@@ -122,7 +126,9 @@ class Stack:
             return self.method.objective(losses, knob, **objective)
 
         def gradient(params, track: bool = True):
-            return grad(loss)(params, buffers if track else {k: b.clone() for k, b in buffers.items()})
+            return grad(loss)(
+                params, buffers if track else {k: b.clone() for k, b in buffers.items()}
+            )
 
         return self.method.rule(gradient, params, knob, **rule)
 
@@ -143,7 +149,10 @@ class Stack:
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
         """x ↦ logits of one run, batch norm by its running statistics."""
         self.skeleton.eval()
-        state = ({k: p[run] for k, p in self.params.items()}, {k: b[run] for k, b in self.buffers.items()})
+        state = (
+            {k: p[run] for k, p in self.params.items()},
+            {k: b[run] for k, b in self.buffers.items()},
+        )
         return lambda x: functional_call(self.skeleton, state, (x,))
 
     def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:

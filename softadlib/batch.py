@@ -1,0 +1,349 @@
+"""papermill over datasets × methods, then over the notebooks that draw and tabulate."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import store
+from .errors import choose
+from .protocol import Protocol, datasets_of, load, read_yaml
+from .splits import load_splits
+from .study import Study
+
+TRAIN = "train"
+"""The notebook executed once per dataset × method; all others draw."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One notebook to execute with one set of parameters."""
+
+    name: str
+    source: Path
+    target: Path
+    parameters: dict[str, Any]
+    units: int = 0
+    digest: str = ""
+    progress: Path | None = None
+    reads: bool = False
+    """True where it needs what the training notebooks write."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: empty `error` means it succeeded."""
+
+    task: Task
+    seconds: float
+    error: str = ""
+
+
+@dataclass
+class Plan:
+    """All work of a call, checked before any of it starts."""
+
+    profile: str
+    protocols: dict[str, Protocol]
+    tasks: list[Task]
+    skipped: list[Task] = field(default_factory=list)
+
+
+def protocols(
+    profile: str, datasets: Sequence[str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Protocol]:
+    """The checked protocols of a profile, all or those of `datasets`. Raises UserError."""
+    params = store.params_dir()
+    there = datasets_of(profile, params)
+    for name in datasets or ():
+        choose("dataset", name, there)
+    found = {
+        d: load(profile, d, params, overrides) for d in there if datasets is None or d in datasets
+    }
+    for protocol in found.values():
+        for noise in protocol.label_noise:
+            load_splits(protocol, noise, trials=1)  # refuses broken data before anything starts
+    return found
+
+
+def methods_of(protocol: Protocol, methods: Sequence[str] | None) -> list[str]:
+    """The methods to train, all of the protocol's or the named ones. Raises UserError."""
+    for name in methods or ():
+        choose(
+            f"method for {protocol.dataset} in profile {protocol.profile}", name, protocol.methods
+        )
+    return [m for m in protocol.methods if methods is None or m in methods]
+
+
+def plan(
+    profile: str,
+    datasets: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Every notebook to execute, and those already done. Raises UserError for any bad input."""
+    found = protocols(profile, datasets, overrides)
+    store.check_writable(store.profile_dir(profile))
+    out = Plan(profile, found, [])
+    for protocol in found.values():
+        for method in methods_of(protocol, methods):
+            study = Study(protocol, method)
+            task = Task(
+                f"{protocol.dataset} × {method}",
+                store.home() / "notebooks" / f"{TRAIN}.ipynb",
+                study.place.notebook,
+                {**protocol.to_dict(), "method": method, "resume": True},
+                study.units(),
+                progress=study.place.progress,
+            )
+            (out.skipped if task.target.exists() and study.done() else out.tasks).append(task)
+    out.tasks.sort(key=lambda task: -task.units)  # the longest first, so that none is left for last
+    drawing = drawings(profile, list(found))
+    for task in drawing:
+        (out.skipped if _drawn(task) and not (task.reads and out.tasks) else out.tasks).append(task)
+    return out
+
+
+def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
+    """The notebooks that draw: each once, or once per dataset where they take a `dataset`.
+
+    `params/<profile>/figures/<notebook>.yaml` may set further parameters.
+    """
+    tasks, extras = [], store.params_dir() / profile / "figures"
+    sources = {p.stem: p for p in sorted((store.home() / "notebooks").glob("*.ipynb"))}
+    sources.pop(TRAIN, None)
+    for path in sorted(extras.glob("*.yaml")):
+        choose(f"notebook (named by {path})", path.stem, sources)
+    for stem, source in sources.items():
+        known = parameters_of(source)
+        given = read_yaml(extras / f"{stem}.yaml") if (extras / f"{stem}.yaml").exists() else {}
+        for name in given:
+            choose(f"parameter in {extras / f'{stem}.yaml'}", name, known)
+        given = ({"profile": profile} if "profile" in known else {}) | given
+        for dataset in datasets if "dataset" in known else [None]:
+            name = stem if dataset is None else f"{stem}-{dataset}"
+            parameters = given if dataset is None else {**given, "dataset": dataset}
+            tasks.append(
+                Task(
+                    name,
+                    source,
+                    store.profile_dir(profile) / "figures" / f"{name}.ipynb",
+                    parameters,
+                    digest=_digest(source, parameters, profile),
+                    reads="profile" in known,
+                )
+            )
+    return tasks
+
+
+def parameters_of(notebook: Path) -> dict[str, str]:
+    """The names in a notebook's cell tagged `parameters`, with their help."""
+    import papermill
+
+    with _quiet():
+        return {k: v["help"] for k, v in papermill.inspect_notebook(str(notebook)).items()}
+
+
+def _digest(source: Path, parameters: Mapping[str, Any], profile: str) -> str:
+    """Changes with the notebook, its parameters, the library and, for one that reads, the results."""
+    text = hashlib.sha256(source.read_bytes())
+    text.update(json.dumps(parameters, sort_keys=True).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text.update(path.read_bytes())
+    if "profile" in parameters:
+        for folder in store.places(profile):
+            text.update((folder / "provenance.json").read_bytes())
+    return text.hexdigest()[:16]
+
+
+def _drawn(task: Task) -> bool:
+    try:
+        return json.loads(task.target.read_text())["metadata"]["softad"]["digest"] == task.digest
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("papermill")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def execute(task: Task, home: str, timeout: int | None) -> Outcome:
+    """Run one notebook; the finished one appears whole at its place, one that failed beside it."""
+    import papermill
+
+    os.environ.update(SOFTAD_HOME=home, OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    started, running = (
+        time.time(),
+        task.target.with_name(f".{task.target.stem}.{os.getpid()}.ipynb"),
+    )
+    failed = task.target.with_name(f"{task.target.stem}.error.ipynb")
+    log = store.home() / "outputs" / ".log"  # kernels talk on stderr: a bar shares it otherwise
+    error = ""
+    try:
+        running.parent.mkdir(parents=True, exist_ok=True)
+        with _quiet(), _stderr_to(log):
+            papermill.execute_notebook(
+                str(task.source),
+                str(running),
+                task.parameters,
+                kernel_name="python3",
+                progress_bar=False,
+                execution_timeout=timeout,
+                start_timeout=180,
+            )
+        notebook = json.loads(running.read_text())
+        notebook["metadata"]["softad"] = {"digest": task.digest}
+        store.write(task.target, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+        failed.unlink(missing_ok=True)
+    except Exception as problem:  # whatever it was, the other notebooks go on
+        if running.exists():
+            os.replace(running, failed)
+        error = _explain(problem, task, failed)
+    finally:
+        running.unlink(missing_ok=True)
+    return Outcome(task, time.time() - started, error)
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    saved = os.dup(2)
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _explain(problem: Exception, task: Task, failed: Path) -> str:
+    """Notebook, cell, what happened and where to look, on one line."""
+    where = f"notebooks/{task.source.name}"
+    if hasattr(problem, "ename"):
+        what, cell = f"{problem.ename}: {problem.evalue}", problem.cell_index
+    else:
+        what, cell = f"{type(problem).__name__}: {problem}", _last_started(failed)
+    what = " ".join(what.split())[:300]
+    cell = "" if cell is None else f", cell {cell}"
+    kept = f"; the notebook as it stopped: {failed}" if failed.exists() else ""
+    return f"{task.name} failed in {where}{cell}: {what}{kept}"
+
+
+def _last_started(notebook: Path) -> int | None:
+    try:
+        cells = json.loads(notebook.read_text())["cells"]
+    except (OSError, ValueError, KeyError):
+        return None
+    begun = [i for i, c in enumerate(cells) if c["metadata"].get("papermill", {}).get("start_time")]
+    return begun[-1] if begun else None
+
+
+def run(work: Plan, *, jobs: int, timeout: int | None = None) -> list[Outcome]:
+    """Execute a plan in `jobs` processes, trainings first; failures do not stop the others."""
+    outcomes: list[Outcome] = []
+    first = [t for t in work.tasks if not t.reads]
+    with Bar(work) as bar:
+        outcomes += _parallel(first, jobs, timeout, bar)
+        _refresh_digests(work)
+        outcomes += _parallel([t for t in work.tasks if t.reads], jobs, timeout, bar)
+    return outcomes
+
+
+def _refresh_digests(work: Plan) -> None:
+    """The trainings changed what the reading notebooks will read."""
+    fresh = {t.name: t for t in drawings(work.profile, list(work.protocols))}
+    work.tasks = [fresh.get(t.name, t) if t.reads else t for t in work.tasks]
+
+
+def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: "Bar") -> list[Outcome]:
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    outcomes: list[Outcome] = []
+    calls = (delayed(execute)(task, str(store.home()), timeout) for task in tasks)
+    try:
+        for outcome in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(calls):
+            outcomes.append(outcome)
+            bar.finished(outcome)
+    except TerminatedWorkerError:
+        ended = {o.task.name for o in outcomes}
+        for task in tasks:
+            if task.name not in ended:
+                outcome = Outcome(
+                    task, 0.0, f"{task.name}: its process was killed (out of memory?); run again"
+                )
+                outcomes.append(outcome)
+                bar.finished(outcome)
+    return outcomes
+
+
+class Bar:
+    """One tqdm bar over every training unit of a plan, fed by the sweeps' progress files."""
+
+    def __init__(self, work: Plan):
+        self.tasks = {t.name: t for t in work.tasks}
+        self.total = sum(t.units for t in work.tasks)
+        self.ended: dict[str, Outcome] = {}
+
+    def __enter__(self) -> "Bar":
+        from tqdm import tqdm
+
+        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+        self.bar = tqdm(total=max(self.total, 1), desc="training", bar_format=form, disable=None)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.over.set()
+        self.thread.join()
+        self._show()
+        self.bar.close()
+
+    def finished(self, outcome: Outcome) -> None:
+        """Count a task as over and say so at once if it failed."""
+        self.ended[outcome.task.name] = outcome
+        if outcome.error:
+            self.bar.write(f"softad run: {outcome.error}", file=sys.stderr)
+        self._show()
+
+    def _watch(self) -> None:
+        while not self.over.wait(0.5):
+            self._show()
+
+    def _done(self, task: Task) -> int:
+        if task.name in self.ended or task.progress is None:
+            return task.units if task.name in self.ended else 0
+        try:
+            return min(json.loads(task.progress.read_text())["done"], task.units)
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def _show(self) -> None:
+        done = sum(self._done(t) for t in self.tasks.values())
+        trained = [t for t in self.tasks.values() if t.units]
+        if len(self.ended) >= len(trained):
+            self.bar.set_description_str("drawing", refresh=False)
+        self.bar.set_postfix_str(f"notebooks {len(self.ended)}/{len(self.tasks)}", refresh=False)
+        self.bar.n = max(done, self.bar.n)
+        self.bar.refresh()

@@ -1,0 +1,160 @@
+"""The `softad` command. Bad input is one line on stderr and exit status 2; a failed notebook is 1."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import __version__
+from .errors import UserError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="softad", description="Run, read and report the workbook."
+    )
+    parser.add_argument("--version", action="version", version=f"softadlib {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument(
+            "profile", metavar="PROFILE", help="a folder under params/: smoke, quick, paper"
+        )
+        return sub
+
+    def sweep(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--dataset", action="append", metavar="D", help="this dataset only (repeatable)"
+        )
+        sub.add_argument(
+            "--method", action="append", metavar="M", help="this method only (repeatable)"
+        )
+        sub.add_argument(
+            "-p",
+            dest="parameters",
+            nargs=2,
+            action="append",
+            default=[],
+            metavar=("NAME", "VALUE"),
+            help="override one parameter of params/, VALUE as YAML",
+        )
+        sub.add_argument(
+            "-j",
+            "--jobs",
+            type=int,
+            default=os.cpu_count() or 1,
+            metavar="N",
+            help="processes, one thread each (default: one per core)",
+        )
+
+    command = add("run", "Execute the notebooks of a profile: train, then draw.")
+    sweep(command)
+    command.add_argument(
+        "--timeout", type=int, metavar="S", help="give up on a cell after S seconds"
+    )
+    command = add("train", "Run the sweeps of a profile without notebooks; the same files.")
+    sweep(command)
+    command.add_argument("--fresh", action="store_true", help="forget earlier results first")
+    add("report", "Write outputs/PROFILE/index.html from the executed notebooks.")
+    return parser
+
+
+def _overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
+    import yaml
+
+    values = {}
+    for name, text in pairs:
+        try:
+            values[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"parameter {name}: {text!r} is not YAML") from None
+    return values
+
+
+def _jobs(value: int) -> int:
+    if value < 1:
+        raise UserError(f"--jobs must be at least 1, got {value}")
+    return value
+
+
+def _run(args: argparse.Namespace) -> int:
+    from . import batch
+
+    if args.timeout is not None and args.timeout < 1:
+        raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
+    work = batch.plan(args.profile, args.dataset, args.method, _overrides(args.parameters))
+    _cliff_notes(work.protocols)
+    if work.skipped:
+        _say(
+            f"{len(work.skipped)} of {len(work.skipped) + len(work.tasks)} notebooks are already done"
+        )
+    outcomes = batch.run(work, jobs=_jobs(args.jobs), timeout=args.timeout)
+    failures = [o.error for o in outcomes if o.error]
+    for line in failures:
+        _say(line)
+    if failures:
+        _say(
+            f"{len(failures)} of {len(outcomes)} notebooks failed; the same command tries them again"
+        )
+    return 1 if failures else 0
+
+
+def _train(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from . import batch, store, study
+
+    found = batch.protocols(args.profile, args.dataset, _overrides(args.parameters))
+    pairs = [(p, m) for p in found.values() for m in batch.methods_of(p, args.method)]
+    store.check_writable(store.profile_dir(args.profile))
+    _cliff_notes(found)
+    total = sum(study.Study(p, m).units() for p, m in pairs)
+    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    with tqdm(total=total, bar_format=form, disable=None) as bar:
+        for protocol, method in pairs:
+            bar.set_description_str(f"{protocol.dataset} × {method}")
+            study.run(
+                protocol, method, jobs=_jobs(args.jobs), resume=not args.fresh, tick=bar.update
+            )
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from . import report
+
+    print(report.build(args.profile))
+    return 0
+
+
+def _cliff_notes(protocols: dict) -> None:
+    for protocol in protocols.values():
+        if note := protocol.cliff_note():
+            _say(f"note: {note}")
+
+
+def _say(line: str) -> None:
+    print(f"softad: {line}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `softad` command; returns the exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return {"run": _run, "train": _train, "report": _report}[args.command](args)
+    except UserError as error:
+        _say(str(error))
+        return 2
+    except ModuleNotFoundError as error:
+        _say(
+            f"{error.name} is not installed; install the workbook with: pip install 'softadlib[workbook]'"
+        )
+        return 2
+    except KeyboardInterrupt:
+        _say("stopped; the same command goes on from here")
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""One self-contained HTML page of a profile: tables first, then every figure, then how it was run."""
+
+import datetime
+import html
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from . import __version__, store
+from .errors import UserError
+from .protocol import datasets_of
+
+STYLE = """
+:root { --ink: #1c1e21; --soft: #5f6670; --line: #dfe2e6; --accent: #d5174e; }
+* { box-sizing: border-box; }
+body { margin: 0; color: var(--ink); background: #fff; font: 16px/1.55 system-ui, "Segoe UI", sans-serif; }
+header, main, nav ol { max-width: 68rem; margin: 0 auto; padding: 0 1.5rem; }
+header { padding-top: 2.5rem; } header p { color: var(--soft); max-width: 48rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .6rem; }
+h2 { font-size: 1.45rem; margin: 3.2rem 0 .4rem; padding-top: .8rem; border-top: 2px solid var(--ink); }
+section h1 { font-size: 1.2rem; margin: 2.6rem 0 .4rem; padding-top: .8rem; border-top: 1px solid var(--line); }
+section h2 { font-size: 1.02rem; margin: 1.6rem 0 .2rem; border: 0; padding: 0; }
+nav { border: 1px solid var(--line); border-width: 1px 0; margin: 1.5rem 0; background: #fafbfc; }
+nav ol { columns: 22rem; padding-top: .8rem; padding-bottom: .8rem; list-style: none; }
+nav a { color: inherit; text-decoration: none; } nav a:hover { color: var(--accent); text-decoration: underline; }
+.table, section .jp-RenderedHTMLCommon, section .output_html { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .84rem; margin: .8rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; } tbody th { text-align: left; font-weight: 500; }
+img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
+pre { font-size: .82rem; background: #f6f7f9; padding: .7rem .9rem; overflow-x: auto; border-radius: 4px; }
+code { font-size: .9em; } .anchor-link { display: none; } .prompt { display: none; }
+footer { color: var(--soft); font-size: .85rem; padding: 3rem 0 2rem; }
+"""
+
+
+def _order(notebook: Path) -> tuple:
+    """Tables, then figures by their number in the paper, then the rest by name."""
+    title = _title(notebook)
+    kind = next((i for i, word in enumerate(("Table", "Figure")) if title.startswith(word)), 2)
+    number = re.search(r"\d+", title)
+    return (kind, int(number.group()) if number and kind < 2 else 0, notebook.stem)
+
+
+def _title(notebook: Path) -> str:
+    for line in _cells(notebook)[0]["source"].splitlines():
+        if line.startswith("# "):
+            return line[2:].strip()
+    return notebook.stem
+
+
+def _cells(notebook: Path) -> list:
+    import nbformat
+
+    return nbformat.read(notebook, as_version=4)["cells"]
+
+
+def _body(notebook: Path) -> str:
+    """The notebook's prose and outputs as HTML, pictures inside, no code."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
+    document = nbformat.read(notebook, as_version=4)
+    document["cells"] = [
+        c
+        for c in document["cells"]
+        if not {"parameters", "injected-parameters"} & set(c["metadata"].get("tags", []))
+    ]
+    return exporter.from_notebook_node(document)[0]
+
+
+def _sweeps(facts: pd.DataFrame) -> str:
+    """In words, per dataset, how much was trained."""
+    lines = []
+    for dataset, part in facts.groupby("dataset", sort=False):
+        lines.append(
+            f"{dataset}: {part['trials'].max()} trials, up to {part['grid'].max()} values per swept method, "
+            f"{part['epochs'].max()} epochs, {part['runs'].sum()} runs"
+        )
+    return "; ".join(lines) + "."
+
+
+def build(profile: str) -> Path:
+    """Write outputs/<profile>/index.html and return its path. Raises UserError without results."""
+    datasets_of(profile, store.params_dir())
+    folder = store.profile_dir(profile)
+    notebooks = sorted(
+        (
+            p
+            for p in (folder / "figures").glob("*.ipynb")
+            if not p.name.startswith(".") and ".error" not in p.name
+        ),
+        key=_order,
+    )
+    facts = store.provenances(profile)
+    if not notebooks and facts.empty:
+        raise UserError(f"nothing under {folder}; first: softad run {profile}")
+    tables = [n for n in notebooks if _order(n)[0] == 0]
+    figures = [n for n in notebooks if _order(n)[0] != 0]
+    links, sections = [], {"Tables": tables, "Figures": figures}
+    page = []
+    for heading, group in sections.items():
+        page.append(f"<h2>{heading}</h2>")
+        for notebook in group:
+            anchor = html.escape(notebook.stem, quote=True)
+            links.append(f'<li><a href="#{anchor}">{html.escape(_title(notebook))}</a></li>')
+            page.append(f'<section id="{anchor}">{_body(notebook)}</section>')
+    links.append('<li><a href="#how">How each was run</a></li>')
+    page.append(f'<h2 id="how">How each was run</h2>{_how(profile, facts)}')
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    swept = _sweeps(facts) if len(facts) else "No training results yet."
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>softadlib: {html.escape(profile)}</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>Soft ascent-descent, profile <em>{html.escape(profile)}</em></h1>"
+        f"<p>{html.escape(swept)} Every number below comes from these runs; every interval is over trials.</p>"
+        f"</header><nav><ol>{''.join(links)}</ol></nav><main>{''.join(page)}"
+        f"<footer>softadlib {__version__}, {now}. Holland &amp; Nakatani, <em>Soft ascent-descent as a stable "
+        "and flexible alternative to flooding</em>, NeurIPS 2024.</footer></main></body></html>\n"
+    )
+    target = folder / "index.html"
+    store.write(target, text)
+    return target
+
+
+def _how(profile: str, facts: pd.DataFrame) -> str:
+    if facts.empty:
+        return f"<p>No training results; <code>softad run {html.escape(profile)}</code> makes them.</p>"
+    table = facts.to_html(index=False, border=0, escape=True)
+    lines = []
+    for path in store.places(profile):
+        known = store.read_provenance(path / "provenance.json")
+        if path.name == "erm":
+            shown = {
+                k: v
+                for k, v in known["protocol"].items()
+                if k not in ("profile", "dataset", "grids")
+            }
+            facts_line = ", ".join(f"{k} {v}" for k, v in shown.items())
+            lines.append(
+                f"<p><b>{html.escape(known['dataset'])}</b>: {html.escape(facts_line)}.</p>"
+            )
+        values = known["protocol"]["grids"].get(path.name)
+        if values:
+            shown = ", ".join(f"{v:g}" for v in values)
+            lines.append(f"<p>{html.escape(known['dataset'])} × {path.name}: {shown}</p>")
+    return (
+        f"<p>One line per training notebook; the executed notebooks lie beside their data in "
+        f"<code>outputs/{html.escape(profile)}/</code>.</p><div class='table'>{table}</div>"
+        f"<details><summary>Protocols and grids</summary>{''.join(lines)}</details>"
+    )

@@ -1,0 +1,254 @@
+"""Selected rows → the paper's tables, theirs and ours side by side."""
+
+from importlib.resources import files
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .methods import METHODS
+from .selection import CASE, select
+
+LABELS = {name: m.label for name, m in METHODS.items()}
+DASH = "–"
+
+
+def paper() -> pd.DataFrame:
+    """The paper's four tables: table, quantity, dataset, method, mean, std (NaN where not printed)."""
+    with files("softadlib").joinpath("paper_tables.csv").open() as file:
+        return pd.read_csv(file)
+
+
+def published(table: int) -> pd.DataFrame:
+    """One of the paper's tables, indexed by (dataset, method): mean, std."""
+    rows = paper()
+    return rows[rows["table"] == table].set_index(["dataset", "method"])[["mean", "std"]]
+
+
+def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of the mean over trials; infinite for fewer than two."""
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return (-np.inf, np.inf)
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return (values.mean() - half, values.mean() + half)
+
+
+def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
+    """Per dataset, label noise and method: means over the selected runs of all trials.
+
+    `gap` is test minus train cross-entropy (nats) at the final epoch, `gap_low`, `gap_high` its 95 %
+    interval over trials; `knob`, `knob_sd` (ddof = 1) the selected values; `edge` how many trials
+    chose an end of their grid; `n` the trials.
+    """
+    chosen = select(rows, ties)
+    chosen = chosen.assign(gap=chosen["loss_test"] - chosen["loss_train"])
+    order = {name: i for i, name in enumerate(METHODS)}
+    lines = []
+    for case, group in chosen.groupby(CASE):
+        low, high = interval(group["gap"])
+        lines.append(
+            {
+                **dict(zip(CASE, case)),
+                "gap": group["gap"].mean(),
+                "gap_low": low,
+                "gap_high": high,
+                **{
+                    k: group[k].mean()
+                    for k in ("loss_train", "loss_test", "acc_test", "model_norm")
+                },
+                "knob": group["knob"].mean(),
+                "knob_sd": group["knob"].std(ddof=1),
+                "tied": group["tied"].mean(),
+                "edge": int(group["at_edge"].sum()),
+                "n": len(group),
+            }
+        )
+    if not lines:
+        return pd.DataFrame(
+            columns=[
+                *CASE,
+                "gap",
+                "gap_low",
+                "gap_high",
+                "loss_train",
+                "loss_test",
+                "acc_test",
+                "model_norm",
+                "knob",
+                "knob_sd",
+                "tied",
+                "edge",
+                "n",
+            ]
+        )
+    return (
+        pd.DataFrame(lines)
+        .sort_values(CASE, key=lambda s: s.map(order) if s.name == "method" else s)
+        .reset_index(drop=True)
+    )
+
+
+def _num(value: float, digits: int = 3) -> str:
+    return DASH if pd.isna(value) else f"{value:.{digits}f}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"[{low:.3f}, {high:.3f}]" if np.isfinite(low) else "[one trial]"
+
+
+def loss_gap(
+    rows: pd.DataFrame,
+    datasets: list[str],
+    methods: list[str],
+    label_noise: float = 0.0,
+    table: int = 1,
+) -> pd.DataFrame:
+    """Table 1 (or 3) for reading: the paper's gap beside ours under both tie rules.
+
+    Beside every gap its 95 % interval over trials, test loss, test accuracy and n.
+    """
+    theirs = published(table)["mean"]
+    rows = rows[rows["label_noise"] == label_noise]
+    ours = {
+        ties: summary(rows, ties).set_index(["dataset", "method"])
+        for ties in ("largest", "smallest")
+    }
+    lines = []
+    for dataset in datasets:
+        for method in methods:
+            key = (dataset, method)
+            line = {
+                ("", "dataset"): dataset,
+                ("", "method"): LABELS[method],
+                ("paper", "gap"): _num(theirs.get(key, np.nan)),
+            }
+            for ties, s in ours.items():
+                head = f"ours, ties to the {ties} value"
+                if key in s.index:
+                    r = s.loc[key]
+                    cells = (
+                        _num(r["gap"]),
+                        _range(r["gap_low"], r["gap_high"]),
+                        _num(r["loss_test"]),
+                        _num(r["acc_test"]),
+                        f"{r['n']:.0f}",
+                    )
+                else:
+                    cells = (DASH,) * 5
+                line |= {
+                    (head, c): v
+                    for c, v in zip(("gap", "95 %", "test loss", "test acc", "n"), cells)
+                }
+            lines.append(line)
+    out = pd.DataFrame(lines).set_index([("", "dataset"), ("", "method")])
+    out.index.names, out.columns = ["dataset", "method"], pd.MultiIndex.from_tuples(out.columns)
+    return out
+
+
+def hyperparameters(
+    rows: pd.DataFrame,
+    datasets: list[str],
+    methods: list[str],
+    label_noise: float = 0.0,
+    table: int = 2,
+) -> pd.DataFrame:
+    """Table 2 (or 4) for reading: mean (sd) of the selected knob, the paper's and ours.
+
+    `edge`: trials that chose an end of the grid; `tied`: mean number of values that shared the best
+    validation accuracy.
+    """
+    theirs = published(table)
+    rows = rows[rows["label_noise"] == label_noise]
+    ours = {
+        ties: summary(rows, ties).set_index(["dataset", "method"])
+        for ties in ("largest", "smallest")
+    }
+    lines = []
+    for dataset in datasets:
+        for method in methods:
+            key = (dataset, method)
+            line = {
+                ("", "dataset"): dataset,
+                ("", "method"): LABELS[method],
+                ("paper", "mean (sd)"): _mean_sd(*theirs.loc[key]) if key in theirs.index else DASH,
+            }
+            for ties, s in ours.items():
+                head = f"ours, ties to the {ties} value"
+                if key in s.index:
+                    r = s.loc[key]
+                    cells = (
+                        _mean_sd(r["knob"], r["knob_sd"]),
+                        f"{r['edge']:.0f}/{r['n']:.0f}",
+                        _num(r["tied"], 1),
+                        f"{r['n']:.0f}",
+                    )
+                else:
+                    cells = (DASH,) * 4
+                line |= {(head, c): v for c, v in zip(("mean (sd)", "edge", "tied", "n"), cells)}
+            lines.append(line)
+    out = pd.DataFrame(lines).set_index([("", "dataset"), ("", "method")])
+    out.index.names, out.columns = ["dataset", "method"], pd.MultiIndex.from_tuples(out.columns)
+    return out
+
+
+def _mean_sd(mean: float, sd: float) -> str:
+    return f"{mean:.2f} ({sd:.2f})" if np.isfinite(sd) else f"{mean:.2f}"
+
+
+def missing_commands(
+    rows: pd.DataFrame, profile: str, datasets: list[str], methods: list[str]
+) -> list[str]:
+    """The commands that would fill the table's dashes."""
+    have = set(zip(rows["dataset"], rows["method"]))
+    return [
+        f"softad run {profile} --dataset {d} --method {m}"
+        for d in datasets
+        for m in methods
+        if (d, m) not in have
+    ]
+
+
+def gap_verdicts(rows: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
+    """Who has the largest and the smallest gap among `methods`, per dataset and tie rule, with n.
+
+    `accuracy` is the test accuracy of the method with the smallest gap minus ERM's, in points, and
+    `test loss` its test cross-entropy minus ERM's, in nats.
+    """
+    lines = []
+    for ties in ("largest", "smallest"):
+        means = summary(rows[rows["method"].isin(methods)], ties)
+        for dataset, part in means.groupby("dataset", sort=False):
+            part = part.set_index("method")
+            if "erm" not in part.index or len(part) < 2:
+                continue
+            least = part["gap"].idxmin()
+            difference = part.loc[least, ["acc_test", "loss_test"]] - part.loc["erm", ["acc_test", "loss_test"]]
+            lines.append(
+                {
+                    "ties": ties,
+                    "dataset": dataset,
+                    "largest gap": LABELS[part["gap"].idxmax()],
+                    "smallest gap": LABELS[least],
+                    "accuracy": f"{100 * difference['acc_test']:+.1f}",
+                    "test loss": f"{difference['loss_test']:+.3f}",
+                    "n": int(part["n"].min()),
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding") -> pd.DataFrame:
+    """In how many trials one method's selected θ is above, equal to, below the other's."""
+    lines = []
+    for ties in ("largest", "smallest"):
+        chosen = select(rows, ties).pivot_table(
+            index=["dataset", "trial"], columns="method", values="knob"
+        )
+        if not {one, other} <= set(chosen.columns):
+            continue
+        sign = np.sign(chosen[one] - chosen[other])
+        for dataset, part in sign.dropna().groupby("dataset"):
+            counts = {"above": (part > 0).sum(), "equal": (part == 0).sum(), "below": (part < 0).sum()}
+            lines.append({"ties": ties, "dataset": dataset, **counts, "n": len(part)})
+    return pd.DataFrame(lines)
