@@ -5,8 +5,6 @@ import hashlib
 import json
 import logging
 import os
-import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +14,9 @@ from typing import Any
 
 from . import store
 from .errors import choose
-from .protocol import Protocol, datasets_of, load, read_yaml
+from .profiles import datasets_of, load, read_yaml
+from .progress import Bar
+from .protocol import Protocol
 from .splits import load_splits
 from .study import Study
 
@@ -105,7 +105,8 @@ def plan(
                 study.units(),
                 progress=study.place.progress,
             )
-            (out.skipped if task.target.exists() and study.done() else out.tasks).append(task)
+            done = study.done()  # looked at in any case: a broken table is refused here
+            (out.skipped if done and task.target.exists() else out.tasks).append(task)
     out.tasks.sort(key=lambda task: -task.units)  # the longest first, so that none is left for last
     drawing = drawings(profile, list(found))
     for task in drawing:
@@ -239,29 +240,32 @@ def _explain(problem: Exception, task: Task, failed: Path) -> str:
     """Notebook, cell, what happened and where to look, on one line."""
     where = f"notebooks/{task.source.name}"
     if hasattr(problem, "ename"):
-        what, cell = f"{problem.ename}: {problem.evalue}", problem.cell_index
+        what, cell = f"{problem.ename}: {problem.evalue}", f" In [{problem.exec_count}]"
     else:
         what, cell = f"{type(problem).__name__}: {problem}", _last_started(failed)
-    what = " ".join(what.split())[:300]
-    cell = "" if cell is None else f", cell {cell}"
+    what = " ".join(what.split())[:600]
     kept = f"; the notebook as it stopped: {failed}" if failed.exists() else ""
     return f"{task.name} failed in {where}{cell}: {what}{kept}"
 
 
-def _last_started(notebook: Path) -> int | None:
+def _last_started(notebook: Path) -> str:
+    """Which cell a kernel that died or ran out of time was in; papermill marks it as completed."""
     try:
         cells = json.loads(notebook.read_text())["cells"]
     except (OSError, ValueError, KeyError):
-        return None
-    begun = [i for i, c in enumerate(cells) if c["metadata"].get("papermill", {}).get("start_time")]
-    return begun[-1] if begun else None
+        return ""
+    cells = [c for c in cells if c["cell_type"] == "code"]
+    begun = [
+        i for i, c in enumerate(cells, 1) if c["metadata"].get("papermill", {}).get("start_time")
+    ]
+    return f" In [{begun[-1]}]" if begun else ""
 
 
 def run(work: Plan, *, jobs: int, timeout: int | None = None) -> list[Outcome]:
     """Execute a plan in `jobs` processes, trainings first; failures do not stop the others."""
     outcomes: list[Outcome] = []
     first = [t for t in work.tasks if not t.reads]
-    with Bar(work) as bar:
+    with Bar([(t.name, t.units, t.progress) for t in work.tasks]) as bar:
         outcomes += _parallel(first, jobs, timeout, bar)
         _refresh_digests(work)
         outcomes += _parallel([t for t in work.tasks if t.reads], jobs, timeout, bar)
@@ -274,7 +278,7 @@ def _refresh_digests(work: Plan) -> None:
     work.tasks = [fresh.get(t.name, t) if t.reads else t for t in work.tasks]
 
 
-def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: "Bar") -> list[Outcome]:
+def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: Bar) -> list[Outcome]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -283,7 +287,7 @@ def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: "Bar")
     try:
         for outcome in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(calls):
             outcomes.append(outcome)
-            bar.finished(outcome)
+            bar.finished(outcome.task.name, outcome.error)
     except TerminatedWorkerError:
         ended = {o.task.name for o in outcomes}
         for task in tasks:
@@ -292,58 +296,5 @@ def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: "Bar")
                     task, 0.0, f"{task.name}: its process was killed (out of memory?); run again"
                 )
                 outcomes.append(outcome)
-                bar.finished(outcome)
+                bar.finished(outcome.task.name, outcome.error)
     return outcomes
-
-
-class Bar:
-    """One tqdm bar over every training unit of a plan, fed by the sweeps' progress files."""
-
-    def __init__(self, work: Plan):
-        self.tasks = {t.name: t for t in work.tasks}
-        self.total = sum(t.units for t in work.tasks)
-        self.ended: dict[str, Outcome] = {}
-
-    def __enter__(self) -> "Bar":
-        from tqdm import tqdm
-
-        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-        self.bar = tqdm(total=max(self.total, 1), desc="training", bar_format=form, disable=None)
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *exc) -> None:
-        self.over.set()
-        self.thread.join()
-        self._show()
-        self.bar.close()
-
-    def finished(self, outcome: Outcome) -> None:
-        """Count a task as over and say so at once if it failed."""
-        self.ended[outcome.task.name] = outcome
-        if outcome.error:
-            self.bar.write(f"softad run: {outcome.error}", file=sys.stderr)
-        self._show()
-
-    def _watch(self) -> None:
-        while not self.over.wait(0.5):
-            self._show()
-
-    def _done(self, task: Task) -> int:
-        if task.name in self.ended or task.progress is None:
-            return task.units if task.name in self.ended else 0
-        try:
-            return min(json.loads(task.progress.read_text())["done"], task.units)
-        except (OSError, ValueError, KeyError):
-            return 0
-
-    def _show(self) -> None:
-        done = sum(self._done(t) for t in self.tasks.values())
-        trained = [t for t in self.tasks.values() if t.units]
-        if len(self.ended) >= len(trained):
-            self.bar.set_description_str("drawing", refresh=False)
-        self.bar.set_postfix_str(f"notebooks {len(self.ended)}/{len(self.tasks)}", refresh=False)
-        self.bar.n = max(done, self.bar.n)
-        self.bar.refresh()

@@ -109,8 +109,11 @@ def _train(args: argparse.Namespace) -> int:
     found = batch.protocols(args.profile, args.dataset, _overrides(args.parameters))
     pairs = [(p, m) for p in found.values() for m in batch.methods_of(p, args.method)]
     store.check_writable(store.profile_dir(args.profile))
+    studies = [study.Study(p, m) for p, m in pairs]
+    for one in () if args.fresh else studies:
+        one.done()  # a broken table is refused before anything starts
     _cliff_notes(found)
-    total = sum(study.Study(p, m).units() for p, m in pairs)
+    total = sum(one.units() for one in studies)
     form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     with tqdm(total=total, bar_format=form, disable=None) as bar:
         for protocol, method in pairs:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from . import __version__, store
 from .errors import UserError
-from .protocol import datasets_of
+from .profiles import datasets_of
 
 STYLE = """
 :root { --ink: #1c1e21; --soft: #5f6670; --line: #dfe2e6; --accent: #d5174e; }

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import pandas as pd
 
 from .errors import UserError
 from .methods import METHODS
-from .metrics import COLUMNS, MEASURES
+from .metrics import COLUMNS
 
 RUN = ["label_noise", "trial", "knob"]
 """What tells the runs of one dataset and method apart."""
@@ -113,10 +112,10 @@ def _unpack(path: Path) -> tuple[pd.DataFrame, str]:
     try:
         table = pq.read_table(path)
         rows = table.to_pandas()
-    except (pa.ArrowException, OSError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except (pa.ArrowException, OSError):
         raise UserError(
-            f"{path} is broken ({line}); delete {path.parent} and run the same command again"
+            f"{path} is broken (cut short, or not a parquet file); "
+            f"delete {path.parent} and run the same command again"
         ) from None
     missing = [c for c in COLUMNS if c not in rows]
     if missing:
@@ -301,32 +300,3 @@ def provenances(profile: str) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
-
-
-def remove(path: Path) -> None:
-    """Delete a file or folder below outputs/; nothing outside it."""
-    outputs = (home() / "outputs").resolve()
-    if outputs not in path.resolve().parents:
-        raise UserError(f"{path} is not below {outputs}; not removed")
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-__all__ = [
-    "MEASURES",
-    "RUN",
-    "Place",
-    "check_writable",
-    "home",
-    "merge",
-    "params_dir",
-    "places",
-    "profile_dir",
-    "provenances",
-    "read",
-    "read_provenance",
-    "remove",
-    "write",
-]

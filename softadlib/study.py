@@ -7,11 +7,8 @@ multiple of 8; elsewhere the first pass measures every curve.
 """
 
 import contextlib
-import datetime
 import json
 import math
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from . import selection, store
+from . import provenance, selection, store
 from .errors import UserError
 from .methods import get_method
 from .metrics import MEASURES
@@ -241,9 +238,18 @@ def run(
     _same_ends(study, rows, replayed)
     rows = store.merge([rows, replayed])
     if todo or replays or not study.done():
-        place.finish(
-            rows, provenance(study, rows, len(todo), len(replays), time.time() - started, jobs)
+        earlier = (
+            store.read_provenance(place.provenance)["sessions"] if place.provenance.exists() else []
         )
+        session = provenance.session(
+            study.device,
+            seconds=round(time.time() - started, 2),
+            runs_trained=len(todo),
+            runs_replayed=len(replays),
+            jobs=jobs,
+            stack=stack_size(protocol, study.device),
+        )
+        place.finish(rows, provenance.describe(protocol, method, rows, [*earlier, session]))
     place.progress.unlink(missing_ok=True)
     return rows
 
@@ -287,64 +293,3 @@ def _same_ends(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> Non
             "the first pass was made on another machine or torch: set `curves: none`, or delete that folder "
             "and run again"
         )
-
-
-def provenance(
-    study: Study, rows: pd.DataFrame, trained: int, replayed: int, seconds: float, jobs: int
-) -> dict:
-    """Where the numbers come from: protocol, seeds, versions, machine, time, what diverged."""
-    ends = selection.final(rows)
-    lost = ends[~np.isfinite(ends[["loss_train", "loss_val", "loss_test"]]).all(axis=1)]
-    old = study.place.provenance
-    earlier = store.read_provenance(old)["sessions"] if old.exists() else []
-    session = {
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 2),
-        "runs_trained": trained,
-        "runs_replayed": replayed,
-        "jobs": jobs,
-        "stack": stack_size(study.protocol, study.device),
-        "device": _device_name(study.device),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "softadlib": _version(),
-        "commit": _commit(),
-    }
-    return {
-        "profile": study.protocol.profile,
-        "dataset": study.protocol.dataset,
-        "method": study.method,
-        "runs": len(study.runs),
-        "diverged": [
-            {"label_noise": q, "trial": int(t), "knob": None if math.isnan(v) else v}
-            for q, t, v in lost[store.RUN].itertuples(index=False)
-        ],
-        "fingerprint": study.protocol.fingerprint(),
-        "protocol": study.protocol.to_dict(),
-        "seeds": list(study.protocol.seeds),
-        "sessions": [*earlier, session],
-    }
-
-
-def _version() -> str:
-    from . import __version__
-
-    return __version__
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
-
-
-def _commit() -> str | None:
-    """The repository's commit, `+` where files differ from it; None outside one."""
-    command = ["git", "-C", str(store.home()), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

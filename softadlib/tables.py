@@ -223,7 +223,10 @@ def gap_verdicts(rows: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
             if "erm" not in part.index or len(part) < 2:
                 continue
             least = part["gap"].idxmin()
-            difference = part.loc[least, ["acc_test", "loss_test"]] - part.loc["erm", ["acc_test", "loss_test"]]
+            difference = (
+                part.loc[least, ["acc_test", "loss_test"]]
+                - part.loc["erm", ["acc_test", "loss_test"]]
+            )
             lines.append(
                 {
                     "ties": ties,
@@ -249,6 +252,10 @@ def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding"
             continue
         sign = np.sign(chosen[one] - chosen[other])
         for dataset, part in sign.dropna().groupby("dataset"):
-            counts = {"above": (part > 0).sum(), "equal": (part == 0).sum(), "below": (part < 0).sum()}
+            counts = {
+                "above": (part > 0).sum(),
+                "equal": (part == 0).sum(),
+                "below": (part < 0).sum(),
+            }
             lines.append({"ties": ties, "dataset": dataset, **counts, "n": len(part)})
     return pd.DataFrame(lines)

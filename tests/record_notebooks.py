@@ -1,6 +1,6 @@
 """Execute the committed notebooks with their defaults and store the outputs: `make record`.
 
-    python tests/record_notebooks.py [notebooks/NAME.ipynb …]
+python tests/record_notebooks.py [notebooks/NAME.ipynb …]
 """
 
 import sys
@@ -19,7 +19,9 @@ METADATA = {
 def record(path: Path) -> None:
     """Run in the notebook's folder, as nbval does, and keep nothing but what the cells printed."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(
+        notebook, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
     notebook["metadata"] = METADATA
     for cell in notebook["cells"]:
         tags = cell["metadata"].get("tags")

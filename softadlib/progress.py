@@ -1,0 +1,66 @@
+"""One tqdm bar over every training unit of a plan, fed by the sweeps' progress files."""
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class Bar:
+    """Context: `tasks` as (name, units, progress file); call `finished` as each of them ends.
+
+    Off a terminal nothing is drawn. A unit is one epoch of one run times its gradients per step.
+    """
+
+    def __init__(self, tasks: Sequence[tuple[str, int, Path | None]]):
+        self.tasks = {name: (units, progress) for name, units, progress in tasks}
+        self.trainings = sum(units > 0 for units, _ in self.tasks.values())
+        self.ended: set[str] = set()
+
+    def __enter__(self) -> "Bar":
+        from tqdm import tqdm
+
+        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+        total = max(sum(units for units, _ in self.tasks.values()), 1)
+        self.bar = tqdm(total=total, desc="training", bar_format=form, disable=None)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.over.set()
+        self.thread.join()
+        self._show()
+        self.bar.close()
+
+    def finished(self, name: str, complaint: str = "") -> None:
+        """Count a task as over, and say so at once if there is something to complain of."""
+        self.ended.add(name)
+        if complaint:
+            self.bar.write(f"softad: {complaint}", file=sys.stderr)
+        self._show()
+
+    def _watch(self) -> None:
+        while not self.over.wait(0.5):
+            self._show()
+
+    def _done(self, name: str) -> int:
+        units, progress = self.tasks[name]
+        if name in self.ended or progress is None:
+            return units if name in self.ended else 0
+        try:
+            return min(json.loads(progress.read_text())["done"], units)
+        except (OSError, ValueError, KeyError):
+            return 0  # not begun, or just finished
+
+    def _show(self) -> None:
+        done = sum(map(self._done, self.tasks))
+        trained = sum(self.tasks[name][0] > 0 for name in self.ended)
+        self.bar.set_description_str(
+            "training" if trained < self.trainings else "drawing", refresh=False
+        )
+        self.bar.set_postfix_str(f"notebooks {len(self.ended)}/{len(self.tasks)}", refresh=False)
+        self.bar.n = max(done, self.bar.n)
+        self.bar.refresh()

@@ -1,0 +1,231 @@
+"""The criteria as drop-ins for `nn.CrossEntropyLoss`, and the calibration cliff at θ = ln 2."""
+
+import copy
+import io
+import math
+import pickle
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from softadlib import functional as F
+from softadlib.losses import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
+
+LN2 = 0.6931471805599453
+LOGITS = torch.tensor([[0.2, -1.0, 0.5], [2.0, 0.1, -0.3], [-0.4, 0.0, 0.4], [1.0, 1.0, 1.0]])
+TARGETS = torch.tensor([0, 0, 1, 2])
+ALL = {
+    "erm": ERM,
+    "flooding": partial(Flooding, 0.4),
+    "iflood": partial(IFlood, 0.4),
+    "softad": partial(SoftAD, 0.4, 0.5),
+}
+
+
+def cross_entropies():
+    z = LOGITS.double().numpy()
+    return np.log(np.exp(z).sum(1)) - z[np.arange(4), TARGETS.numpy()]
+
+
+def soft(values, theta, sigma):
+    return theta + sigma**2 * np.mean(np.sqrt(1 + ((values - theta) / sigma) ** 2) - 1)
+
+
+# Values
+
+
+def test_values_from_the_formulas():
+    values = cross_entropies()
+    expected = {
+        "erm": values.mean(),
+        "flooding": 0.4 + abs(values.mean() - 0.4),
+        "iflood": 0.4 + np.abs(values - 0.4).mean(),
+        "softad": soft(values, 0.4, 0.5),
+    }
+    for name, value in expected.items():
+        result = ALL[name]()(LOGITS, TARGETS)
+        assert result.shape == ()
+        assert result.item() == pytest.approx(value, rel=1e-6), name
+
+
+def test_softad_options_reach_the_formula():
+    spread = soft(cross_entropies(), 0.4, 0.5) - 0.4
+    assert SoftAD(0.4, 0.5, 0.0)(LOGITS, TARGETS).item() == pytest.approx(spread, rel=1e-5)
+    text = SoftAD(0.4, 0.5, 0.0, scale="text")(LOGITS, TARGETS)
+    assert text.item() == pytest.approx(2 * spread, rel=1e-5)
+
+
+def test_erm_is_cross_entropy_in_value_and_gradient():
+    one, two = LOGITS.clone().requires_grad_(), LOGITS.clone().requires_grad_()
+    ERM()(one, TARGETS).backward()
+    nn.CrossEntropyLoss()(two, TARGETS).backward()
+    torch.testing.assert_close(one.grad, two.grad)
+
+
+# The base loss
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
+def test_a_reducing_base_is_copied(make, reduction):
+    mine = nn.MSELoss(reduction=reduction)
+    criterion = make(0.3, base=mine)
+    x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 0.0, 0.0])
+    reference = make(0.3, base=lambda a, b: (a - b) ** 2)
+    assert criterion(x, y) == reference(x, y)
+    assert mine.reduction == reduction
+    assert criterion.base is not mine
+    kept = nn.MSELoss(reduction="none")
+    assert make(0.3, base=kept).base is kept
+
+
+@pytest.mark.xfail(strict=True, reason="the copy shares the buffers of the module it was made from")
+def test_moving_a_criterion_leaves_the_users_own_base_alone():
+    mine = nn.CrossEntropyLoss(weight=torch.ones(3))
+    SoftAD(0.1, base=mine).double()
+    assert mine.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", ALL.values())
+def test_a_base_that_gives_one_value_is_refused(make):
+    criterion = make(base=lambda x, y: nn.functional.cross_entropy(x, y))
+    with pytest.raises(ValueError, match=r"one loss per sample.*reduction='none'"):
+        criterion(LOGITS, TARGETS)
+
+
+def test_losses_per_pixel_count_as_samples():
+    logits = LOGITS.T.reshape(1, 3, 4)  # one image of four pixels
+    flat, pixels = SoftAD(0.4)(LOGITS, TARGETS), SoftAD(0.4)(logits, TARGETS[None])
+    torch.testing.assert_close(flat, pixels)
+
+
+# Arguments
+
+BAD = [math.nan, math.inf, -math.inf, "0.1", True, None, [0.1], 1j]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
+def test_bad_theta_is_refused_in_one_line_naming_it(make, bad):
+    with pytest.raises(ValueError, match="theta must be a finite number, got ") as error:
+        make(bad)
+    assert repr(bad) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [*BAD, 0, -0.5], ids=repr)
+def test_bad_sigma_is_refused_in_one_line_naming_it(bad):
+    with pytest.raises(ValueError, match="sigma must be a positive number, got ") as error:
+        SoftAD(0.1, bad)
+    assert repr(bad) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", ["paper", "", None, 1], ids=repr)
+def test_bad_scale_is_refused_with_the_choices(bad):
+    with pytest.raises(ValueError, match=f"scale {bad!r} unknown; choose from code, text"):
+        SoftAD(0.1, scale=bad)
+
+
+def test_bad_eta_is_refused():
+    with pytest.raises(ValueError, match="eta must be a finite number, got nan"):
+        SoftAD(0.1, eta=math.nan)
+
+
+@pytest.mark.parametrize("theta", [np.float32(0.25), torch.tensor(0.25), 0.25], ids=str)
+def test_theta_of_any_scalar_type(theta):
+    assert SoftAD(theta).theta == 0.25
+
+
+def test_repr_shows_the_numbers():
+    assert "theta=0.1, sigma=2, scale='text'" in repr(SoftAD(0.1, 2.0, scale="text"))
+    assert "theta=0.25" in repr(Flooding(0.25))
+    assert "theta=0.25" in repr(IFlood(0.25))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_copies_pickles_and_saves(name):
+    criterion = ALL[name]()
+    stored = io.BytesIO()
+    torch.save(criterion, stored)
+    stored.seek(0)
+    twins = (
+        copy.deepcopy(criterion),
+        pickle.loads(pickle.dumps(criterion)),
+        torch.load(stored, weights_only=False),
+    )
+    for twin in twins:
+        assert torch.equal(twin(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
+        assert repr(twin) == repr(criterion)
+
+
+# The cliff
+
+P = torch.linspace(0, 1, 20001, dtype=torch.float64)[1:-1]
+"""Predicted probability of class 1."""
+
+
+def minimiser(function, eta, theta):
+    """argmin over p of η·f(−ln p) + (1−η)·f(−ln(1−p)): what a criterion asks of a classifier."""
+    objective = vmap(partial(function, theta=theta))
+    one, zero = (objective(-torch.log(p)[:, None]) for p in (P, 1 - P))
+    return P[(eta * one + (1 - eta) * zero).argmin()].item()
+
+
+CRITERIA = {
+    "softad": F.softad,
+    "softad, small sigma": partial(F.softad, sigma=0.2),
+    "softad, large sigma, text": partial(F.softad, sigma=5.0, scale="text"),
+    "iflood": F.iflood,
+}
+
+
+@pytest.mark.parametrize("function", CRITERIA.values(), ids=CRITERIA)
+@pytest.mark.parametrize("eta", [0.55, 0.7, 0.9, 0.99])
+def test_the_minimiser_changes_sides_at_ln_2(function, eta):
+    for theta in (0.05, 0.3, 0.5, 0.66):
+        assert minimiser(function, eta, theta) > 0.5, theta
+        assert minimiser(function, 1 - eta, theta) < 0.5, theta
+    for theta in (0.73, 0.9, 1.5):
+        assert minimiser(function, eta, theta) < 0.5, theta
+        assert minimiser(function, 1 - eta, theta) > 0.5, theta
+    assert minimiser(function, eta, LN2) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_erm_asks_for_the_probability_itself():
+    mean = lambda losses, theta: F.erm(losses)  # noqa: E731
+    assert minimiser(mean, 0.8, 0.0) == pytest.approx(0.8, abs=1e-4)
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+@pytest.mark.parametrize("theta", [LN2, 0.7, 5.0])
+@pytest.mark.parametrize("base", [None, nn.CrossEntropyLoss()], ids=["default", "given"])
+def test_theta_from_ln_2_up_warns_with_cross_entropy(make, theta, base):
+    with pytest.warns(CalibrationWarning) as caught:
+        make(theta, base=base)
+    message = str(caught[0].message)
+    assert make.__name__ in message
+    assert f"theta={theta:g}" in message
+    assert "ln 2" in message
+    assert "wrong class" in message
+    assert caught[0].filename == __file__  # points at the caller's line
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+def test_silent_below_ln_2_and_with_another_base(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(math.nextafter(LN2, 0))
+        make(-1.0)
+        make(3.0, base=nn.MSELoss())
+
+
+def test_flooding_never_warns():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Flooding(5.0)

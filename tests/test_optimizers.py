@@ -1,0 +1,300 @@
+"""SAM as an optimizer: its geometry, what it leaves untouched, and its place among torch's own."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from softadlib.optimizers import SAM
+
+X = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32))
+Y = torch.tensor([0, 1, 2] * 4)
+BASES = {"sgd": lambda p: SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: Adam(p, lr=0.01)}
+
+
+def network(batch_norm=False, seed=0):
+    torch.manual_seed(seed)
+    norm = [nn.BatchNorm1d(6)] if batch_norm else []
+    return nn.Sequential(nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3))
+
+
+def closure_of(model, optimizer, calls=None):
+    """The usual closure; `calls` collects the parameters each evaluation was made at."""
+
+    def closure():
+        if calls is not None:
+            calls.append([p.detach().clone() for p in model.parameters()])
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def snapshot(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Geometry
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.5, 3.0])
+def test_climbs_by_radius_along_the_gradient_over_all_parameters(radius):
+    model, calls = network().double(), []
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), radius)
+    loss = nn.functional.cross_entropy(model(X.double()), Y)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    def closure():
+        calls.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(X.double()), Y)
+        value.backward()
+        return value
+
+    returned = optimizer.step(closure)
+    assert len(calls) == 2
+    climb = calls[1] - calls[0]
+    assert climb.norm().item() == pytest.approx(radius, rel=1e-9)
+    assert torch.dot(climb, gradient) / gradient.norm() == pytest.approx(radius, rel=1e-9)
+    assert returned.item() == pytest.approx(loss.item(), rel=1e-12)  # the loss at w, not at w̃
+
+
+def test_step_on_a_quadratic_uses_the_gradient_at_the_climbed_point():
+    a = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])
+    start, radius, lr = np.array([1.0, -2.0, 0.5]), 0.7, 0.05
+    w, matrix = nn.Parameter(torch.from_numpy(start.copy())), torch.from_numpy(a)
+    optimizer = SAM(SGD([w], lr=lr), radius)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w @ matrix @ w / 2
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        g = a @ start
+        start = start - lr * a @ (start + radius * g / np.linalg.norm(g))
+        optimizer.step(closure)
+    np.testing.assert_allclose(w.detach().numpy(), start, rtol=1e-10)
+
+
+# What stays as it was
+
+
+def test_restores_every_bit_when_the_base_does_not_move():
+    model = network()
+    with torch.no_grad():
+        for p in model.parameters():  # sizes where w + ε − ε ≠ w
+            p.mul_(torch.logspace(-6, 3, p.numel()).view_as(p))
+    before, calls = snapshot(model), []
+    optimizer = SAM(SGD(model.parameters(), lr=0.0), 0.3)
+    optimizer.step(closure_of(model, optimizer, calls))
+    assert not torch.equal(calls[0][0], calls[1][0])
+    assert same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("bn_update", ["both", "first"])
+def test_restores_every_bit_after_an_exception_in_the_second_call(bn_update):
+    model = network(batch_norm=True)
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.3, bn_update=bn_update, model=model)
+    before, inner, count = snapshot(model), closure_of(model, optimizer), []
+
+    def closure():
+        count.append(1)
+        if len(count) == 2:
+            raise RuntimeError("out of memory")
+        return inner()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    assert same(parameters, before)
+    assert list(model.state_dict()) == list(before)
+    assert model[1].track_running_stats
+    assert model[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_radius_zero_is_the_base_optimizer_bit_for_bit(base):
+    plain, wrapped = network(), network()
+    one = base(plain.parameters())
+    two = SAM(base(wrapped.parameters()), 0.0)
+    for _ in range(10):
+        one.step(closure_of(plain, one))
+        two.step(closure_of(wrapped, two))
+    assert not same(snapshot(network()), snapshot(plain))
+    assert same(snapshot(plain), snapshot(wrapped))
+
+
+def test_zero_gradient_does_not_move_and_is_no_nan():
+    w = nn.Parameter(torch.zeros(3))
+    optimizer = SAM(SGD([w], lr=0.1), 0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert w.tolist() == [0, 0, 0]
+
+
+def test_parameters_without_gradient_are_skipped():
+    model, idle = network(), nn.Parameter(torch.ones(2))
+    optimizer = SAM(SGD([idle, *model.parameters()], lr=0.1), 0.3)
+    twin = network()
+    reference = SAM(SGD(twin.parameters(), lr=0.1), 0.3)
+    optimizer.step(closure_of(model, optimizer))
+    reference.step(closure_of(twin, reference))
+    assert idle.tolist() == [1, 1]
+    assert idle.grad is None
+    assert same(snapshot(model), snapshot(twin))
+
+
+def test_no_gradient_at_all_is_an_error():
+    optimizer = SAM(SGD(network().parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient.*backward"):
+        optimizer.step(lambda: torch.tensor(1.0))
+
+
+# Batch norm
+
+
+def test_both_counts_two_passes():
+    model = network(batch_norm=True)
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5)
+    for step in (1, 2, 3):
+        optimizer.step(closure_of(model, optimizer))
+        assert model[1].num_batches_tracked == 2 * step
+
+
+def test_first_counts_one_pass_and_keeps_its_statistics():
+    model, twin = network(batch_norm=True), network(batch_norm=True)
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update="first", model=model)
+    for step in (1, 2, 3):
+        twin.load_state_dict(model.state_dict())
+        twin.train()(X)  # the first pass alone
+        optimizer.step(closure_of(model, optimizer))
+        assert model[1].num_batches_tracked == step
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert torch.equal(getattr(model[1], name), getattr(twin[1], name)), name
+
+
+def test_first_and_both_differ_in_statistics_only():
+    models = {bn: network(batch_norm=True) for bn in ("both", "first")}
+    for bn, model in models.items():
+        optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update=bn, model=model)
+        for _ in range(3):
+            optimizer.step(closure_of(model, optimizer))
+    one, two = (snapshot(model) for model in models.values())
+    apart = {name for name in one if not torch.equal(one[name], two[name])}
+    assert apart == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+def test_first_leaves_frozen_layers_frozen():
+    model = network(batch_norm=True)
+    model[1].eval()
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update="first", model=model)
+    optimizer.step(closure_of(model, optimizer))
+    assert model[1].num_batches_tracked == 0
+    assert model[1].running_mean.tolist() == [0] * 6
+
+
+# Among torch's own
+
+
+def test_param_groups_are_the_bases():
+    model = network()
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.0},
+        {"params": model[2].parameters(), "lr": 0.1},
+    ]
+    optimizer = SAM(SGD(groups, lr=1.0), 0.3)
+    before = snapshot(model)
+    optimizer.step(closure_of(model, optimizer))
+    after = snapshot(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"2.weight", "2.bias"}
+    late = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [late], "lr": 0.5})
+    assert optimizer.base.param_groups[2]["params"] == [late]
+    assert optimizer.base.param_groups[2]["momentum"] == 0
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_state_dict_round_trip_continues_exactly(base):
+    model = network()
+    optimizer = SAM(base(model.parameters()), 0.2)
+    for _ in range(3):
+        optimizer.step(closure_of(model, optimizer))
+    resumed = network(seed=1)
+    other = SAM(base(resumed.parameters()), 0.2)
+    resumed.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(3):
+        optimizer.step(closure_of(model, optimizer))
+        other.step(closure_of(resumed, other))
+    assert same(snapshot(model), snapshot(resumed))
+    other.param_groups[0]["lr"] = 0.0  # still the base's own groups
+    before = snapshot(resumed)
+    other.step(closure_of(resumed, other))
+    assert same(before, snapshot(resumed))
+
+
+def test_learning_rate_schedule_on_sam():
+    plain, wrapped = network(), network()
+    one, two = SGD(plain.parameters(), lr=0.1), SAM(SGD(wrapped.parameters(), lr=0.1), 0.0)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, step_size=2, gamma=0.1) for o in (one, two)]
+    rates = []
+    for _ in range(4):
+        for model, optimizer in ((plain, one), (wrapped, two)):
+            optimizer.step(closure_of(model, optimizer))
+        rates.append(two.base.param_groups[0]["lr"])
+        for schedule in schedules:
+            schedule.step()
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    assert same(snapshot(plain), snapshot(wrapped))
+
+
+def test_closure_runs_with_gradients_even_under_no_grad():
+    model = network()
+    optimizer = SAM(SGD(model.parameters(), lr=0.1))
+    before = snapshot(model)
+    with torch.no_grad():
+        optimizer.step(closure_of(model, optimizer))
+    assert not same(before, snapshot(model))
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "0.1", True, None, -0.1], ids=repr)
+def test_bad_radius_is_refused_naming_it(bad):
+    with pytest.raises(ValueError, match=r"radius must be .*, got ") as error:
+        SAM(SGD(network().parameters(), lr=0.1), bad)
+    assert repr(bad) in str(error.value)
+
+
+def test_other_bad_arguments_are_refused():
+    model = network()
+    base = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="bn_update 'last' unknown; choose from both, first"):
+        SAM(base, bn_update="last")
+    with pytest.raises(ValueError, match="bn_update='first' needs model="):
+        SAM(base, bn_update="first")
+    with pytest.raises(TypeError, match=r"base must be a torch\.optim optimizer, got type"):
+        SAM(SGD)
+    with pytest.raises(TypeError, match="got generator"):
+        SAM(model.parameters())
+    with pytest.raises(ValueError, match="needs a closure"):
+        SAM(base).step(None)
