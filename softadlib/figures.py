@@ -77,7 +77,7 @@ def sweep(
         ticks = values[:: -(-len(values) // 10)]
         bar = ax.figure.colorbar(scale, ax=ax, ticks=ticks, pad=0.02)
         bar.ax.set_title(symbol)
-        bar.ax.set_yticklabels([f"{round(tick, 3):g}" for tick in ticks])
+        bar.ax.set_yticklabels([f"{round(tick, 3):g}".replace("-", "−") for tick in ticks])
         bar.ax.tick_params(which="both", length=0)
 
 

@@ -38,7 +38,7 @@ def _sam_step(model, optimizer, x, y, radius, bn_update):
     norm = sum((p.grad**2).sum() for p in model.parameters()) ** 0.5
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(p.grad, alpha=radius / norm.item())
+            p.add_(p.grad, alpha=radius / (norm.item() + 1e-12))
     _backward("sam", model, optimizer, x, y, radius, {})
     with torch.no_grad():
         for p, old in zip(model.parameters(), start):

@@ -202,12 +202,14 @@ def test_first_and_both_differ_in_statistics_only():
 
 
 def test_first_leaves_frozen_layers_frozen():
-    model = network(batch_norm=True)
-    model[1].eval()
-    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update="first", model=model)
-    optimizer.step(closure_of(model, optimizer))
-    assert model[1].num_batches_tracked == 0
-    assert model[1].running_mean.tolist() == [0] * 6
+    models = {bn: network(batch_norm=True) for bn in ("both", "first")}
+    for bn, model in models.items():
+        model[1].eval()
+        optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update=bn, model=model)
+        optimizer.step(closure_of(model, optimizer))
+        assert model[1].num_batches_tracked == 0
+        assert model[1].running_mean.tolist() == [0] * 6
+    assert same(*map(snapshot, models.values()))  # normalised by the running statistics
 
 
 # Among torch's own

@@ -20,13 +20,13 @@ SEEDS = (17716, 961412)
 SMALL = partial(mlp, width=16, depth=2)
 KNOBS = {
     "theta": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 1.2),
-    "radius": (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 0.02, 0.0),
+    "radius": (0.01, 0.05, 0.1, 0.2, 0.15, 0.3, 0.02, 0.0),
     None: (math.nan,) * 8,
 }
 TRIALS = (0, 1, 1, 0, 0, 1, 0, 1)
 SETTINGS = {"sigma": 1.0, "scale": "code", "bn_update": "both"}
 ADAM = Recipe("adam", 1e-2, 10, 10)  # 44 samples: 5 steps an epoch, the last on 4 of them
-SGD = Recipe("sgd", 0.1, 10, 10, momentum=0.9)
+SGD = Recipe("sgd", 0.05, 10, 10, momentum=0.9)  # steps that do not amplify rounding
 PLAIN = {
     "adam": lambda r: partial(torch.optim.Adam, lr=r.lr, weight_decay=r.weight_decay),
     "sgd": lambda r: partial(
@@ -139,9 +139,9 @@ def test_is_the_plain_loop_with_a_sigma_per_run():
 
 
 def test_is_the_plain_loop_with_weight_decay_never_turned_around():
-    decayed = Recipe("sgd", 0.1, 11, 5, momentum=0.9, weight_decay=0.05)  # equal batches
+    decayed = Recipe("sgd", 0.05, 11, 5, momentum=0.9, weight_decay=0.05)  # equal batches
     for method in ("flooding", "sam"):
-        assert_is_plain(method, decayed, [0.9, 0.3], (0, 1))
+        assert_is_plain(method, decayed, [0.6, 0.1], (0, 1))
 
 
 @pytest.mark.parametrize("method", METHODS)
