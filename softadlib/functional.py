@@ -17,15 +17,25 @@ LN2 = math.log(2)
 Grads = dict[str, Tensor]
 
 
-def _checked(losses: Tensor) -> Tensor:
-    if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim == 0:
-        what = (
-            f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        )
+def _checked(losses: Tensor, theta: float | Tensor = 0.0, per_sample: bool = True) -> Tensor:
+    """The losses, in float32 at least; ValueError for shapes and types that would give nonsense."""
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
-            f"losses must be a float tensor of per-sample values, shape (n,), got {what}; "
-            "use reduction='none' in the base loss"
+            f"losses must be a float tensor of per-sample values, shape (n,), got {kind}"
         )
+    if losses.ndim == 0:
+        raise ValueError(
+            "losses must be a float tensor of per-sample values, shape (n,), got a single value; "
+            "use reduction='none'"
+        )
+    if (
+        isinstance(theta, Tensor)
+        and theta.ndim
+        and not (per_sample and theta.shape == losses.shape)
+    ):
+        wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
+        raise ValueError(f"theta must have shape {wanted}, got {tuple(theta.shape)}")
     return losses.float() if losses.dtype in (torch.float16, torch.bfloat16) else losses
 
 
@@ -54,7 +64,7 @@ def flooding(losses: Tensor, theta: float | Tensor) -> Tensor:
     The sign is taken once per batch, so the value does not decompose over micro-batches.
     `theta` in nats, float or (). Ishida et al. (2020).
     """
-    return theta + (_checked(losses).mean() - theta).abs()
+    return theta + (_checked(losses, theta, per_sample=False).mean() - theta).abs()
 
 
 def iflood(losses: Tensor, theta: float | Tensor) -> Tensor:
@@ -62,7 +72,7 @@ def iflood(losses: Tensor, theta: float | Tensor) -> Tensor:
 
     `theta` in nats, float, () or (n,). Xie et al. (2022).
     """
-    return (theta + (_checked(losses) - theta).abs()).mean()
+    return (theta + (_checked(losses, theta) - theta).abs()).mean()
 
 
 def softad(
@@ -81,9 +91,10 @@ def softad(
     """
     if scale not in SCALES:
         raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
-    if not isinstance(sigma, Tensor) and not (sigma > 0 and math.isfinite(sigma)):
+    number = isinstance(sigma, (int, float)) and not isinstance(sigma, bool)
+    if not isinstance(sigma, Tensor) and not (number and sigma > 0 and math.isfinite(sigma)):
         raise ValueError(f"sigma must be a positive number, got {sigma!r}")
-    losses = _checked(losses)
+    losses = _checked(losses, theta)
     spread = sigma * rho((losses - theta) / sigma) * (sigma if scale == "code" else 1)
     return (eta * theta + spread).mean()
 

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 from torch import Tensor, nn
 
 from . import functional as F
@@ -16,10 +17,14 @@ class CalibrationWarning(UserWarning):
 
 def _number(name: str, value: float, *, positive: bool = False) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, Tensor) and value.requires_grad else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if isinstance(value, (bool, str)) or not math.isfinite(number) or (positive and number <= 0):
+    if (
+        isinstance(value, (bool, np.bool_, str))
+        or not math.isfinite(number)
+        or (positive and number <= 0)
+    ):
         wanted = "a positive number" if positive else "a finite number"
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return number
@@ -40,14 +45,17 @@ class Criterion(nn.Module):
     """A scalar criterion over a base loss that gives one value per sample.
 
     `base` is any callable (input, target) → per-sample losses; default cross-entropy. A torch loss
-    with another `reduction` is copied and set to "none". Subclasses write `reduce`.
+    with another `reduction` is copied and set to "none". Subclasses write `reduce`. Targets that the
+    base ignores count as samples of loss 0: mask them out before, if there are any.
     """
 
     def __init__(self, base: Callable[[Tensor, Tensor], Tensor] | None = None):
         super().__init__()
         base = nn.CrossEntropyLoss(reduction="none") if base is None else base
+        if not callable(base) or isinstance(base, type):
+            raise ValueError(f"base must be a callable (input, target) → losses, got {base!r}")
         if getattr(base, "reduction", "none") != "none":
-            base = copy.copy(base)
+            base = copy.deepcopy(base)  # a shallow copy would share the user's buffers
             base.reduction = "none"
         self.base = base
 
@@ -137,4 +145,4 @@ class SoftAD(_Thresholded):
         return F.softad(losses, self.theta, self.sigma, self.eta, self.scale)
 
     def extra_repr(self) -> str:
-        return f"theta={self.theta:g}, sigma={self.sigma:g}, scale={self.scale!r}"
+        return f"theta={self.theta:g}, sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"

@@ -15,11 +15,11 @@ BN_UPDATES = ("both", "first")
 
 @contextlib.contextmanager
 def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Batch norm still normalises by the batch, but leaves its running buffers alone."""
+    """Batch and instance norm still normalise by the batch, but leave their running buffers alone."""
     layers = [
         m
         for m in (model.modules() if model else ())
-        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        if isinstance(m, nn.modules.batchnorm._NormBase)
     ]
     tracked = [m.track_running_stats for m in layers]
     buffers = [(m.running_mean, m.running_var) for m in layers]
@@ -76,7 +76,7 @@ class SAM(Optimizer):
         self.param_groups, self.state = base.param_groups, base.state  # one set, not two
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor]) -> Tensor:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
         """One update. Returns the loss at w, the first of the closure's two calls."""
         if closure is None:
             raise ValueError("SAM.step needs a closure: it evaluates the loss twice")
@@ -102,6 +102,10 @@ class SAM(Optimizer):
                 p.copy_(start[name])  # a stored copy: subtracting would not restore the bits
         self.base.step()
         return loss
+
+    def __getstate__(self) -> dict:
+        """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
+        return self.__dict__.copy()
 
     def state_dict(self) -> dict:
         """The base optimizer's state; the radius is an argument, not state."""

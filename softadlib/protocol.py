@@ -16,7 +16,7 @@ from .functional import LN2, SCALES
 from .methods import METHODS, get_method
 from .models import MODELS
 from .optimizers import BN_UPDATES
-from .synthetic import SYNTHETIC
+from .synthetic import HALVES, SYNTHETIC
 
 NUMERICS = 1
 """Raised by hand whenever the same protocol would give other numbers: old results are set aside."""
@@ -159,6 +159,11 @@ class Protocol:
         put("weight_decay", _real("weight_decay", self.weight_decay, 0))
         for name in ("batch_size", "n_train", "n_val", "n_test"):
             _whole(name, getattr(self, name), 2)  # batch norm cannot train on one sample
+            if name.startswith("n_") and self.dataset in HALVES and getattr(self, name) % 2:
+                raise UserError(
+                    f"{name} must be even for {self.dataset}, half of it for each class, "
+                    f"got {getattr(self, name)}"
+                )
         for name in ("epochs", "trials", "curve_every"):
             _whole(name, getattr(self, name), 1)
         _whole("stack", self.stack, 0)

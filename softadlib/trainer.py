@@ -16,7 +16,7 @@ import torch.nn.functional as nnF
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from .errors import UserError
+from .errors import UserError, choose
 from .methods import Method
 from .metrics import MEASURES, evaluate, model_norm
 from .splits import PARTS, Splits
@@ -34,6 +34,7 @@ def pick_device(name: str) -> torch.device:
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
+    choose("device", name, ["auto", *there])
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if there[d]))
     if not there[name]:

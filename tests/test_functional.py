@@ -420,3 +420,25 @@ def test_sam_gradient_of_a_quadratic(bn_update, second):
     close(result, a @ (w + radius * a @ w / np.linalg.norm(a @ w)), rtol=1e-10)
     assert tracked == [True, second]
     close(F.plain_gradient(gradient, params)["w"], a @ w)
+
+
+@pytest.mark.parametrize("criterion", [F.softad, F.iflood, F.flooding])
+def test_shapes_and_types_that_would_give_nonsense_are_refused(criterion):
+    losses = torch.tensor([0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"theta must have shape .*got \(3, 1\)"):
+        criterion(losses, torch.full((3, 1), 0.1))
+    with pytest.raises(ValueError, match=r"got a single value; use reduction='none'"):
+        criterion(losses.mean(), 0.1)
+    with pytest.raises(ValueError, match=r"float tensor .*got torch.int64"):
+        criterion(torch.tensor([1, 2]), 0.1)
+
+
+def test_flooding_has_one_level_for_the_batch():
+    with pytest.raises(ValueError, match=r"theta must have shape \(\), got \(3,\)"):
+        F.flooding(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.parametrize("sigma", ["1", True, None, -1.0, math.nan])
+def test_a_sigma_that_is_no_positive_number_is_refused(sigma):
+    with pytest.raises(ValueError, match="sigma must be a positive number"):
+        F.softad(torch.ones(3), 0.1, sigma)

@@ -84,7 +84,6 @@ def test_a_reducing_base_is_copied(make, reduction):
     assert make(0.3, base=kept).base is kept
 
 
-@pytest.mark.xfail(strict=True, reason="the copy shares the buffers of the module it was made from")
 def test_moving_a_criterion_leaves_the_users_own_base_alone():
     mine = nn.CrossEntropyLoss(weight=torch.ones(3))
     SoftAD(0.1, base=mine).double()
@@ -229,3 +228,21 @@ def test_flooding_never_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Flooding(5.0)
+
+
+@pytest.mark.parametrize("base", ["mean", 3, nn.CrossEntropyLoss])
+def test_a_base_that_cannot_be_called_is_refused(base):
+    with pytest.raises(ValueError, match="base must be a callable"):
+        SoftAD(0.1, base=base)
+
+
+@pytest.mark.parametrize(
+    "theta", [10**400, True, np.bool_(True), torch.tensor(0.1, requires_grad=True)]
+)
+def test_values_that_only_look_like_numbers_are_refused(theta):
+    with pytest.raises(ValueError, match="theta must be a finite number"):
+        Flooding(theta)
+
+
+def test_extra_repr_says_what_differs():
+    assert "eta=0.5" in repr(SoftAD(0.1, eta=0.5))

@@ -48,10 +48,12 @@ def test_a_notebook_is_a_page(path):
         assert isinstance(statement, ast.AnnAssign), "name: type = literal, nothing else"
         ast.literal_eval(statement.value)
     for line in cells[0].source.splitlines():
-        assert line.count("=") <= 1, f"{line!r}: papermill drops a line with a second `=`, help included"
+        assert line.count("=") <= 1, (
+            f"{line!r}: papermill drops a line with a second `=`, help included"
+        )
     for cell in cells:
         assert set(cell.metadata) <= {"tags"}, "no execution or papermill metadata"
-        assert len(cell.source.splitlines()) <= 25
+        assert len(cell.source.splitlines()) <= 25 or cell is cells[0]
         assert not re.search(r"^\s*(def|class) ", cell.source, re.M), "logic belongs in softadlib"
         assert not any(o.output_type == "error" for o in cell.outputs)
         assert not any(o.get("name") == "stderr" for o in cell.outputs)
@@ -76,12 +78,8 @@ def test_every_figure_has_numbers_beside_it(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_papermill_knows_every_parameter(path):
     known = papermill.inspect_notebook(str(path))
-    lines = [
-        line
-        for line in code(nbformat.read(path, as_version=4))[0].source.splitlines()
-        if line.strip()
-    ]
-    assert len(known) == len(lines)
+    source = code(nbformat.read(path, as_version=4))[0].source
+    assert list(known) == [statement.target.id for statement in ast.parse(source).body]
 
 
 def test_the_training_notebook_defaults_to_the_smoke_protocol():

@@ -1,6 +1,7 @@
 """SAM as an optimizer: its geometry, what it leaves untouched, and its place among torch's own."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -120,7 +121,7 @@ def test_restores_every_bit_after_an_exception_in_the_second_call(bn_update):
     assert same(parameters, before)
     assert list(model.state_dict()) == list(before)
     assert model[1].track_running_stats
-    assert model[1].num_batches_tracked == 1
+    assert not torch.equal(model[1].running_mean, torch.zeros(2))
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
@@ -300,3 +301,41 @@ def test_other_bad_arguments_are_refused():
         SAM(model.parameters())
     with pytest.raises(ValueError, match="needs a closure"):
         SAM(base).step(None)
+
+
+def test_copies_and_pickles_carry_everything():
+    model = nn.Linear(2, 1)
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), radius=0.3)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other.radius == 0.3
+        assert type(other.base) is torch.optim.SGD
+        assert other.param_groups is other.base.param_groups
+        assert other.state is other.base.state
+
+
+def test_a_step_without_a_closure_says_why_it_needs_one():
+    optimizer = SAM(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="needs a closure"):
+        optimizer.step()
+
+
+def test_first_pass_statistics_of_instance_norm_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(1, 2, 3), nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    )
+    x, once = torch.randn(4, 1, 9), copy.deepcopy(model)
+    once(x)
+    optimizer = SAM(
+        torch.optim.SGD(model.parameters(), lr=0.0), radius=0.5, bn_update="first", model=model
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert torch.equal(model[1].running_mean, once[1].running_mean)
+    assert not torch.equal(model[1].running_mean, torch.zeros(2))

@@ -137,8 +137,16 @@ def test_unknown_method_names_the_choices():
 
 
 def test_a_last_batch_of_one_is_refused():
-    with pytest.raises(UserError, match="batch_size 10"):
-        protocol(n_train=21)
+    with pytest.raises(UserError, match="batch_size 10 leaves a last batch of one of 21"):
+        protocol(dataset="sinusoid", n_train=21)
+
+
+@pytest.mark.parametrize("name", ["n_train", "n_val", "n_test"])
+def test_sets_made_of_two_halves_need_even_sizes(name):
+    for dataset in ("gaussian", "spiral"):
+        with pytest.raises(UserError, match=f"{name} must be even for {dataset}"):
+            protocol(dataset=dataset, **{name: 27})
+    assert getattr(protocol(dataset="sinusoid", **{name: 27}), name) == 27
 
 
 def test_cliff_note_counts_values_at_and_above_ln2():
