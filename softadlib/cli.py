@@ -44,9 +44,8 @@ def _parser() -> argparse.ArgumentParser:
             "-j",
             "--jobs",
             type=int,
-            default=os.cpu_count() or 1,
             metavar="N",
-            help="processes, one thread each (default: one per core)",
+            help="processes, one thread each (default: one per core on a CPU, else one)",
         )
 
     command = add("run", "Execute the notebooks of a profile: train, then draw.")
@@ -73,7 +72,13 @@ def _overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     return values
 
 
-def _jobs(value: int) -> int:
+def _jobs(value: int | None, protocols: dict) -> int:
+    """As asked; else one per core where the CPU trains, and one where the processes would share a GPU."""
+    from .trainer import pick_device
+
+    if value is None:
+        devices = {pick_device(p.device).type for p in protocols.values()}
+        return (os.cpu_count() or 1) if devices == {"cpu"} else 1
     if value < 1:
         raise UserError(f"--jobs must be at least 1, got {value}")
     return value
@@ -85,12 +90,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.timeout is not None and args.timeout < 1:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
     work = batch.plan(args.profile, args.dataset, args.method, _overrides(args.parameters))
+    jobs = _jobs(args.jobs, work.protocols)
     _cliff_notes(work.protocols)
     if work.skipped:
         _say(
             f"{len(work.skipped)} of {len(work.skipped) + len(work.tasks)} notebooks are already done"
         )
-    outcomes = batch.run(work, jobs=_jobs(args.jobs), timeout=args.timeout)
+    outcomes = batch.run(work, jobs=jobs, timeout=args.timeout)
     failures = [o.error for o in outcomes if o.error]
     for line in failures:
         _say(line)
@@ -108,6 +114,7 @@ def _train(args: argparse.Namespace) -> int:
 
     found = batch.protocols(args.profile, args.dataset, _overrides(args.parameters))
     pairs = [(p, m) for p in found.values() for m in batch.methods_of(p, args.method)]
+    jobs = _jobs(args.jobs, found)
     store.check_writable(store.profile_dir(args.profile))
     studies = [study.Study(p, m) for p, m in pairs]
     for one in () if args.fresh else studies:
@@ -118,9 +125,7 @@ def _train(args: argparse.Namespace) -> int:
     with tqdm(total=total, bar_format=form, disable=None) as bar:
         for protocol, method in pairs:
             bar.set_description_str(f"{protocol.dataset} × {method}")
-            study.run(
-                protocol, method, jobs=_jobs(args.jobs), resume=not args.fresh, tick=bar.update
-            )
+            study.run(protocol, method, jobs=jobs, resume=not args.fresh, tick=bar.update)
     return 0
 
 

@@ -111,17 +111,19 @@ def softad_weights(
 
 
 def global_norm(grads: Grads) -> Tensor:
-    """L2 norm of all entries of all tensors together, () ."""
-    return torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+    """L2 norm of all entries of all tensors together, ()."""
+    return torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
+    )
 
 
-def ascent_direction(grads: Grads, radius: float | Tensor) -> Grads:
-    """ε = r·g/(‖g‖ + 1e-12): the step of L2 length r up the gradient; zero where g is zero.
+def climb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
+    """w + r·g/(‖g‖ + 1e-12): a step of L2 length r up the gradient; w where g is zero.
 
     `radius` in weight space. Foret et al. (2021), eq. 2 with p = 2.
     """
-    factor = radius / (global_norm(grads) + 1e-12)
-    return {name: g * factor for name, g in grads.items()}
+    factor = torch.as_tensor(radius / (global_norm(grads) + 1e-12))
+    return {name: torch.addcmul(p, grads[name], factor) for name, p in params.items()}
 
 
 def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
@@ -137,6 +139,5 @@ def sam_gradient(
     `bn_update="both"` lets the second pass move batch norm's running statistics too, as the paper's
     code does; "first" keeps those of the first pass, as most public SAMs do. Foret et al. (2021).
     """
-    ascent = ascent_direction(gradient(params), radius)
-    climbed = {name: p + ascent[name] for name, p in params.items()}
+    climbed = climb(params, gradient(params), radius)
     return gradient(climbed, track=bn_update == "both")

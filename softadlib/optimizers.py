@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .functional import ascent_direction
+from .functional import climb
 from .losses import _number
 
 BN_UPDATES = ("both", "first")
@@ -89,12 +89,12 @@ class SAM(Optimizer):
         }
         if not params:
             raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
-        ascent = ascent_direction({name: p.grad for name, p in params.items()}, self.radius)
+        climbed = climb(params, {name: p.grad for name, p in params.items()}, self.radius)
         start = {name: p.clone() for name, p in params.items()}
         frozen = _frozen_statistics(self.model if self.bn_update == "first" else None)
         try:
             for name, p in params.items():
-                p.add_(ascent[name])
+                p.copy_(climbed[name])
             with frozen:
                 evaluate()
         finally:

@@ -23,7 +23,8 @@ class Bar:
 
         form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
         total = max(sum(units for units, _ in self.tasks.values()), 1)
-        self.bar = tqdm(total=total, desc="training", bar_format=form, disable=None)
+        before = sum(map(self._done, self.tasks))  # of a call cut short: not this one's speed
+        self.bar = tqdm(total=total, initial=before, desc="training", bar_format=form, disable=None)
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()

@@ -194,7 +194,7 @@ def _pass(
     study: Study, runs: Sequence[Run], epochs: set[int], jobs: int, tick: Tick
 ) -> list[pd.DataFrame]:
     chunks = study.chunks(runs)
-    if jobs == 1 or len(chunks) < 2:
+    if jobs == 1 or len(chunks) < 2 or study.device.type != "cpu":
         return [_train_and_save(study, chunk, epochs, tick) for chunk in chunks]
     from joblib import Parallel, delayed
 
@@ -215,8 +215,8 @@ def run(
 ) -> pd.DataFrame:
     """Do what is left of one dataset × method and return all its rows.
 
-    `jobs` processes, one thread each. `resume=False` forgets earlier results first. `tick` is told
-    of every unit done, those of earlier calls included. Raises UserError where `outputs/` cannot be
+    `jobs` processes, one thread each, on a CPU; a GPU takes one. `resume=False` forgets earlier
+    results first. `tick` is told of every unit done, those of earlier calls included. Raises UserError where `outputs/` cannot be
     written or an earlier file is broken.
     """
     study = Study(protocol, method)

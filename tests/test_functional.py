@@ -396,14 +396,14 @@ def test_softad_refuses_an_unknown_scale():
 # Gradient rules
 
 
-def test_global_norm_and_ascent_direction_by_hand():
+def test_global_norm_and_climb_by_hand():
     grads = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
     assert F.global_norm(grads) == 5
-    step = F.ascent_direction(grads, 0.5)
-    close(step["a"], [0.3, 0.0], rtol=1e-6)
-    close(step["b"], [[0.4]], rtol=1e-6)
-    zero = F.ascent_direction({"a": torch.zeros(3)}, 0.5)
-    assert zero["a"].tolist() == [0, 0, 0]
+    there = F.climb({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[-1.0]])}, grads, 0.5)
+    close(there["a"], [1.3, 2.0], rtol=1e-6)
+    close(there["b"], [[-0.6]], rtol=1e-6)
+    zero = F.climb({"a": torch.ones(3)}, {"a": torch.zeros(3)}, 0.5)
+    assert zero["a"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("bn_update", "second"), [("both", True), ("first", False)])

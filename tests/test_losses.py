@@ -142,7 +142,7 @@ def test_theta_of_any_scalar_type(theta):
 
 
 def test_repr_shows_the_numbers():
-    assert "theta=0.1, sigma=2, scale='text'" in repr(SoftAD(0.1, 2.0, scale="text"))
+    assert "theta=0.1, sigma=2, eta=1, scale='text'" in repr(SoftAD(0.1, 2.0, scale="text"))
     assert "theta=0.25" in repr(Flooding(0.25))
     assert "theta=0.25" in repr(IFlood(0.25))
 
