@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import __version__, store
+from .batch import drawings
 from .errors import UserError
 from .profiles import datasets_of
 
@@ -25,9 +26,11 @@ nav { border: 1px solid var(--line); border-width: 1px 0; margin: 1.5rem 0; back
 nav ol { columns: 22rem; padding-top: .8rem; padding-bottom: .8rem; list-style: none; }
 nav a { color: inherit; text-decoration: none; } nav a:hover { color: var(--accent); text-decoration: underline; }
 .table, section .jp-RenderedHTMLCommon, section .output_html { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .84rem; margin: .8rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .28rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; } tbody th { text-align: left; font-weight: 500; }
+table { border-collapse: collapse; border: 0; font-size: .84rem; margin: .8rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .6rem; text-align: right; border: 0;
+   border-bottom: 1px solid var(--line); white-space: nowrap; }
+thead th { border-bottom: 0; font-weight: 600; }
+thead tr:last-child th { border-bottom: 1.5px solid var(--ink); } tbody th { text-align: left; font-weight: 500; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 pre { font-size: .82rem; background: #f6f7f9; padding: .7rem .9rem; overflow-x: auto; border-radius: 4px; }
 code { font-size: .9em; } .anchor-link { display: none; } .prompt { display: none; }
@@ -44,16 +47,14 @@ def _order(notebook: Path) -> tuple:
 
 
 def _title(notebook: Path) -> str:
-    for line in _cells(notebook)[0]["source"].splitlines():
-        if line.startswith("# "):
-            return line[2:].strip()
-    return notebook.stem
-
-
-def _cells(notebook: Path) -> list:
+    """Its first heading, and the dataset where the notebook is drawn once for each."""
     import nbformat
 
-    return nbformat.read(notebook, as_version=4)["cells"]
+    document = nbformat.read(notebook, as_version=4)
+    lines = document["cells"][0]["source"].splitlines() if document["cells"] else []
+    title = next((line[2:].strip() for line in lines if line.startswith("# ")), notebook.stem)
+    given = document["metadata"].get("papermill", {}).get("parameters", {})
+    return f"{title}: {given['dataset']}" if "dataset" in given else title
 
 
 def _body(notebook: Path) -> str:
@@ -72,28 +73,25 @@ def _body(notebook: Path) -> str:
 
 
 def _sweeps(facts: pd.DataFrame) -> str:
-    """In words, per dataset, how much was trained."""
-    lines = []
+    """In words, how much was trained: one clause for all datasets that were trained alike."""
+    alike: dict[str, list[str]] = {}
     for dataset, part in facts.groupby("dataset", sort=False):
-        lines.append(
-            f"{dataset}: {part['trials'].max()} trials, up to {part['grid'].max()} values per swept method, "
+        words = (
+            f"{part['trials'].max()} trials, up to {part['grid'].max()} values per swept method, "
             f"{part['epochs'].max()} epochs, {part['runs'].sum()} runs"
         )
-    return "; ".join(lines) + "."
+        alike.setdefault(words, []).append(dataset)
+    return "; ".join(
+        f"{', '.join(names)}: {words}{' each' if len(names) > 1 else ''}"
+        for words, names in alike.items()
+    )
 
 
 def build(profile: str) -> Path:
     """Write outputs/<profile>/index.html and return its path. Raises UserError without results."""
-    datasets_of(profile, store.params_dir())
     folder = store.profile_dir(profile)
-    notebooks = sorted(
-        (
-            p
-            for p in (folder / "figures").glob("*.ipynb")
-            if not p.name.startswith(".") and ".error" not in p.name
-        ),
-        key=_order,
-    )
+    drawn = [task.target for task in drawings(profile, datasets_of(profile, store.params_dir()))]
+    notebooks = sorted((path for path in drawn if path.exists()), key=_order)
     facts = store.provenances(profile)
     if not notebooks and facts.empty:
         raise UserError(f"nothing under {folder}; first: softad run {profile}")
@@ -110,13 +108,13 @@ def build(profile: str) -> Path:
     links.append('<li><a href="#how">How each was run</a></li>')
     page.append(f'<h2 id="how">How each was run</h2>{_how(profile, facts)}')
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    swept = _sweeps(facts) if len(facts) else "No training results yet."
+    swept = _sweeps(facts) if len(facts) else "No training results yet"
     text = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>softadlib: {html.escape(profile)}</title><style>{STYLE}</style></head><body>"
         f"<header><h1>Soft ascent-descent, profile <em>{html.escape(profile)}</em></h1>"
-        f"<p>{html.escape(swept)} Every number below comes from these runs; every interval is over trials.</p>"
+        f"<p>{html.escape(swept)}. Every number below comes from these runs; every interval is over trials.</p>"
         f"</header><nav><ol>{''.join(links)}</ol></nav><main>{''.join(page)}"
         f"<footer>softadlib {__version__}, {now}. Holland &amp; Nakatani, <em>Soft ascent-descent as a stable "
         "and flexible alternative to flooding</em>, NeurIPS 2024.</footer></main></body></html>\n"

@@ -216,8 +216,8 @@ def run(
     """Do what is left of one dataset × method and return all its rows.
 
     `jobs` processes, one thread each, on a CPU; a GPU takes one. `resume=False` forgets earlier
-    results first. `tick` is told of every unit done, those of earlier calls included. Raises UserError where `outputs/` cannot be
-    written or an earlier file is broken.
+    results first. `tick` is told of every unit done, those of earlier calls included. Raises
+    UserError where `outputs/` cannot be written or an earlier file is broken.
     """
     study = Study(protocol, method)
     place, started = study.place, time.time()
