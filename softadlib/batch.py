@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from . import store
-from .errors import choose
+from .errors import MissingData, choose
+from .models import build
 from .profiles import datasets_of, load, read_yaml
 from .progress import Bar
 from .protocol import Protocol
@@ -56,23 +57,35 @@ class Plan:
     protocols: dict[str, Protocol]
     tasks: list[Task]
     skipped: list[Task] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def protocols(
     profile: str, datasets: Sequence[str] | None = None, overrides: Mapping[str, Any] | None = None
-) -> dict[str, Protocol]:
-    """The checked protocols of a profile, all or those of `datasets`. Raises UserError."""
+) -> tuple[dict[str, Protocol], list[str]]:
+    """The checked protocols of a profile, all or those of `datasets`, and what was left out and why.
+
+    A dataset of the profile that is not on this machine is left out, never replaced; one that was
+    asked for by name raises UserError, as all bad input does.
+    """
     params = store.params_dir()
     there = datasets_of(profile, params)
     for name in datasets or ():
         choose("dataset", name, there)
-    found = {
-        d: load(profile, d, params, overrides) for d in there if datasets is None or d in datasets
-    }
-    for protocol in found.values():
-        for noise in protocol.label_noise:
-            load_splits(protocol, noise, trials=1)  # refuses broken data before anything starts
-    return found
+    found, left_out = {}, []
+    for dataset in there if datasets is None else dict.fromkeys(datasets):
+        protocol = load(profile, dataset, params, overrides)
+        try:
+            for noise in protocol.label_noise:  # what is broken is refused before anything starts
+                splits = load_splits(protocol, noise, trials=1)
+        except MissingData as error:
+            if datasets is not None:
+                raise
+            left_out.append(f"left out: {error}")
+            continue
+        build(protocol.model, splits.shape, splits.classes, seed=0)
+        found[dataset] = protocol
+    return found, left_out
 
 
 def methods_of(protocol: Protocol, methods: Sequence[str] | None) -> list[str]:
@@ -91,9 +104,9 @@ def plan(
     overrides: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Every notebook to execute, and those already done. Raises UserError for any bad input."""
-    found = protocols(profile, datasets, overrides)
+    found, left_out = protocols(profile, datasets, overrides)
     store.check_writable(store.profile_dir(profile))
-    out = Plan(profile, found, [])
+    out = Plan(profile, found, [], left_out=left_out)
     for protocol in found.values():
         for method in methods_of(protocol, methods):
             study = Study(protocol, method)
@@ -108,9 +121,10 @@ def plan(
             done = study.done()  # looked at in any case: a broken table is refused here
             (out.skipped if done and task.target.exists() else out.tasks).append(task)
     out.tasks.sort(key=lambda task: -task.units)  # the longest first, so that none is left for last
-    drawing = drawings(profile, list(found))
-    for task in drawing:
-        (out.skipped if _drawn(task) and not (task.reads and out.tasks) else out.tasks).append(task)
+    training = bool(out.tasks)
+    for task in drawings(profile, list(found)):
+        done = _drawn(task) and not (task.reads and training)
+        (out.skipped if done else out.tasks).append(task)
     return out
 
 

@@ -56,6 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     command = add("train", "Run the sweeps of a profile without notebooks; the same files.")
     sweep(command)
     command.add_argument("--fresh", action="store_true", help="forget earlier results first")
+    data = commands.add_parser("data", help="List or prepare image sets.").add_subparsers(
+        dest="action", required=True, metavar="list | prepare"
+    )
+    data.add_parser("list", help="The image sets, and which are here.")
+    prepare = data.add_parser("prepare", help="Write a set as one file that needs no internet.")
+    prepare.add_argument("name", metavar="NAME", help="a known set, or a name for your own")
+    prepare.add_argument(
+        "--from-folder",
+        metavar="DIR",
+        help="images of your own: DIR/train/<class>/*, DIR/test/<class>/*",
+    )
     add("report", "Write outputs/PROFILE/index.html from the executed notebooks.")
     return parser
 
@@ -91,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
     work = batch.plan(args.profile, args.dataset, args.method, _overrides(args.parameters))
     jobs = _jobs(args.jobs, work.protocols)
-    _cliff_notes(work.protocols)
+    _notes(work.protocols, work.left_out)
     if work.skipped:
         _say(
             f"{len(work.skipped)} of {len(work.skipped) + len(work.tasks)} notebooks are already done"
@@ -112,20 +123,41 @@ def _train(args: argparse.Namespace) -> int:
 
     from . import batch, store, study
 
-    found = batch.protocols(args.profile, args.dataset, _overrides(args.parameters))
+    found, left_out = batch.protocols(args.profile, args.dataset, _overrides(args.parameters))
     pairs = [(p, m) for p in found.values() for m in batch.methods_of(p, args.method)]
     jobs = _jobs(args.jobs, found)
     store.check_writable(store.profile_dir(args.profile))
     studies = [study.Study(p, m) for p, m in pairs]
     for one in () if args.fresh else studies:
         one.done()  # a broken table is refused before anything starts
-    _cliff_notes(found)
+    _notes(found, left_out)
     total = sum(one.units() for one in studies)
     form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     with tqdm(total=total, bar_format=form, disable=None) as bar:
         for protocol, method in pairs:
             bar.set_description_str(f"{protocol.dataset} × {method}")
             study.run(protocol, method, jobs=jobs, resume=not args.fresh, tick=bar.update)
+    return 0
+
+
+def _data(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from . import images
+
+    if args.action == "list":
+        for name in images.IMAGES:
+            print(f"{name:13} {images.available(name):11} {images.SIZES[name]}")
+        print(f"data root: {images.data_root()}")
+        return 0
+    with tqdm(desc=args.name, unit="image", disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        path, digest = images.prepare(args.name, args.from_folder, progress)
+    print(f"{path}  {path.stat().st_size} bytes  sha256 {digest}")
     return 0
 
 
@@ -136,10 +168,10 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cliff_notes(protocols: dict) -> None:
-    for protocol in protocols.values():
-        if note := protocol.cliff_note():
-            _say(f"note: {note}")
+def _notes(protocols: dict, left_out: list[str]) -> None:
+    cliffs = [note for p in protocols.values() if (note := p.cliff_note())]
+    for line in (*left_out, *cliffs):
+        _say(f"note: {line}")
 
 
 def _say(line: str) -> None:
@@ -150,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `softad` command; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        return {"run": _run, "train": _train, "report": _report}[args.command](args)
+        return {"run": _run, "train": _train, "report": _report, "data": _data}[args.command](args)
     except UserError as error:
         _say(str(error))
         return 2

@@ -5,6 +5,10 @@ class UserError(ValueError):
     """Bad input: one line that names what was wrong, its value, the choices and what to do."""
 
 
+class MissingData(UserError):
+    """A dataset that is not on this machine; the message says how to get it."""
+
+
 def choose(kind: str, value: object, choices) -> None:
     """Raise `UserError` unless `value` is one of `choices`."""
     choices = list(choices)

@@ -1,12 +1,26 @@
 """Networks by name: (sample shape, classes) → `nn.Module`."""
 
+import functools
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import nn
 
-from .errors import choose
+from .errors import UserError, choose
+
+
+def torchvision() -> ModuleType:
+    """The one place that imports torchvision: missing or unmatched, it is one line, and nothing else breaks."""
+    try:
+        import torchvision as module
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"torchvision cannot be used with torch {torch.__version__} ({str(error).splitlines()[0]}); "
+            "install a matching pair of torch and torchvision from the same index"
+        ) from None
+    return module
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -35,10 +49,19 @@ def mlp1x1000(shape: tuple[int, ...], classes: int) -> nn.Module:
     return mlp(shape, classes, width=1000, depth=1)
 
 
+def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
+    if len(shape) != 3 or shape[0] != 3:
+        raise UserError(f"resnet{depth} takes images of 3 channels, got samples of shape {shape}")
+    return getattr(torchvision().models, f"resnet{depth}")(weights=None, num_classes=classes)
+
+
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "linear": linear,
     "mlp4x500": mlp4x500,
     "mlp1x1000": mlp1x1000,
+    "resnet18": functools.partial(_resnet, 18),
+    "resnet34": functools.partial(_resnet, 34),
 }
 
 

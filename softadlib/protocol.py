@@ -13,6 +13,7 @@ import numpy as np
 
 from .errors import UserError, choose
 from .functional import LN2, SCALES
+from .images import IMAGES, known_images
 from .methods import METHODS, get_method
 from .models import MODELS
 from .optimizers import BN_UPDATES
@@ -26,9 +27,9 @@ CURVES = ("selected", "all", "none")
 OPTIMIZERS = ("adam", "sgd")
 DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-DATASETS = tuple(SYNTHETIC)
-SPEED_ONLY = ("device", "stack")
-"""Fields that may change how fast a run is, never its numbers."""
+DATASETS = (*SYNTHETIC, *IMAGES)
+SPEED_ONLY = ("device", "stack", "folder")
+"""Fields that may change where and how fast a run is made, never its numbers."""
 SWEEP_ONLY = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
 """Fields that say which runs and rows there are, never what one run does."""
 
@@ -104,16 +105,28 @@ def _grid(method: str, values: Any) -> tuple[float, ...]:
     return tuple(sorted(grid))
 
 
+def check_batches(n_train: int, batch_size: int) -> None:
+    """Raise UserError where the last batch would be a single sample, on which batch norm cannot train."""
+    if n_train % batch_size == 1:
+        raise UserError(
+            f"batch_size {batch_size} leaves a last batch of one of {n_train} samples, "
+            "on which batch norm cannot train; choose another batch_size"
+        )
+
+
 @dataclass(frozen=True)
 class Protocol:
     """Every fact that decides the numbers of one dataset's study. Build with `from_dict` or `load`.
 
     `grids` maps each swept method to its knob values; the methods of a protocol are ERM and those.
-    θ and σ in nats, radius in weight space, `label_noise` a fraction (or several).
+    θ and σ in nats, radius in weight space, `label_noise` a fraction (or several). Of an image set
+    n_train, n_val, n_test = 0 take all: 80 %, 20 % and the test part.
     """
 
     profile: str
     dataset: str
+    folder: str = ""
+    """Of a dataset of one's own: train/<class>/*, test/<class>/*. Empty for the known ones."""
     model: str = "mlp4x500"
     optimizer: str = "adam"
     lr: float = 1e-3
@@ -136,7 +149,7 @@ class Protocol:
     dtype: str = "float32"
     device: str = "auto"
     stack: int = 0
-    """Runs trained side by side; 0 chooses by device. On a CPU a multiple of 8."""
+    """Runs trained side by side; 0 chooses by device. On a CPU 1, or rounded up to a multiple of 8."""
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
@@ -144,7 +157,14 @@ class Protocol:
             r"[A-Za-z0-9][\w.-]*", self.profile
         ):
             raise UserError(f"profile must be a plain folder name, got {self.profile!r}")
-        choose("dataset", self.dataset, DATASETS)
+        if not isinstance(self.folder, str):
+            raise UserError(f"folder must be a path, got {self.folder!r}")
+        if self.folder and self.dataset in DATASETS:
+            raise UserError(
+                f"folder is for a dataset of your own, {self.dataset!r} is a known one; rename it"
+            )
+        if not self.folder and not known_images(self.dataset):
+            choose("dataset", self.dataset, DATASETS)
         choose("model", self.model, MODELS)
         choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("scale", self.scale, SCALES)
@@ -157,9 +177,11 @@ class Protocol:
         put("sigma", _real("sigma", self.sigma, 0, above=True))
         put("momentum", _real("momentum", self.momentum, 0, 1))
         put("weight_decay", _real("weight_decay", self.weight_decay, 0))
-        for name in ("batch_size", "n_train", "n_val", "n_test"):
-            _whole(name, getattr(self, name), 2)  # batch norm cannot train on one sample
-            if name.startswith("n_") and self.dataset in HALVES and getattr(self, name) % 2:
+        _whole("batch_size", self.batch_size, 2)  # batch norm cannot train on one sample
+        for name in ("n_train", "n_val", "n_test"):
+            if self.dataset in SYNTHETIC or getattr(self, name) != 0:
+                _whole(name, getattr(self, name), 2)
+            if self.dataset in HALVES and getattr(self, name) % 2:
                 raise UserError(
                     f"{name} must be even for {self.dataset}, half of it for each class, "
                     f"got {getattr(self, name)}"
@@ -167,11 +189,7 @@ class Protocol:
         for name in ("epochs", "trials", "curve_every"):
             _whole(name, getattr(self, name), 1)
         _whole("stack", self.stack, 0)
-        if self.n_train % self.batch_size == 1:
-            raise UserError(
-                f"batch_size {self.batch_size} leaves a last batch of one of {self.n_train} samples, "
-                "on which batch norm cannot train; choose another batch_size"
-            )
+        check_batches(self.n_train, self.batch_size)
         noises = (
             self.label_noise if isinstance(self.label_noise, (list, tuple)) else [self.label_noise]
         )
@@ -180,6 +198,8 @@ class Protocol:
                 f"label_noise must be a fraction or a list of different ones, got {self.label_noise!r}"
             )
         put("label_noise", tuple(_real("label_noise", q, 0, 1) for q in noises))
+        if any(self.label_noise) and self.dataset not in SYNTHETIC:
+            raise UserError(f"label_noise is for {', '.join(SYNTHETIC)}; {self.dataset} takes 0")
         if not isinstance(self.grids, Mapping):
             raise UserError(
                 f"grids must map methods to knob values, got {self.grids!r}{_hint(self.grids)}"
@@ -230,6 +250,8 @@ class Protocol:
         """Hash of what one run does: two protocols that share it may share runs."""
         skip = {*SPEED_ONLY, *SWEEP_ONLY}
         facts = {k: v for k, v in self.to_dict().items() if k not in skip}
+        if self.stack == 1:
+            facts["alone"] = True  # unpadded: other last bits than in a stack
         text = json.dumps([NUMERICS, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,5 +1,6 @@
 """Data of all trials on one device: a pool of samples and, per trial, which ones are whose."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 
 from .errors import UserError
+from .images import Images, load_images
+from .protocol import Protocol, check_batches
 from .synthetic import SYNTHETIC
 
 PARTS = ("train", "val", "test")
@@ -17,8 +20,9 @@ PARTS = ("train", "val", "test")
 class Splits:
     """A pool `x` (N, …), `y` (N,) and index tensors `train`, `val`, `test`, one row a trial (T, n).
 
-    Trials that share samples share their bytes. Raises UserError for NaN or infinite inputs, labels
-    outside 0 … classes−1, and parts that are empty.
+    Trials that share samples share their bytes, and uint8 inputs stay uint8: `inputs` makes floats
+    of a batch, each part scaled to [0, 1] by its own least and greatest value. Raises UserError for
+    NaN or infinite inputs, labels outside 0 … classes−1, and parts that are empty.
     """
 
     x: Tensor
@@ -27,6 +31,8 @@ class Splits:
     val: Tensor
     test: Tensor
     classes: int
+    dtype: torch.dtype = torch.float32
+    """Of what `inputs` returns."""
 
     def __post_init__(self):
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
@@ -48,16 +54,49 @@ class Splits:
             if getattr(self, part).shape[1] == 0:
                 raise UserError(f"the {part} part is empty; give it at least one sample")
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @functools.cached_property
+    def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Least value and spread of uint8 inputs, per part (T,): what [0, 1] is scaled from.
+
+        Min and max of a part, as the paper's code takes them; on the real sets 0 and 255 in every
+        part. Found by histogram, so that no copy of a part is made.
+        """
+        out, values = {}, torch.arange(256, device=self.x.device)
+        for part in PARTS:
+            rows = []
+            for index in getattr(self, part):
+                seen = torch.zeros(256, dtype=torch.bool, device=self.x.device)
+                for some in index.split(5000):
+                    seen[self.x[some].flatten().unique().long()] = True
+                rows.append(torch.stack([values[seen].min(), values[seen].max()]))
+            low, high = torch.stack(rows).to(self.dtype).unbind(1)
+            out[part] = (low, (high - low).clamp(min=1))
+        return out
+
+    def inputs(self, x: Tensor, part: str, trial: Tensor | int) -> Tensor:
+        """What the network sees of raw inputs `x` ((n, …), or (R, n, …) with `trial` (R,))."""
+        if x.is_floating_point():
+            return x
+        low, spread = (v[trial] for v in self.ranges[part])
+        if isinstance(trial, Tensor) and trial.ndim:
+            low, spread = (v.view(-1, *[1] * (x.ndim - 1)) for v in (low, spread))
+        return (x.to(self.dtype) - low) / spread
+
     def part(self, name: str, trial: int = 0) -> tuple[Tensor, Tensor]:
-        """(x, y) of one part of one trial."""
+        """Raw (x, y) of one part of one trial."""
         index = getattr(self, name)[trial]
         return self.x[index], self.y[index]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Splits":
-        """The same data on `device`, floating inputs as `dtype`."""
+        """The same data on `device`; floating inputs, and what `inputs` returns, as `dtype`."""
         x = self.x.to(device, dtype if self.x.is_floating_point() else None)
         rest = (t.to(device) for t in (self.y, self.train, self.val, self.test))
-        return Splits(x, *rest, classes=self.classes)
+        return Splits(x, *rest, classes=self.classes, dtype=dtype)
 
 
 def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], classes: int) -> Splits:
@@ -89,9 +128,35 @@ def synthetic_splits(
     return from_arrays(trials, classes=2)
 
 
-def load_splits(protocol, label_noise: float, trials: int | None = None) -> Splits:
+def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> Splits:
+    """Trials that share one pool: a shuffled 80/20 split of the training part each, and the test part.
+
+    The shuffle is `default_rng(seed).shuffle(arange(n))`, as in the authors' code. `sizes` cut
+    train, val and test to their first samples; 0 keeps a part whole.
+    """
+    n, m = len(images.y_train), len(images.y_test)
+    index = {part: [] for part in PARTS}
+    for seed in seeds:
+        order = np.arange(n)
+        np.random.default_rng(seed).shuffle(order)
+        cut = int(0.8 * n)
+        for part, rows, size in zip(PARTS, (order[:cut], order[cut:], n + np.arange(m)), sizes):
+            if size > len(rows):
+                raise UserError(
+                    f"n_{part} is {size}, but that part has {len(rows)} samples; give 0 for all"
+                )
+            index[part].append(rows[: size or None])
+    y = np.concatenate([images.y_train, images.y_test]).astype(np.int64)
+    parts = {part: torch.from_numpy(np.stack(rows)) for part, rows in index.items()}
+    return Splits(images.pool(), torch.from_numpy(y), classes=images.classes, **parts)
+
+
+def load_splits(protocol: Protocol, label_noise: float, trials: int | None = None) -> Splits:
     """The data of a protocol at one label noise, on the CPU, for its first `trials` trials."""
     seeds = protocol.seeds[:trials]
-    return synthetic_splits(
-        protocol.dataset, seeds, label_noise, (protocol.n_train, protocol.n_val, protocol.n_test)
-    )
+    sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
+    if protocol.dataset in SYNTHETIC:
+        return synthetic_splits(protocol.dataset, seeds, label_noise, sizes)
+    splits = image_splits(load_images(protocol.dataset, protocol.folder), seeds, sizes)
+    check_batches(splits.train.shape[1], protocol.batch_size)
+    return splits

@@ -48,9 +48,9 @@ def curve_epochs(protocol: Protocol) -> set[int]:
 
 
 def stack_size(protocol: Protocol, device: torch.device) -> int:
-    """Runs side by side; on a CPU a multiple of 8, so that a run's numbers never depend on it."""
+    """Runs side by side; on a CPU 1 or a multiple of 8, so that a run's numbers never depend on it."""
     size = protocol.stack or STACK.get(device.type, 128)
-    return -(-size // 8) * 8 if device.type == "cpu" else size
+    return -(-size // 8) * 8 if device.type == "cpu" and size > 1 else size
 
 
 def train_runs(
@@ -59,11 +59,11 @@ def train_runs(
     """Train one stack of runs of one method and label noise; one row per run and epoch asked."""
     device, dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
     method, kept = get_method(runs[0].method), len(runs)
-    padding = -kept % 8 if device.type == "cpu" else 0
+    padding = -kept % 8 if device.type == "cpu" and stack_size(protocol, device) > 1 else 0
     filled = [*runs, *[runs[0]] * padding]
     with _one_thread(device):
         splits = load_splits(protocol, runs[0].label_noise).to(device, dtype)
-        shape, seeds = tuple(splits.x.shape[1:]), protocol.seeds
+        shape, seeds = splits.shape, protocol.seeds
         stack = Stack(
             method,
             [

@@ -11,6 +11,8 @@ from .selection import CASE, select
 
 LABELS = {name: m.label for name, m in METHODS.items()}
 DASH = "–"
+COLUMNS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
+"""The paper's datasets, in the order of its tables."""
 
 
 def paper() -> pd.DataFrame:
@@ -23,6 +25,13 @@ def published(table: int) -> pd.DataFrame:
     """One of the paper's tables, indexed by (dataset, method): mean, std."""
     rows = paper()
     return rows[rows["table"] == table].set_index(["dataset", "method"])[["mean", "std"]]
+
+
+def datasets_in(rows: pd.DataFrame, table: int) -> list[str]:
+    """The datasets of a table of the paper, then those that only we have rows of."""
+    theirs = {dataset for dataset, _ in published(table).index}
+    extra = sorted(set(rows["dataset"]) - set(COLUMNS))
+    return [d for d in COLUMNS if d in theirs] + extra
 
 
 def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float]:
@@ -197,16 +206,29 @@ def _mean_sd(mean: float, sd: float) -> str:
 
 
 def missing_commands(
-    rows: pd.DataFrame, profile: str, datasets: list[str], methods: list[str]
+    rows: pd.DataFrame,
+    profile: str,
+    datasets: list[str],
+    methods: list[str],
+    offered: list[str] | None = None,
+    missing: list[str] | None = None,
 ) -> list[str]:
-    """The commands that would fill the table's dashes."""
-    have = set(zip(rows["dataset"], rows["method"]))
-    return [
-        f"softad run {profile} --dataset {d} --method {m}"
-        for d in datasets
-        for m in methods
-        if (d, m) not in have
-    ]
+    """The commands that would fill the table's dashes, one a dataset.
+
+    `offered`: the datasets of the profile; others are trained by profile `paper`. `missing`: those
+    that must be fetched first.
+    """
+    have, out = set(zip(rows["dataset"], rows["method"])), []
+    for dataset in datasets:
+        lacking = [m for m in methods if (dataset, m) not in have]
+        if lacking:
+            fetch = f"softad data prepare {dataset} && " if dataset in (missing or ()) else ""
+            by = profile if offered is None or dataset in offered else "paper"
+            some = (
+                "" if len(lacking) == len(methods) else "".join(f" --method {m}" for m in lacking)
+            )
+            out.append(f"{fetch}softad run {by} --dataset {dataset}{some}")
+    return out
 
 
 def gap_verdicts(rows: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
@@ -238,7 +260,8 @@ def gap_verdicts(rows: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
                     "n": int(part["n"].min()),
                 }
             )
-    return pd.DataFrame(lines)
+    columns = ["ties", "dataset", "largest gap", "smallest gap", "accuracy", "test loss", "n"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding") -> pd.DataFrame:
@@ -258,4 +281,13 @@ def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding"
                 "below": (part < 0).sum(),
             }
             lines.append({"ties": ties, "dataset": dataset, **counts, "n": len(part)})
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines, columns=["ties", "dataset", "above", "equal", "below", "n"])
+
+
+def marks(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:
+    """The numbers of a trajectory: means over trials at the first epoch, the last, and between."""
+    epochs = sorted(curves["epoch"].unique())
+    at = sorted({epochs[round(i * (len(epochs) - 1) / count)] for i in range(count + 1)})
+    shown = curves[curves["epoch"].isin(at)].groupby(["method", "epoch"])
+    means = shown[["loss_train", "loss_test", "acc_test", "model_norm"]].mean().round(3)
+    return means.unstack("epoch").reindex([m for m in METHODS if m in set(curves["method"])])

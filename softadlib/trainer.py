@@ -6,6 +6,7 @@ diverges leaves the others as they were.
 """
 
 import copy
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,8 +141,9 @@ class Stack:
         for positions in order:
             positions = torch.as_tensor(positions, device=train.device)
             index = train.gather(1, positions)[self.trial]
+            x = data.inputs(data.x[index], "train", self.trial)
             grads = self._update(
-                self.params, self.buffers, data.x[index], data.y[index], self.knob, self.per_run
+                self.params, self.buffers, x, data.y[index], self.knob, self.per_run
             )
             for name, p in self.params.items():
                 p.grad = grads[name]
@@ -156,14 +158,21 @@ class Stack:
         )
         return lambda x: functional_call(self.skeleton, state, (x,))
 
+    def _logits(
+        self, network: Callable[[Tensor], Tensor], part: str, trial: int, x: Tensor
+    ) -> Tensor:
+        return network(self.splits.inputs(x, part, trial))
+
     def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
         """Loss and accuracy on train, val and test, and the model norm, one value per run asked."""
         chunk = EVAL_CHUNK.get(self.splits.x.device.type, 20000)
         out = {name: np.full(len(runs), np.nan) for name in MEASURES}
         for i, run in enumerate(runs):
+            network, trial = self.network(run), self.trial[run].item()
             for part in PARTS:
-                x, y = self.splits.part(part, self.trial[run])
-                loss, accuracy = evaluate(self.network(run), x, y, chunk).tolist()
+                x, y = self.splits.part(part, trial)
+                forward = functools.partial(self._logits, network, part, trial)
+                loss, accuracy = evaluate(forward, x, y, chunk).tolist()
                 out[f"loss_{part}"][i], out[f"acc_{part}"][i] = loss, accuracy
             out["model_norm"][i] = model_norm({k: p[run] for k, p in self.params.items()}).item()
         return out

@@ -75,7 +75,7 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     assert cli.main(["report", "tiny"]) == 0
     page = (folder / "index.html").read_text()
     assert page.index("Table 1") < page.index("How each was run")
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 6
     assert "gaussian: 2 trials, up to 2 values per swept method, 4 epochs, 8 runs" in page
     assert "<script" not in page
     assert 'src="http' not in page
@@ -112,7 +112,7 @@ def test_a_failure_names_notebook_and_cell_and_lets_the_others_finish(home, caps
     assert cli.main(["run", "tiny", "--dataset", "spiral", "-j", "2", "--timeout", "20"]) == 1
     err = capsys.readouterr().err
     figures = home / "outputs" / "tiny" / "figures"
-    assert "broken failed in notebooks/broken.ipynb In [2]: ValueError: no such luck" in err
+    assert "broken failed in notebooks/broken.ipynb In [4]: ValueError: no such luck" in err
     assert "stuck failed in notebooks/stuck.ipynb" in err
     assert "Timeout" in err
     assert "dying failed in notebooks/dying.ipynb" in err

@@ -34,7 +34,10 @@ BAD = [
     (("tiny", "--dataset", "moons"), "dataset 'moons' unknown; choose from gaussian"),
     (("tiny", "--method", "ishida"), "'ishida' unknown; choose from erm, sam, softad"),
     (("tiny", "--method", "flooding"), "'flooding' unknown; choose from erm, sam, softad"),
-    (("tiny", "-p", "epoch", "3"), "parameter 'epoch' unknown; choose from model, optimizer"),
+    (
+        ("tiny", "-p", "epoch", "3"),
+        "parameter 'epoch' unknown; choose from folder, model, optimizer",
+    ),
     (("tiny", "-p", "epochs", "many"), "epochs must be a whole number of at least 1, got 'many'"),
     (("tiny", "-p", "sigma", "0"), "sigma must be a number above 0, got 0"),
     (("tiny", "-p", "sigma", ".nan"), "sigma must be a number above 0, got nan"),

@@ -97,6 +97,13 @@ def test_missing_commands_fill_the_dashes():
     assert tables.missing_commands(ROWS, "quick", ["gaussian"], ["erm", "sam", "softad"]) == [
         "softad run quick --dataset gaussian --method sam"
     ]
+    found = tables.missing_commands(
+        ROWS, "quick", ["gaussian", "spiral", "svhn"], ["erm"], offered=["spiral"], missing=["svhn"]
+    )
+    assert found == [
+        "softad run quick --dataset spiral",
+        "softad data prepare svhn && softad run paper --dataset svhn",
+    ]
 
 
 def test_verdicts_name_the_ends_and_their_price():
@@ -120,3 +127,13 @@ def test_no_rows_give_dashes_not_errors():
     assert len(tables.loss_gap(empty, ["gaussian"], ["erm"])) == 1
     assert tables.gap_verdicts(empty, ["erm", "softad"]).empty
     assert tables.theta_order(empty).empty
+
+
+def test_marks_are_means_at_the_ends_and_between():
+    curves = pd.concat(
+        [ROWS[ROWS["method"] == "erm"].assign(epoch=e, loss_test=e / 10.0) for e in range(0, 13, 2)]
+    )
+    out = tables.marks(curves)
+    assert out["loss_test"].columns.tolist() == [0, 4, 8, 12]
+    assert out.loc["erm", "loss_test"].tolist() == [0.0, 0.4, 0.8, 1.2]
+    assert tables.marks(curves[curves["epoch"] == 12])["loss_test"].columns.tolist() == [12]
