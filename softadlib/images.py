@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from . import store
 from .errors import MissingData, UserError, choose
@@ -28,20 +27,21 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".
 
 @dataclass(frozen=True)
 class Images:
-    """uint8 images (n, C, H, W) and labels (n,) of a training and a test part."""
+    """uint8 images (n, C, H, W) and labels (n,) of a training and a test part.
+
+    The parts become views of one array, `pool` (training part first), so that a set costs its bytes
+    once however many trials share it.
+    """
 
     x_train: np.ndarray
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
 
-    @functools.cached_property
-    def _pool(self) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([self.x_train, self.x_test]))
-
-    def pool(self) -> torch.Tensor:
-        """All images, training part first, uint8 (N, C, H, W); made once, shared by whoever asks."""
-        return self._pool
+    def __post_init__(self):
+        pool, cut = np.concatenate([self.x_train, self.x_test]), len(self.x_train)
+        for name, value in (("pool", pool), ("x_train", pool[:cut]), ("x_test", pool[cut:])):
+            object.__setattr__(self, name, value)
 
     @property
     def classes(self) -> int:

@@ -278,7 +278,7 @@ def read(
 
 
 def provenances(profile: str) -> pd.DataFrame:
-    """One line a result: dataset, method, runs, epochs, trials, device, versions, seconds, date."""
+    """One line a result: dataset, method, runs, trials, epochs, samples, device, torch, time, date."""
     lines = []
     for path in places(profile):
         facts = read_provenance(path / "provenance.json")
@@ -292,6 +292,10 @@ def provenances(profile: str) -> pd.DataFrame:
                 "trials": facts["protocol"]["trials"],
                 "grid": len(facts["protocol"]["grids"].get(facts["method"], [0])),
                 "epochs": facts["protocol"]["epochs"],
+                "samples": " + ".join(
+                    str(facts["protocol"][f"n_{part}"] or "all")
+                    for part in ("train", "val", "test")
+                ),
                 "dtype": facts["protocol"]["dtype"],
                 "device": last["device"],
                 "torch": last["torch"],

@@ -284,6 +284,21 @@ def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding"
     return pd.DataFrame(lines, columns=["ties", "dataset", "above", "equal", "below", "n"])
 
 
+def effort(provenances: pd.DataFrame) -> pd.DataFrame:
+    """How much stands behind a table, per dataset: trials, values per method, epochs, samples.
+
+    `provenances` as `store.provenances` gives them; samples are train + val + test, "all" of a part
+    that was not cut.
+    """
+    facts = ("trials", "grid", "epochs", "samples", "dtype")
+    if provenances.empty:
+        return pd.DataFrame(columns=list(facts))
+    largest = provenances.groupby("dataset", sort=False)["grid"].max()
+    first = provenances.groupby("dataset", sort=False).first().assign(grid=largest)
+    order = [d for d in COLUMNS if d in first.index] + sorted(set(first.index) - set(COLUMNS))
+    return first.loc[order, list(facts)].rename(columns={"grid": "values per method"})
+
+
 def marks(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:
     """The numbers of a trajectory: means over trials at the first epoch, the last, and between."""
     epochs = sorted(curves["epoch"].unique())

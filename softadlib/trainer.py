@@ -159,9 +159,9 @@ class Stack:
         return lambda x: functional_call(self.skeleton, state, (x,))
 
     def _logits(
-        self, network: Callable[[Tensor], Tensor], part: str, trial: int, x: Tensor
+        self, network: Callable[[Tensor], Tensor], part: str, trial: int, index: Tensor
     ) -> Tensor:
-        return network(self.splits.inputs(x, part, trial))
+        return network(self.splits.inputs(self.splits.x[index], part, trial))
 
     def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
         """Loss and accuracy on train, val and test, and the model norm, one value per run asked."""
@@ -170,9 +170,9 @@ class Stack:
         for i, run in enumerate(runs):
             network, trial = self.network(run), self.trial[run].item()
             for part in PARTS:
-                x, y = self.splits.part(part, trial)
+                index = getattr(self.splits, part)[trial]  # gathered chunk by chunk, never whole
                 forward = functools.partial(self._logits, network, part, trial)
-                loss, accuracy = evaluate(forward, x, y, chunk).tolist()
+                loss, accuracy = evaluate(forward, index, self.splits.y[index], chunk).tolist()
                 out[f"loss_{part}"][i], out[f"acc_{part}"][i] = loss, accuracy
             out["model_norm"][i] = model_norm({k: p[run] for k, p in self.params.items()}).item()
         return out

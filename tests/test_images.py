@@ -117,8 +117,9 @@ def test_the_archives_own_formats_are_read(name, root, monkeypatch):
     for key, value in expected.items():
         np.testing.assert_array_equal(getattr(found, key), value)
     assert images.available(name) == "downloaded"
-    assert found.pool().dtype == torch.uint8
-    assert len(found.pool()) == len(expected["y_train"]) + len(expected["y_test"])
+    assert found.pool.dtype == np.uint8
+    assert len(found.pool) == len(expected["y_train"]) + len(expected["y_test"])
+    assert np.shares_memory(found.pool, found.x_train), "a set costs its bytes once"
 
 
 @pytest.mark.parametrize("name", images.DOWNLOADED)
@@ -321,6 +322,8 @@ def test_trials_share_one_pool_and_split_as_the_authors_do():
     assert splits.val.shape == (2, n - int(0.8 * n))
     assert len(splits.x) == n + len(digits.y_test)
     assert splits.x.dtype == torch.uint8
+    assert np.shares_memory(splits.x.numpy(), digits.pool)
+    assert splits.to("cpu", torch.float64).x.data_ptr() == splits.x.data_ptr()
     for trial, seed in enumerate((17716, 961412)):
         order = np.arange(n)
         np.random.default_rng(seed).shuffle(order)

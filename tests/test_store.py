@@ -189,10 +189,12 @@ def test_provenances_are_one_line_a_result(home):
         "finished": "2026-01-02T03:04:05+00:00",
     }
     facts = {"dataset": "gaussian", "method": "softad", "runs": 2, "diverged": [], "sessions": [session, session],
-             "protocol": {"trials": 2, "grids": {"softad": [0.3]}, "epochs": 4, "dtype": "float64",
+             "protocol": {"n_train": 20, "n_val": 0, "n_test": 40,
+                          "trials": 2, "grids": {"softad": [0.3]}, "epochs": 4, "dtype": "float64",
                           "label_noise": [0.0]}}  # fmt: skip
     place().finish(rows(), json.loads(json.dumps(facts)))
     (line,) = store.provenances("tiny").to_dict("records")
+    assert line["samples"] == "20 + all + 40"
     assert (line["runs"], line["grid"], line["seconds"], line["finished"]) == (
         2,
         1,

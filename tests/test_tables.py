@@ -137,3 +137,36 @@ def test_marks_are_means_at_the_ends_and_between():
     assert out["loss_test"].columns.tolist() == [0, 4, 8, 12]
     assert out.loc["erm", "loss_test"].tolist() == [0.0, 0.4, 0.8, 1.2]
     assert tables.marks(curves[curves["epoch"] == 12])["loss_test"].columns.tolist() == [12]
+
+
+def test_effort_says_what_was_cut():
+    line = {"dtype": "float32", "epochs": 10, "trials": 1}
+    facts = pd.DataFrame(
+        [
+            {
+                "dataset": "fashionmnist",
+                "method": "erm",
+                "grid": 1,
+                "samples": "6000 + 2000 + all",
+                **line,
+            },
+            {
+                "dataset": "fashionmnist",
+                "method": "sam",
+                "grid": 6,
+                "samples": "6000 + 2000 + all",
+                **line,
+            },
+            {
+                "dataset": "gaussian",
+                "method": "erm",
+                "grid": 1,
+                "samples": "100 + 100 + 20000",
+                **line,
+            },
+        ]
+    )
+    out = tables.effort(facts)
+    assert out.index.tolist() == ["gaussian", "fashionmnist"]
+    assert out.loc["fashionmnist"].tolist() == [1, 6, 10, "6000 + 2000 + all", "float32"]
+    assert tables.effort(facts.iloc[:0]).empty
