@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import store
 from .errors import MissingData, UserError, choose
+from .files import check_writable, home, write
 from .models import torchvision
 from .synthetic import SYNTHETIC
 
@@ -51,7 +51,7 @@ class Images:
 def data_root() -> Path:
     """Where image sets lie: $SOFTAD_DATA, else `data/` in the workbook."""
     named = os.environ.get("SOFTAD_DATA")
-    return Path(named) if named else store.home() / "data"
+    return Path(named) if named else home() / "data"
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -208,7 +208,7 @@ def prepare(
     )
     content = sink.getvalue()
     path = prepared_file(name)
-    store.write(path, content)
+    write(path, content)
     return path, hashlib.sha256(content).hexdigest()
 
 
@@ -220,7 +220,7 @@ def _read_folder(folder: Path) -> Images:
 def _download(name: str) -> Images:
     """Through torchvision, which checks what it finds and fetches what is missing."""
     root = data_root()
-    store.check_writable(root)
+    check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     try:
         return _from_torchvision(name, root, download=True)

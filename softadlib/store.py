@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from .errors import UserError
+from .files import check_writable, home, params_dir, saying, write
 from .methods import METHODS
 from .metrics import COLUMNS
 
@@ -27,68 +28,9 @@ RUN = ["label_noise", "trial", "knob"]
 TAG = b"softad"
 
 
-def home() -> Path:
-    """The workbook's root: $SOFTAD_HOME, or the nearest folder above that holds params/ and notebooks/."""
-    if named := os.environ.get("SOFTAD_HOME"):
-        if not Path(named).is_dir():
-            raise UserError(
-                f"SOFTAD_HOME is {named!r}, which is not a folder; set it to the repository"
-            )
-        return Path(named).resolve()
-    for start in (Path.cwd(), Path(__file__).resolve().parent):
-        for folder in (start, *start.parents):
-            if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
-                return folder
-    raise UserError(
-        "no params/ and notebooks/ here or above; run inside the repository or set SOFTAD_HOME to it"
-    )
-
-
-def params_dir() -> Path:
-    """Where the profiles are."""
-    return home() / "params"
-
-
 def profile_dir(profile: str) -> Path:
     """outputs/<profile>."""
     return home() / "outputs" / profile
-
-
-@contextlib.contextmanager
-def _saying(path: Path):
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def write(path: Path, content: bytes | str) -> None:
-    """Put `content` at `path` whole or not at all; folders are made. Raises UserError."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _saying(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def check_writable(folder: Path) -> None:
-    """Raise UserError now rather than after an hour; leaves nothing behind."""
-    nearest = folder
-    while not nearest.exists() and nearest.parent != nearest:
-        nearest = nearest.parent
-    with _saying(folder):
-        if not nearest.is_dir():
-            raise NotADirectoryError(20, f"{nearest} is not a folder")
-        probe = nearest / f".softad-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
 
 
 def _pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
@@ -193,13 +135,13 @@ class Place:
         while target.exists():
             n += 1
             target = self.path.with_name(f"{self.method}.{old}-{n}")
-        with _saying(target):
+        with saying(target):
             os.replace(self.path, target)
         return target
 
     def clear(self) -> None:
         """Forget what was kept: the next sweep starts from nothing."""
-        with _saying(self.path):
+        with saying(self.path):
             for path in (
                 self.provenance,
                 self.metrics,
@@ -304,3 +246,9 @@ def provenances(profile: str) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+__all__ = [
+    "RUN", "Place", "check_writable", "home", "merge", "params_dir", "places", "profile_dir", "provenances",
+    "read", "read_provenance", "write",
+]  # fmt: skip

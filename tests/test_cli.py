@@ -226,7 +226,10 @@ def test_the_command_is_installed_and_has_help():
 
 def test_importing_the_library_pulls_torch_and_numpy_only():
     others = ("pandas", "yaml", "scipy", "matplotlib", "papermill", "torchvision", "joblib")
-    code = f"import sys, softadlib; print([m for m in {others} if m in sys.modules])"
+    code = (
+        "import sys, softadlib, softadlib.models, softadlib.trainer; "
+        f"print([m for m in {others} if m in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
     )
