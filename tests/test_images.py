@@ -12,7 +12,7 @@ import pytest
 import torch
 from homes import make_home, tree
 
-from softadlib import cli, images, models
+from softadlib import cli, images, metrics, models
 from softadlib.errors import UserError
 from softadlib.protocol import Protocol
 from softadlib.splits import image_splits, load_splits
@@ -358,7 +358,7 @@ def test_inputs_are_scaled_part_by_part():
 def test_resnets_are_torchvisions_with_the_papers_norms():
     for name, norm in (("resnet18", 111.8), ("resnet34", 153.7)):
         net = models.build(name, (3, 32, 32), 10, 17716)
-        found = torch.nn.utils.parameters_to_vector(net.parameters()).norm().item()
+        found = metrics.model_norm(dict(net.named_parameters())).item()
         assert found == pytest.approx(norm, rel=2e-3)
     with pytest.raises(UserError, match="resnet18 takes images of 3 channels"):
         models.build("resnet18", (1, 8, 8), 10, 0)
