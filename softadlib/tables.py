@@ -1,5 +1,6 @@
 """Selected rows → the paper's tables, theirs and ours side by side."""
 
+from collections.abc import Callable
 from importlib.resources import files
 
 import numpy as np
@@ -117,42 +118,15 @@ def loss_gap(
 
     Beside every gap its 95 % interval over trials, test loss, test accuracy and n.
     """
-    theirs = published(table)["mean"]
-    rows = rows[rows["label_noise"] == label_noise]
-    ours = {
-        ties: summary(rows, ties).set_index(["dataset", "method"])
-        for ties in ("largest", "smallest")
+    cells = {
+        "gap": lambda r: _num(r["gap"]),
+        "95 %": lambda r: _range(r["gap_low"], r["gap_high"]),
+        "test loss": lambda r: _num(r["loss_test"]),
+        "test acc": lambda r: _num(r["acc_test"]),
+        "n": lambda r: f"{r['n']:.0f}",
     }
-    lines = []
-    for dataset in datasets:
-        for method in methods:
-            key = (dataset, method)
-            line = {
-                ("", "dataset"): dataset,
-                ("", "method"): LABELS[method],
-                ("paper", "gap"): _num(theirs.get(key, np.nan)),
-            }
-            for ties, s in ours.items():
-                head = f"ours, ties to the {ties} value"
-                if key in s.index:
-                    r = s.loc[key]
-                    cells = (
-                        _num(r["gap"]),
-                        _range(r["gap_low"], r["gap_high"]),
-                        _num(r["loss_test"]),
-                        _num(r["acc_test"]),
-                        f"{r['n']:.0f}",
-                    )
-                else:
-                    cells = (DASH,) * 5
-                line |= {
-                    (head, c): v
-                    for c, v in zip(("gap", "95 %", "test loss", "test acc", "n"), cells)
-                }
-            lines.append(line)
-    out = pd.DataFrame(lines).set_index([("", "dataset"), ("", "method")])
-    out.index.names, out.columns = ["dataset", "method"], pd.MultiIndex.from_tuples(out.columns)
-    return out
+    theirs = published(table)["mean"].map(_num)
+    return _side_by_side(rows[rows["label_noise"] == label_noise], datasets, methods, theirs, cells)
 
 
 def hyperparameters(
@@ -167,38 +141,43 @@ def hyperparameters(
     `edge`: trials that chose an end of the grid; `tied`: mean number of values that shared the best
     validation accuracy.
     """
-    theirs = published(table)
-    rows = rows[rows["label_noise"] == label_noise]
+    cells = {
+        "mean (sd)": lambda r: _mean_sd(r["knob"], r["knob_sd"]),
+        "edge": lambda r: f"{r['edge']:.0f}/{r['n']:.0f}",
+        "tied": lambda r: _num(r["tied"], 1),
+        "n": lambda r: f"{r['n']:.0f}",
+    }
+    theirs = published(table).apply(lambda r: _mean_sd(r["mean"], r["std"]), axis=1)
+    return _side_by_side(rows[rows["label_noise"] == label_noise], datasets, methods, theirs, cells)
+
+
+def _side_by_side(
+    rows: pd.DataFrame,
+    datasets: list[str],
+    methods: list[str],
+    theirs: pd.Series,
+    cells: dict[str, Callable[[pd.Series], str]],
+) -> pd.DataFrame:
+    """The paper's cell, then ours under both tie rules; a dash where there is no number.
+
+    `theirs` by (dataset, method); `cells` make each of our columns from a line of `summary`, and
+    the first of them is what the paper's column holds.
+    """
     ours = {
         ties: summary(rows, ties).set_index(["dataset", "method"])
         for ties in ("largest", "smallest")
     }
-    lines = []
-    for dataset in datasets:
-        for method in methods:
-            key = (dataset, method)
-            line = {
-                ("", "dataset"): dataset,
-                ("", "method"): LABELS[method],
-                ("paper", "mean (sd)"): _mean_sd(*theirs.loc[key]) if key in theirs.index else DASH,
-            }
-            for ties, s in ours.items():
-                head = f"ours, ties to the {ties} value"
-                if key in s.index:
-                    r = s.loc[key]
-                    cells = (
-                        _mean_sd(r["knob"], r["knob_sd"]),
-                        f"{r['edge']:.0f}/{r['n']:.0f}",
-                        _num(r["tied"], 1),
-                        f"{r['n']:.0f}",
-                    )
-                else:
-                    cells = (DASH,) * 4
-                line |= {(head, c): v for c, v in zip(("mean (sd)", "edge", "tied", "n"), cells)}
-            lines.append(line)
-    out = pd.DataFrame(lines).set_index([("", "dataset"), ("", "method")])
-    out.index.names, out.columns = ["dataset", "method"], pd.MultiIndex.from_tuples(out.columns)
-    return out
+    keys = [(dataset, method) for dataset in datasets for method in methods]
+    columns = {("paper", next(iter(cells))): [theirs.get(key, DASH) for key in keys]}
+    for ties, means in ours.items():
+        for name, cell in cells.items():
+            columns[f"ours, ties to the {ties} value", name] = [
+                cell(means.loc[key]) if key in means.index else DASH for key in keys
+            ]
+    index = pd.MultiIndex.from_tuples(
+        [(dataset, LABELS[method]) for dataset, method in keys], names=["dataset", "method"]
+    )
+    return pd.DataFrame(columns, index=index)
 
 
 def _mean_sd(mean: float, sd: float) -> str:
