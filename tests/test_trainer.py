@@ -5,10 +5,10 @@ import math
 from functools import partial
 
 import numpy as np
-import oracle
 import pytest
 import torch
 
+from softadlib import published as oracle
 from softadlib.errors import UserError
 from softadlib.methods import METHODS
 from softadlib.metrics import MEASURES
