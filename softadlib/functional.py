@@ -1,23 +1,33 @@
-"""The mathematics: per-sample losses in, scalar objectives and gradient rules out. No state.
+"""The mathematics: per-sample losses in, scalar objectives out; gradient rules from `rules`. No state.
 
 Every criterion takes `losses` of shape (n,) and returns a 0-d tensor. All of them are traceable by
 `torch.func` (grad, vmap) and `torch.compile`; half-precision losses are computed in float32.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from .rules import Grads as Grads
+from .rules import asam_climb as asam_climb
+from .rules import asam_gradient as asam_gradient
+from .rules import climb as climb
+from .rules import fdgr_gradient as fdgr_gradient
+from .rules import global_norm as global_norm
+from .rules import gnp_gradient as gnp_gradient
+from .rules import number
+from .rules import plain_gradient as plain_gradient
+from .rules import sam_gradient as sam_gradient
 
 SCALES = ("code", "text")
 LN2 = math.log(2)
 """θ at and above which SoftAD and iFlood with cross-entropy stop being classification-calibrated."""
 
-Grads = dict[str, Tensor]
 
-
-def _checked(losses: Tensor, theta: float | Tensor = 0.0, per_sample: bool = True) -> Tensor:
+def _checked(
+    losses: Tensor, knob: float | Tensor = 0.0, per_sample: bool = True, name: str = "theta"
+) -> Tensor:
     """The losses, in float32 at least; ValueError for shapes and types that would give nonsense."""
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
@@ -29,13 +39,9 @@ def _checked(losses: Tensor, theta: float | Tensor = 0.0, per_sample: bool = Tru
             "losses must be a float tensor of per-sample values, shape (n,), got a single value; "
             "use reduction='none'"
         )
-    if (
-        isinstance(theta, Tensor)
-        and theta.ndim
-        and not (per_sample and theta.shape == losses.shape)
-    ):
+    if isinstance(knob, Tensor) and knob.ndim and not (per_sample and knob.shape == losses.shape):
         wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
-        raise ValueError(f"theta must have shape {wanted}, got {tuple(theta.shape)}")
+        raise ValueError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
     return losses.float() if losses.dtype in (torch.float16, torch.bfloat16) else losses
 
 
@@ -91,9 +97,7 @@ def softad(
     """
     if scale not in SCALES:
         raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
-    number = isinstance(sigma, (int, float)) and not isinstance(sigma, bool)
-    if not isinstance(sigma, Tensor) and not (number and sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma must be a positive number, got {sigma!r}")
+    number("sigma", sigma, "a positive number", lambda v: v > 0)
     losses = _checked(losses, theta)
     spread = sigma * rho((losses - theta) / sigma) * (sigma if scale == "code" else 1)
     return (eta * theta + spread).mean()
@@ -110,34 +114,91 @@ def softad_weights(
     return sigma * weights if scale == "code" else weights
 
 
-def global_norm(grads: Grads) -> Tensor:
-    """L2 norm of all entries of all tensors together, ()."""
-    return torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
-    )
+def adaflood(losses: Tensor, theta: Tensor) -> Tensor:
+    """mean(θ_i + |ℓ_i − θ_i|), (n,) → (): iFlood with a level of its own for every sample.
 
-
-def climb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
-    """w + r·g/(‖g‖ + 1e-12): a step of L2 length r up the gradient; w where g is zero.
-
-    `radius` in weight space. Foret et al. (2021), eq. 2 with p = 2.
+    `theta` (n,) in nats, in the order of `losses`; make it with `flood_levels`. Raises ValueError
+    for any other shape, a single level included. Bae et al. (2024).
     """
-    factor = torch.as_tensor(radius / (global_norm(grads) + 1e-12))
-    return {name: torch.addcmul(p, grads[name], factor) for name, p in params.items()}
+    if not isinstance(theta, Tensor) or theta.shape != _checked(losses).shape:
+        got = tuple(theta.shape) if isinstance(theta, Tensor) else repr(theta)
+        raise ValueError(f"theta must have shape {tuple(losses.shape)}, one per loss, got {got}")
+    return iflood(losses, theta)
 
 
-def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
-    """g(w): the gradient rule of every method that changes the objective only."""
-    return gradient(params)
+def flood_levels(
+    aux_losses: Tensor, gamma: float | Tensor, alpha: float = 1.0, beta: float = 0.0
+) -> Tensor:
+    """θ_i = −ln((1−γ)·exp(−(αℓ_i + β)) + γ), same shape as `aux_losses`.
 
-
-def sam_gradient(
-    gradient: Callable[..., Grads], params: Grads, radius: float | Tensor, bn_update: str = "both"
-) -> Grads:
-    """g(w + r·g(w)/‖g(w)‖): two calls of `gradient(params, track=…)`.
-
-    `bn_update="both"` lets the second pass move batch norm's running statistics too, as the paper's
-    code does; "first" keeps those of the first pass, as most public SAMs do. Foret et al. (2021).
+    ℓ_i: the loss of sample i under a model that was not trained on it. γ in [0, 1] corrects towards
+    certainty: 0 gives θ_i = αℓ_i + β, 1 gives 0; θ_i ≤ −ln γ, hence at most ln 2 from γ = ½ up.
+    Raises ValueError for γ outside. Bae et al. (2024).
     """
-    climbed = climb(params, gradient(params), radius)
-    return gradient(climbed, track=bn_update == "both")
+    number("gamma", gamma, "a number from 0 to 1", lambda v: 0 <= v <= 1)
+    number("alpha", alpha, "a finite number", lambda v: True)
+    number("beta", beta, "a finite number", lambda v: True)
+    losses = _checked(aux_losses, gamma, per_sample=False, name="gamma")
+    gamma = torch.as_tensor(gamma, dtype=losses.dtype, device=losses.device)
+    return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))
+
+
+def cvar(losses: Tensor, beta: float | Tensor) -> Tensor:
+    """min over θ of θ + mean(ℓ − θ)₊/(1−β), (n,) → (): the mean of the worst (1−β)n losses.
+
+    `beta` in [0, 1), float or (); 0 is the mean. Where (1−β)n is not whole, the last of the worst
+    counts by the fraction left, so that this is the minimum exactly. Rockafellar & Uryasev (2000).
+    """
+    number("beta", beta, "a number of at least 0 and below 1", lambda v: 0 <= v < 1)
+    losses = _checked(losses, beta, per_sample=False, name="beta").flatten()
+    n = len(losses)
+    kept = torch.as_tensor((1 - beta) * n, dtype=losses.dtype, device=losses.device)
+    place = torch.arange(n, dtype=losses.dtype, device=losses.device)
+    weights = (kept - place).clamp(0, 1) / kept
+    return (weights * losses.sort(descending=True).values).sum()
+
+
+def chi2_dro(losses: Tensor, radius: float | Tensor) -> Tensor:
+    """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²), (n,) → (): the worst mean over a χ² ball.
+
+    The ball: weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or (); 0 is
+    the mean, mean + √(2r·Var) where no sample is left out, the maximum from n ≤ 1 + 2r. Solved
+    exactly, by the number k of samples that keep weight. Duchi & Namkoong (2019).
+    """
+    number("radius", radius, "a number of at least 0", lambda v: v >= 0)
+    losses = _checked(losses, radius, per_sample=False, name="radius").flatten()
+    n = len(losses)
+    worst = losses.sort(descending=True).values
+    top = worst[0].detach()  # subtracted, so that losses which share the maximum are exactly 0
+    worst = worst - top
+    place = torch.arange(n, dtype=losses.dtype, device=losses.device)
+    ball = 1 + 2 * radius
+    # k, how many keep weight: the first at which the dual no longer falls as θ falls to the next loss
+    z = worst.detach()
+    count, following, sums, squares = place[1:], z[1:], z.cumsum(0)[:-1], (z**2).cumsum(0)[:-1]
+    above = sums - count * following
+    above_squared = squares - 2 * following * sums + count * following**2
+    k = (1 + (ball / n * above**2 <= above_squared).sum()).to(losses.dtype)
+    kept = place < k
+    mean = torch.where(kept, worst, 0).sum() / k
+    variance = torch.where(kept, (worst - mean) ** 2, 0).sum() / k
+    square = variance * (ball * k / n - 1).clamp(min=0)
+    # the slope of √ is infinite at 0; there all that keep weight keep the same
+    root = torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0)
+    return top + mean + root
+
+
+def tilted(losses: Tensor, t: float | Tensor) -> Tensor:
+    """ln(mean exp(tℓ))/t, (n,) → (): from the minimum (t → −∞) by the mean (0) to the maximum.
+
+    Gradient weights are softmax(tℓ). `t` per nat, float or (). Nothing overflows at large tℓ, and
+    nothing cancels at small t. Li et al. (2021).
+    """
+    number("t", t, "a finite number", lambda v: True)
+    losses = _checked(losses, t, per_sample=False, name="t").flatten()
+    t = torch.as_tensor(t, dtype=losses.dtype, device=losses.device)
+    mean, rate = losses.mean(), torch.where(t == 0, 1, t)
+    z = rate * (losses - mean)
+    far = torch.logsumexp(z, 0) - math.log(len(losses))
+    near = torch.log1p(torch.expm1(z.clamp(-1, 1)).mean())
+    return mean + torch.where(t == 0, 0, torch.where(z.abs().amax() < 1, near, far) / rate)
