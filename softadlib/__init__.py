@@ -1,17 +1,25 @@
 """Soft ascent-descent, flooding and sharpness-aware training for PyTorch."""
 
 from . import functional
-from .losses import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
-from .optimizers import SAM
+from .contrasts import ChiSquareDRO, CVaR, Tilted
+from .losses import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
+from .optimizers import ASAM, FDGR, GNP, SAM
 
 __version__ = "0.1.0"
 __all__ = [
+    "ASAM",
     "ERM",
+    "FDGR",
+    "GNP",
     "SAM",
+    "AdaFlood",
+    "CVaR",
     "CalibrationWarning",
+    "ChiSquareDRO",
     "Flooding",
     "IFlood",
     "SoftAD",
+    "Tilted",
     "__version__",
     "functional",
 ]

@@ -3,9 +3,10 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from . import functional as F
@@ -15,7 +16,14 @@ class CalibrationWarning(UserWarning):
     """θ is so high that the criterion's minimiser predicts the wrong class."""
 
 
-def _number(name: str, value: float, *, positive: bool = False) -> float:
+def _number(
+    name: str,
+    value: float,
+    *,
+    positive: bool = False,
+    low: float = -math.inf,
+    below: float = math.inf,
+) -> float:
     try:
         number = math.nan if isinstance(value, Tensor) and value.requires_grad else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -26,6 +34,9 @@ def _number(name: str, value: float, *, positive: bool = False) -> float:
         or (positive and number <= 0)
     ):
         wanted = "a positive number" if positive else "a finite number"
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    if not low <= number < below:
+        wanted = f"at least {low:g}" + (f" and below {below:g}" if below < math.inf else "")
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return number
 
@@ -61,13 +72,16 @@ class Criterion(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """(n, C) logits and (n,) targets → (), or whatever shapes `base` takes."""
+        return self.reduce(self._losses(input, target).flatten())
+
+    def _losses(self, input: Tensor, target: Tensor) -> Tensor:
         losses = self.base(input, target)
         if not isinstance(losses, Tensor) or losses.ndim == 0:
             raise ValueError(
                 f"base {self.base!r} must give one loss per sample, shape (n,); "
                 "it gave a single value: use reduction='none'"
             )
-        return self.reduce(losses.flatten())
+        return losses
 
     def reduce(self, losses: Tensor) -> Tensor:
         """Per-sample losses (n,) → ()."""
@@ -146,3 +160,68 @@ class SoftAD(_Thresholded):
 
     def extra_repr(self) -> str:
         return f"theta={self.theta:g}, sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"
+
+
+class AdaFlood(Criterion):
+    """mean(θ_i + |ℓ_i − θ_i|): flooding with a level of its own for every sample, found by its index.
+
+    (n, C), (n,), (n,) indices → (). `theta`: levels in nats, a vector whose i-th entry is sample i's,
+    or a mapping index → level; `functional.flood_levels` makes them of the losses of auxiliary
+    models. An index without a level is an IndexError, never a level of 0. Bae et al. (2024).
+
+    >>> criterion = AdaFlood({7: 0.1, 3: 0.4})
+    >>> criterion(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([3, 7]))
+    tensor(0.6931)
+    """
+
+    def __init__(
+        self,
+        theta: Tensor | np.ndarray | Mapping[int, float],
+        *,
+        base: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ):
+        super().__init__(base)
+        ids, levels = _levels(theta)
+        self.register_buffer("ids", ids)
+        self.register_buffer("theta", levels)
+
+    def forward(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor:
+        """Logits, targets and the samples' indices (n,), in whatever order → ()."""
+        losses = self._losses(input, target)
+        if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+            kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
+            raise ValueError(f"index must be a tensor of whole numbers, one per sample, got {kind}")
+        if index.shape != losses.shape:
+            raise ValueError(
+                f"index must have shape {tuple(losses.shape)}, one per loss, got {tuple(index.shape)}"
+            )
+        index = index.to(self.ids)
+        place = torch.searchsorted(self.ids, index).clamp(max=len(self.ids) - 1)
+        strange = index[self.ids[place] != index]
+        if len(strange):
+            raise IndexError(
+                f"index {strange[0].item()} has no flood level; {len(self.ids)} samples have one"
+            )
+        dtype = torch.promote_types(losses.dtype, torch.float32)
+        return F.adaflood(losses, self.theta[place].to(losses.device, dtype))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.ids)} levels"
+
+
+def _levels(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Tensor]:
+    """Indices (N,), ascending, and their levels (N,); ValueError for what cannot be levels."""
+    wanted = "theta must be a vector of finite levels or a mapping from index to level"
+    try:
+        ids = sorted(theta) if isinstance(theta, Mapping) else None
+        levels = torch.as_tensor(theta if ids is None else [float(theta[i]) for i in ids])
+        ids = torch.as_tensor(range(len(levels)) if ids is None else ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{wanted}, got {theta!r}") from error
+    if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
+        raise ValueError(f"{wanted}, got {levels.dtype} of shape {tuple(levels.shape)}")
+    if ids.dtype != torch.int64:
+        raise ValueError(f"{wanted}, got indices of {ids.dtype}")
+    if not levels.isfinite().all():
+        raise ValueError(f"{wanted}, got {levels[~levels.isfinite()][0].item()}")
+    return ids, levels.detach().clone()

@@ -3,6 +3,7 @@
 A new method is one line here, over a function in `functional`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class Method:
     """Gradient evaluations per step."""
     cliff: bool = False
     """True where θ ≥ ln 2 makes the minimiser of cross-entropy predict the wrong class."""
+    below: float = math.inf
+    """The knob is at least 0 and below this."""
 
 
 METHODS: dict[str, Method] = {
@@ -56,8 +59,41 @@ METHODS: dict[str, Method] = {
             ("sigma", "scale"),
             cliff=True,
         ),
+        Method(
+            "asam",
+            "ASAM",
+            "xkcd:tangerine",
+            "radius",
+            rule=F.asam_gradient,
+            rule_settings=("bn_update", "variant", "eta"),
+            gradients=2,
+        ),
+        Method(
+            "gnp",
+            "GNP",
+            "xkcd:kelly green",
+            "alpha",
+            rule=F.gnp_gradient,
+            rule_settings=("bn_update", "radius", "mixing"),
+            gradients=2,
+        ),
+        Method(
+            "fdgr",
+            "FD-GR",
+            "xkcd:sienna",
+            "strength",
+            rule=F.fdgr_gradient,
+            rule_settings=("bn_update", "step_size", "scheme"),
+            gradients=2,
+        ),
+        Method("cvar", "CVaR", "xkcd:steel grey", "beta", F.cvar, below=1.0),
+        Method("chi2", "χ²-DRO", "xkcd:mustard", "divergence", F.chi2_dro),
+        Method("tilted", "Tilted", "xkcd:dark teal", "t", F.tilted),
     )
 }
+
+PAPER = ("erm", "flooding", "iflood", "sam", "softad")
+"""The methods of the paper's tables."""
 
 
 def get_method(name: str) -> Method:

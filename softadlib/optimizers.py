@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .functional import climb
+from . import functional as F
+from .errors import choose
 from .losses import _number
+from .rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
 
 BN_UPDATES = ("both", "first")
 
@@ -33,7 +35,80 @@ def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
             m.track_running_stats, m.running_mean, m.running_var = track, mean, var
 
 
-class SAM(Optimizer):
+class _Ruled(Optimizer):
+    """Steps `base` with the direction that a gradient rule makes of several runs of the closure.
+
+    Learning rate, weight decay and state are those of `base`. Subclasses write `direction`.
+    """
+
+    def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
+        if not isinstance(base, Optimizer):
+            raise TypeError(f"base must be a torch.optim optimizer, got {type(base).__name__}")
+        choose("bn_update", bn_update, BN_UPDATES)
+        if bn_update == "first" and model is None:
+            raise ValueError("bn_update='first' needs model=, to find its batch norm layers")
+        self.base, self.bn_update, self.model = base, bn_update, model
+        super().__init__(base.param_groups, base.defaults)
+        self.param_groups, self.state = base.param_groups, base.state  # one set, not two
+
+    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        """The gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
+        raise NotImplementedError
+
+    def _names(self, params: list[Tensor]) -> list[str]:
+        return [str(i) for i in range(len(params))]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+        """One update. Returns the loss at w, the first of the closure's calls."""
+        if closure is None:
+            name = type(self).__name__
+            raise ValueError(f"{name}.step needs a closure: it evaluates the loss more than once")
+        evaluate = torch.enable_grad()(closure)
+        loss = evaluate()
+        every = [p for group in self.param_groups for p in group["params"]]
+        named = {n: p for n, p in zip(self._names(every), every) if p.grad is not None}
+        if not named:
+            raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
+        start = {name: p.clone() for name, p in named.items()}
+
+        def gradient(params: Grads, track: bool = True) -> Grads:
+            if params is not start:  # there, the closure has been called already
+                for name, p in named.items():
+                    p.copy_(params[name])
+                with _frozen_statistics(None if track else self.model):
+                    evaluate()
+            grads = {}
+            for name, p in named.items():
+                grads[name] = torch.zeros_like(p) if p.grad is None else p.grad
+                p.grad = None  # taken, so that the next pass cannot write into it
+            return grads
+
+        try:
+            direction = self.direction(gradient, start)
+        finally:
+            for name, p in named.items():
+                p.copy_(start[name])  # a stored copy: subtracting would not restore the bits
+        for name, p in named.items():
+            p.grad = direction[name]
+        self.base.step()
+        return loss
+
+    def __getstate__(self) -> dict:
+        """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
+        return self.__dict__.copy()
+
+    def state_dict(self) -> dict:
+        """The base optimizer's state; the settings are arguments, not state."""
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Restore the base optimizer's state."""
+        self.base.load_state_dict(state_dict)
+        self.param_groups, self.state = self.base.param_groups, self.base.state
+
+
+class SAM(_Ruled):
     """Sharpness-aware minimisation: steps `base` with the gradient taken at w + r·g(w)/‖g(w)‖.
 
     `step(closure)` runs the closure twice; it must zero the gradients, compute the loss, call
@@ -60,58 +135,107 @@ class SAM(Optimizer):
         bn_update: str = "both",
         model: nn.Module | None = None,
     ):
-        if not isinstance(base, Optimizer):
-            raise TypeError(f"base must be a torch.optim optimizer, got {type(base).__name__}")
-        if bn_update not in BN_UPDATES:
+        super().__init__(base, bn_update, model)
+        self.radius = _number("radius", radius, low=0)
+
+    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        return F.sam_gradient(gradient, params, self.radius, self.bn_update)
+
+
+class ASAM(_Ruled):
+    """Adaptive SAM: steps `base` with the gradient taken at w + r·T²g/‖Tg‖, T as large as |w|.
+
+    `step(closure)` as for `SAM`, two calls. `variant="official"`: T = |w| + `eta` for parameters
+    named *weight* in `model`, which it needs, and 1 for the others. "davda54": T = |w| for all. The
+    authors take `radius` 0.5 for CIFAR-10 and 1 for CIFAR-100. Kwon et al. (2021).
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        radius: float = 0.5,
+        *,
+        variant: str = "official",
+        eta: float = 0.01,
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+    ):
+        super().__init__(base, bn_update, model)
+        choose("variant", variant, ASAM_VARIANTS)
+        if variant == "official" and model is None:
             raise ValueError(
-                f"bn_update {bn_update!r} unknown; choose from {', '.join(BN_UPDATES)}"
+                "variant='official' needs model=, to know which parameters are weights"
             )
-        if bn_update == "first" and model is None:
-            raise ValueError("bn_update='first' needs model=, to find its batch norm layers")
-        self.radius = _number("radius", radius)
-        if self.radius < 0:
-            raise ValueError(f"radius must be at least 0, got {radius!r}")
-        self.base, self.bn_update, self.model = base, bn_update, model
-        super().__init__(base.param_groups, base.defaults)
-        self.param_groups, self.state = base.param_groups, base.state  # one set, not two
+        self.radius, self.eta = _number("radius", radius, low=0), _number("eta", eta, low=0)
+        self.variant = variant
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
-        """One update. Returns the loss at w, the first of the closure's two calls."""
-        if closure is None:
-            raise ValueError("SAM.step needs a closure: it evaluates the loss twice")
-        evaluate = torch.enable_grad()(closure)
-        loss = evaluate()
-        params = {
-            str(i): p
-            for i, p in enumerate(p for group in self.param_groups for p in group["params"])
-            if p.grad is not None
-        }
-        if not params:
-            raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
-        climbed = climb(params, {name: p.grad for name, p in params.items()}, self.radius)
-        start = {name: p.clone() for name, p in params.items()}
-        frozen = _frozen_statistics(self.model if self.bn_update == "first" else None)
-        try:
-            for name, p in params.items():
-                p.copy_(climbed[name])
-            with frozen:
-                evaluate()
-        finally:
-            for name, p in params.items():
-                p.copy_(start[name])  # a stored copy: subtracting would not restore the bits
-        self.base.step()
-        return loss
+    def _names(self, params: list[Tensor]) -> list[str]:
+        if self.variant != "official":
+            return super()._names(params)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        if not all(id(p) in names for p in params):
+            raise ValueError(
+                "model= lacks a parameter of the optimizer; variant='official' goes by name"
+            )
+        return [names[id(p)] for p in params]
 
-    def __getstate__(self) -> dict:
-        """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
-        return self.__dict__.copy()
+    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        settings = {"variant": self.variant, "eta": self.eta}
+        return F.asam_gradient(gradient, params, self.radius, self.bn_update, **settings)
 
-    def state_dict(self) -> dict:
-        """The base optimizer's state; the radius is an argument, not state."""
-        return self.base.state_dict()
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Restore the base optimizer's state."""
-        self.base.load_state_dict(state_dict)
-        self.param_groups, self.state = self.base.param_groups, self.base.state
+class GNP(_Ruled):
+    """Gradient norm penalty: steps `base` with (1−α)·g(w) + α·g(w + r·g/‖g‖), α = λ/r.
+
+    `step(closure)` as for `SAM`, two calls. λ is the weight of ‖∇L‖ beside L; α = 0 gives `base`,
+    α = 1 SAM. `mixing="official"` normalises the first g, as the authors' code does by default,
+    against their formula. Zhao et al. (2022).
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        alpha: float = 0.8,
+        radius: float = 0.1,
+        *,
+        mixing: str = "paper",
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+    ):
+        super().__init__(base, bn_update, model)
+        choose("mixing", mixing, GNP_MIXINGS)
+        self.alpha, self.radius = _number("alpha", alpha, low=0), _number("radius", radius, low=0)
+        self.mixing = mixing
+
+    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        settings = {"radius": self.radius, "mixing": self.mixing}
+        return F.gnp_gradient(gradient, params, self.alpha, self.bn_update, **settings)
+
+
+class FDGR(_Ruled):
+    """Gradient regularisation by finite differences: steps `base` with g + λ·(g(w + a·g) − g)/a.
+
+    `step(closure)` as for `SAM`, two calls; three with `scheme="centered"`, which puts
+    (g(w + a·g) − g(w − a·g))/2a. λ = `strength` is the weight of ‖∇L‖²/2 beside L (0 gives `base`),
+    a = `step_size` > 0 the step of the difference. Karakida et al. (2023).
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        strength: float,
+        step_size: float = 0.01,
+        *,
+        scheme: str = "forward",
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+    ):
+        super().__init__(base, bn_update, model)
+        choose("scheme", scheme, FD_SCHEMES)
+        self.strength = _number("strength", strength, low=0)
+        self.step_size = _number("step_size", step_size, positive=True)
+        self.scheme = scheme
+
+    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        settings = {"step_size": self.step_size, "scheme": self.scheme}
+        return F.fdgr_gradient(gradient, params, self.strength, self.bn_update, **settings)
