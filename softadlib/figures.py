@@ -25,6 +25,16 @@ from .methods import METHODS
 
 DASHES = {"test": {"train": "--", "test": "-"}, "train": {"train": "-", "test": "--"}}
 """The part drawn solid → the line style of each part."""
+AXES = {
+    "theta": "θ (nats)",
+    "radius": "radius",
+    "alpha": "α",
+    "strength": "λ",
+    "beta": "β",
+    "divergence": "χ² radius",
+    "t": "t per nat",
+}
+"""Each knob of the registry, as its axis is labelled."""
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
@@ -217,13 +227,14 @@ def trajectory_panels(rows: pd.DataFrame, *, solid: str = "test", log_loss: bool
 def knob_curves(rows_final: pd.DataFrame) -> Figure:
     """Test accuracy and loss against the knob, last epoch of all runs: mean, band from min to max.
 
-    Methods with a θ share one column, ln 2 marked; the radius has its own, logarithmic. ERM, which
+    Methods that share a knob share a column; that of θ has ln 2 marked, the others are logarithmic
+    where no value is 0. ERM, which
     has no knob, is a level dashed line. `rows_final` and the loss axis as in `trajectories`.
     """
     rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
     rows = rows[rows["epoch"] == rows["epoch"].max()]
     symbol = rows["method"].map({name: method.knob for name, method in METHODS.items()})
-    knobs = [knob for knob in ("theta", "radius") if (symbol == knob).any()] or ["theta"]
+    knobs = [knob for knob in AXES if (symbol == knob).any()] or ["theta"]
     grid = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
@@ -234,7 +245,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
             sns.lineplot(mine, x="knob", y=column, errorbar=("pi", 100), ax=ax, **hue, **dots)
         for name, level in rows[symbol.isna()].groupby("method")[column].mean().items():
             ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
-        ax.set(xlabel=knobs[j].replace("theta", "θ (nats)"), ylabel=f"test {NAMES[column[:-5]]}")
+        ax.set(xlabel=AXES[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
         if knobs[j] == "theta":
             mark_ln2(ax, label=i == 0)
         elif (mine["knob"] > 0).all():

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .methods import METHODS
+from .methods import METHODS, PAPER
 from .selection import CASE, select
 
 LABELS = {name: m.label for name, m in METHODS.items()}
@@ -33,6 +33,11 @@ def datasets_in(rows: pd.DataFrame, table: int) -> list[str]:
     theirs = {dataset for dataset, _ in published(table).index}
     extra = sorted(set(rows["dataset"]) - set(COLUMNS))
     return [d for d in COLUMNS if d in theirs] + extra
+
+
+def methods_in(rows: pd.DataFrame) -> list[str]:
+    """The methods of the paper, then those that only we have rows of."""
+    return [*PAPER, *(m for m in METHODS if m not in PAPER and m in set(rows["method"]))]
 
 
 def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float]:

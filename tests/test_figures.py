@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 from softadlib import figures
 from softadlib.errors import UserError
 from softadlib.functional import LN2
-from softadlib.methods import METHODS
+from softadlib.methods import METHODS, PAPER
 from softadlib.metrics import COLUMNS
 
 
@@ -220,10 +220,10 @@ class TestTrajectories:
 
 class TestTrajectoryPanels:
     def test_three_panels_under_one_legend(self):
-        fig = figures.trajectory_panels(table(list(METHODS)))
+        fig = figures.trajectory_panels(table(list(PAPER)))
         assert [ax.get_ylabel() for ax in fig.axes] == list(figures.NAMES.values())
         assert [len(ax.get_lines()) for ax in fig.axes] == [10, 10, 5]
-        labels = [method.label for method in METHODS.values()]
+        labels = [METHODS[name].label for name in PAPER]
         assert names(fig.legends[0]) == [*labels, "train", "test"]
         assert all(ax.get_legend() is None for ax in fig.axes)
         assert [ax.get_yscale() for ax in fig.axes] == ["log", "linear", "linear"]
@@ -263,6 +263,16 @@ class TestKnobCurves:
             assert any(list(line.get_xdata()) == [LN2, LN2] for line in ax.get_lines())
         for ax in (acc_radius, loss_radius):
             assert not any(list(line.get_xdata()) == [LN2, LN2] for line in ax.get_lines())
+
+    def test_every_other_knob_has_a_column_of_its_own(self):
+        methods = ("softad", "asam", "gnp", "fdgr", "cvar", "chi2", "tilted")
+        knobs = dict(zip(methods, (0.1, 0.5, 0.8, 0.2, 0.3, 2.0, 1.0)))
+        fig = figures.knob_curves(pd.concat(sweep_rows(m, [0.0, v]) for m, v in knobs.items()))
+        top = fig.axes[: len(fig.axes) // 2]
+        labels = [ax.get_xlabel() for ax in fig.axes[len(top) :]]
+        assert labels == ["θ (nats)", "radius", "α", "λ", "β", "χ² radius", "t per nat"]
+        for ax, (method, value) in zip(top, knobs.items()):
+            assert lines(ax, method)["-"][0].tolist() == [0, value]
 
     def test_mean_and_band_from_least_to_greatest(self):
         rows = sweep_rows("softad", [0.1, 0.5])
