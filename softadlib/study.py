@@ -2,44 +2,30 @@
 
 The paper reads the final epoch of every run and the curves of the selected ones. So the first pass
 measures the end only; the replay trains the selected again, measures along the way, and must end
-where the first pass did. On a CPU that holds bit for bit with one thread and stacks padded to a
-multiple of 8; elsewhere the first pass measures every curve.
+where the first pass did. On a CPU with one thread, where every run is trained alone, that holds bit
+for bit; elsewhere the first pass measures every curve.
 """
 
-import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 
 from . import provenance, selection, store
 from .errors import UserError
+from .hardware import pick_device
 from .methods import get_method
 from .metrics import MEASURES
-from .models import build
 from .protocol import Protocol, Run
-from .splits import load_splits
-from .trainer import STACK, Recipe, Stack, pick_device
+from .sweep import train_runs
+from .synthetic import SYNTHETIC
 
 Tick = Callable[[int], None]
 """Called with the number of run × gradient × epoch units just done."""
-
-
-@contextlib.contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU the order of additions, and with it the last bit, depends on the thread count."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def curve_epochs(protocol: Protocol) -> set[int]:
@@ -47,64 +33,8 @@ def curve_epochs(protocol: Protocol) -> set[int]:
     return {*range(0, protocol.epochs, protocol.curve_every), protocol.epochs}
 
 
-def stack_size(protocol: Protocol, device: torch.device) -> int:
-    """Runs side by side; on a CPU 1 or a multiple of 8, so that a run's numbers never depend on it."""
-    size = protocol.stack or STACK.get(device.type, 128)
-    return -(-size // 8) * 8 if device.type == "cpu" and size > 1 else size
-
-
-def train_runs(
-    protocol: Protocol, runs: Sequence[Run], eval_epochs: set[int], tick: Tick = lambda units: None
-) -> pd.DataFrame:
-    """Train one stack of runs of one method and label noise; one row per run and epoch asked."""
-    device, dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
-    method, kept = get_method(runs[0].method), len(runs)
-    padding = -kept % 8 if device.type == "cpu" and stack_size(protocol, device) > 1 else 0
-    filled = [*runs, *[runs[0]] * padding]
-    with _one_thread(device):
-        splits = load_splits(protocol, runs[0].label_noise).to(device, dtype)
-        shape, seeds = splits.shape, protocol.seeds
-        stack = Stack(
-            method,
-            [
-                build(protocol.model, shape, splits.classes, seeds[r.trial]).to(dtype)
-                for r in filled
-            ],
-            splits,
-            [r.trial for r in filled],
-            [r.knob for r in filled],
-            {name: getattr(protocol, name) for name in (*method.settings, *method.rule_settings)},
-        )
-        recipe = Recipe(
-            protocol.optimizer,
-            protocol.lr,
-            protocol.batch_size,
-            protocol.epochs,
-            protocol.momentum,
-            protocol.weight_decay,
-        )
-        measured = stack.train(
-            recipe,
-            seeds,
-            eval_epochs,
-            keep=kept,
-            on_epoch=lambda epoch: tick(kept * method.gradients) if epoch else None,
-        )
-    frames = [
-        pd.DataFrame(
-            {
-                "dataset": protocol.dataset,
-                "method": method.name,
-                "trial": [r.trial for r in runs],
-                "label_noise": [r.label_noise for r in runs],
-                "knob": [r.knob for r in runs],
-                "epoch": epoch,
-                **{name: values[name] for name in MEASURES},
-            }
-        )
-        for epoch, values in measured.items()
-    ]
-    return store.merge(frames)
+CPU_TASK = 8
+"""Most runs that a CPU process takes at a time: what an accident may cost."""
 
 
 @dataclass
@@ -171,9 +101,14 @@ class Study:
             (len(self.runs) + replayed) * self.protocol.epochs * get_method(self.method).gradients
         )
 
-    def chunks(self, runs: Sequence[Run]) -> list[list[Run]]:
-        """Stacks to train: runs of one label noise, at most `stack_size` of them."""
-        size, out = stack_size(self.protocol, self.device), []
+    def tasks(self, runs: Sequence[Run], jobs: int) -> list[list[Run]]:
+        """Runs to hand out together, all of one label noise: on a CPU a few for each process."""
+        size = self.protocol.stack or max(1, len(runs))
+        if self.device.type == "cpu" and not self.protocol.stack:
+            long = self.protocol.dataset not in SYNTHETIC
+            even = CPU_TASK if jobs == 1 else -(-len(runs) // (4 * jobs))
+            size = 1 if long else min(CPU_TASK, even)
+        out = []
         for noise in self.protocol.label_noise:
             some = [r for r in runs if r.label_noise == noise]
             out += [some[i : i + size] for i in range(0, len(some), size)]
@@ -185,22 +120,21 @@ def _key(noise: float, trial: int, knob: float) -> tuple:
 
 
 def _train_and_save(study: Study, runs: list[Run], epochs: set[int], tick: Tick) -> pd.DataFrame:
-    rows = train_runs(study.protocol, runs, epochs, tick)
-    study.place.save_part(rows)  # by whoever trained it, so that a death loses one stack at most
-    return rows
+    # Saved by whoever trained it, so that a death loses what was in flight and no more.
+    return train_runs(study.protocol, runs, epochs, tick, study.place.save_part)
 
 
 def _pass(
     study: Study, runs: Sequence[Run], epochs: set[int], jobs: int, tick: Tick
 ) -> list[pd.DataFrame]:
-    chunks = study.chunks(runs)
-    if jobs == 1 or len(chunks) < 2 or study.device.type != "cpu":
-        return [_train_and_save(study, chunk, epochs, tick) for chunk in chunks]
+    tasks = study.tasks(runs, jobs) if runs else []
+    if jobs == 1 or len(tasks) < 2 or study.device.type != "cpu":
+        return [_train_and_save(study, task, epochs, tick) for task in tasks]
     from joblib import Parallel, delayed
 
     units = study.protocol.epochs * get_method(study.method).gradients
     frames = []
-    work = (delayed(_train_and_save)(study, chunk, epochs, _silent) for chunk in chunks)
+    work = (delayed(_train_and_save)(study, task, epochs, _silent) for task in tasks)
     for rows in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
         frames.append(rows)
         tick(units * len(rows[store.RUN].drop_duplicates()))
@@ -247,7 +181,6 @@ def run(
             runs_trained=len(todo),
             runs_replayed=len(replays),
             jobs=jobs,
-            stack=stack_size(protocol, study.device),
         )
         place.finish(rows, provenance.describe(protocol, method, rows, [*earlier, session]))
     place.progress.unlink(missing_ok=True)

@@ -48,7 +48,7 @@ def test_a_stack_of_resnets_is_the_plain_loop(splits, method):
         sizes = []
         net.train()
         for positions in batches((11, 12), 1, 25, 20):
-            index = torch.from_numpy(positions[run])
+            index = positions[run]
             sizes.append(len(index))
 
             def losses(index=index, net=net, x=x, y=y):

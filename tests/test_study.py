@@ -26,12 +26,12 @@ def protocol(**changes):
 
 
 def trained(monkeypatch):
-    """The runs trained from here on, one list per stack."""
+    """The runs trained from here on, one list per task."""
     calls, original = [], study.train_runs
 
-    def spy(protocol, runs, epochs, tick=lambda units: None):
+    def spy(protocol, runs, epochs, *rest):
         calls.append((list(runs), set(epochs)))
-        return original(protocol, runs, epochs, tick)
+        return original(protocol, runs, epochs, *rest)
 
     monkeypatch.setattr(study, "train_runs", spy)
     return calls
@@ -62,7 +62,7 @@ def test_a_method_without_a_knob_is_trained_once(monkeypatch):
 
 
 def test_replayed_rows_are_those_of_measuring_everything(monkeypatch, tmp_path):
-    """A replay in another stack, at another place in it, gives the numbers of one pass, bit for bit."""
+    """A replay in other company gives the numbers of one pass, bit for bit."""
     settings = {"model": "mlp1x1000", "dtype": "float32", "epochs": 6, "trials": 3,
                 "grids": {"softad": [0.05, 0.1, 0.3], "sam": [0.02, 0.05, 0.1]}}  # fmt: skip
     for method in ("softad", "sam"):
@@ -77,8 +77,8 @@ def test_replayed_rows_are_those_of_measuring_everything(monkeypatch, tmp_path):
 def test_a_replay_that_ends_elsewhere_is_refused(monkeypatch):
     original = study.train_runs
 
-    def drifting(protocol, runs, epochs, tick=lambda units: None):
-        rows = original(protocol, runs, epochs, tick)
+    def drifting(protocol, runs, epochs, *rest):
+        rows = original(protocol, runs, epochs, *rest)
         return rows.assign(loss_test=rows["loss_test"] + (0.01 if 0 in epochs else 0))
 
     monkeypatch.setattr(study, "train_runs", drifting)
@@ -99,9 +99,7 @@ def test_nothing_is_trained_twice(monkeypatch):
     "stage", ["first stack", "before the replay", "before the table", "before the provenance"]
 )
 def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
-    p = protocol(
-        stack=8, trials=6, grids={"softad": [0.05, 0.1, 0.3]}
-    )  # 18 runs: stacks of 8, 8, 2
+    p = protocol(stack=8, trials=6, grids={"softad": [0.05, 0.1, 0.3]})  # 18 runs: tasks of 8, 8, 2
     whole = study.run(
         protocol(stack=8, trials=6, grids={"softad": [0.05, 0.1, 0.3]}, profile="whole"), "softad"
     )

@@ -1,0 +1,92 @@
+"""What a network costs: multiplications, bytes in training, samples that fit."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .methods import Method
+from .recipe import Recipe
+from .splits import Splits
+
+STATES = {"adam": 2, "sgd": 1}
+"""Copies of the parameters that an optimizer keeps; SGD's is its momentum."""
+
+
+def _meta(network: nn.Module) -> nn.Module:
+    return copy.deepcopy(network).to("meta").eval()
+
+
+def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """Floats that the layers of `network` put out for one sample of `shape`."""
+    counted: list[int] = []
+    network = _meta(network)
+    for module in network.modules():
+        if not any(True for _ in module.children()):
+            module.register_forward_hook(lambda m, args, out: counted.append(out[0].numel()))
+    with torch.no_grad():
+        network(torch.empty(2, *shape, device="meta"))
+    return sum(counted)
+
+
+def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """Floating-point operations of one sample's forward pass, matrix products and convolutions alone."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        _meta(network)(torch.empty(2, *shape, device="meta"))
+    return counter.get_total_flops() // 2
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that training R runs side by side needs at its peak, and where they go."""
+
+    parameters: int
+    """Weights and buffers."""
+    optimizer: int
+    gradients: int
+    """And, of methods with several gradients per step, the weights they are taken at."""
+    activations: int
+    """Of one batch: kept for the backward pass, and what the widest layer needs beside it."""
+    data: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(vars(self).values())
+
+    def __str__(self) -> str:
+        parts = (f"{name} {_readable(size)}" for name, size in vars(self).items())
+        return f"{_readable(self.total)} ({', '.join(parts)})"
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
+
+
+def footprint(
+    network: nn.Module, recipe: Recipe, method: Method, runs: int, splits: Splits
+) -> Footprint:
+    """What `runs` networks like `network` need together on `splits`."""
+    element = next(network.parameters()).element_size()
+    weights = sum(p.numel() for p in network.parameters()) * element
+    buffers = sum(b.numel() * b.element_size() for b in network.buffers())
+    batch = min(recipe.batch_size, splits.train.shape[1])
+    inputs = torch.Size(splits.shape).numel() * element
+    tensors = (splits.x, splits.y, splits.train, splits.val, splits.test)
+    states = STATES[recipe.optimizer] if recipe.optimizer == "adam" or recipe.momentum else 0
+    return Footprint(
+        parameters=runs * (weights + buffers),
+        optimizer=runs * weights * states,
+        gradients=runs * weights * method.gradients,
+        activations=runs * batch * (activations(network, splits.shape) * element + inputs),
+        data=sum(t.numel() * t.element_size() for t in tensors),
+    )
+
+
+def runs_that_fit(free: int, one: Footprint, most: int) -> int:
+    """How many runs like `one` fit into `free` bytes, at most `most`; 0 where not even one does."""
+    room = free - one.data
+    return max(0, min(most, room // max(1, one.total - one.data)))

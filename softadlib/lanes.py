@@ -1,0 +1,81 @@
+"""R networks, each with a step of its own, on concurrent streams of one GPU.
+
+For convolutional networks `vmap` makes grouped convolutions, whose gradients can be slow. Here every
+run keeps its ordinary kernels, captured as one graph, and the graphs of several runs overlap.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from .methods import Method
+from .recipe import Recipe, Tick, batches, no_tick
+from .splits import Splits
+from .stack import Stack
+
+
+class Lanes:
+    """Single-run stacks stepped in turn, each on its own stream. Arguments as `Stack`'s."""
+
+    def __init__(
+        self,
+        method: Method,
+        networks: Sequence[nn.Module],
+        splits: Splits,
+        trial: Sequence[int],
+        knob: Sequence[float],
+        settings: dict | None = None,
+        bf16: bool = False,
+    ):
+        self.splits, self.device = splits, splits.x.device
+        self.lanes = [
+            Stack(method, [network], splits, [t], [v], settings, bf16)
+            for network, t, v in zip(networks, trial, knob)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def _streams(self) -> list[Callable[[], contextlib.AbstractContextManager]]:
+        if self.device.type != "cuda":
+            return [contextlib.nullcontext] * len(self)
+        streams = [torch.cuda.Stream() for _ in self.lanes]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        return [lambda s=s: torch.cuda.stream(s) for s in streams]
+
+    def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+        """As `Stack.measure`."""
+        rows = [self.lanes[run].measure([0]) for run in runs]
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def train(
+        self,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        eval_epochs: Collection[int],
+        *,
+        keep: int | None = None,
+        tick: Tick = no_tick,
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """As `Stack.train`; the steps of an epoch are handed out in turn, one for each lane."""
+        kept, measured = range(len(self) if keep is None else keep), {}
+        within, n = self._streams(), self.splits.train.shape[1]
+        steps = [lane.stepper(recipe.build(list(lane.params.values()))) for lane in self.lanes]
+        for epoch in range(recipe.epochs + 1):
+            if epoch:
+                for lane in self.lanes:
+                    lane.skeleton.train()
+                for positions in batches(seeds, epoch, n, recipe.batch_size, self.device):
+                    for step, on in zip(steps, within):
+                        with on():
+                            step(positions)
+                tick(len(kept))
+            if epoch in eval_epochs:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()  # every lane has ended its epoch
+                measured[epoch] = self.measure(kept)
+        return measured

@@ -1,0 +1,188 @@
+"""R networks of one architecture, stacked and trained together.
+
+The update is written for one run and `vmap` makes R of it: a gradient norm, a threshold or a batch
+statistic is per run by construction. No number crosses from one run to another, so a run that
+diverges leaves the others as they were.
+"""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as nnF
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from .footprint import activations
+from .graphs import Replayed
+from .methods import Method
+from .metrics import MEASURES, as_rows, evaluate, model_norm, sums
+from .recipe import Recipe, Tick, batches, no_tick
+from .splits import PARTS, Splits
+
+CPU_CHUNK = 1000
+"""Samples per forward pass in evaluation on a CPU: what stays in its cache."""
+GPU_BYTES = 2**31
+"""Activations of one forward pass in evaluation elsewhere, of all runs together."""
+
+
+class Stack:
+    """R networks of one architecture with their own weights, data, knob and objective.
+
+    `networks`: R modules alike but for their values. `trial` (R,): whose data each one sees.
+    `knob` (R,): θ or radius. `settings`: further arguments of the method's objective or gradient
+    rule; a tensor (R,) is one value per run, anything else is shared. `bf16`: forward passes in
+    bfloat16 where autocast allows, everything else as it is.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        networks: Sequence[nn.Module],
+        splits: Splits,
+        trial: Sequence[int],
+        knob: Sequence[float],
+        settings: dict[str, Any] | None = None,
+        bf16: bool = False,
+    ):
+        self.device, dtype = splits.x.device, next(networks[0].parameters()).dtype
+        self.method, self.splits, self.bf16 = method, splits, bf16
+        self.trial = torch.as_tensor(trial, device=self.device)
+        self.knob = torch.as_tensor(knob, dtype=dtype, device=self.device)
+        params, buffers = stack_module_state([net.to(self.device) for net in networks])
+        self.params = {name: p.detach().clone() for name, p in params.items()}
+        self.buffers = {name: b.detach().clone() for name, b in buffers.items()}
+        self.skeleton = copy.deepcopy(networks[0]).to("meta")
+        settings = settings or {}
+        self.per_run = {k: v.to(self.device) for k, v in settings.items() if isinstance(v, Tensor)}
+        self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
+        self._update = vmap(self._gradient)
+
+    def __len__(self) -> int:
+        return len(self.trial)
+
+    def _sorted(self, per_run: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Settings of the objective and settings of the gradient rule."""
+        settings = {**self.shared, **per_run}
+        return (
+            {k: v for k, v in settings.items() if k in self.method.settings},
+            {k: v for k, v in settings.items() if k in self.method.rule_settings},
+        )
+
+    def _call(self, state: tuple[dict, dict], x: Tensor) -> Tensor:
+        half = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
+        )
+        with half if self.bf16 else contextlib.nullcontext():
+            return functional_call(self.skeleton, state, (x,))
+
+    def _gradient(self, params, buffers, x, y, knob, per_run):
+        """One run's direction. Buffers change in place, as `nn.BatchNorm` does."""
+        objective, rule = self._sorted(per_run)
+
+        def loss(params, buffers):
+            logits = self._call((params, buffers), x).to(knob.dtype)
+            losses = nnF.cross_entropy(logits, y, reduction="none")
+            return self.method.objective(losses, knob, **objective)
+
+        def gradient(params, track: bool = True):
+            return grad(loss)(
+                params, buffers if track else {k: b.clone() for k, b in buffers.items()}
+            )
+
+        return self.method.rule(gradient, params, knob, **rule)
+
+    def step(self, optimizer: torch.optim.Optimizer, positions: Tensor) -> None:
+        """One step of all runs on the samples at `positions` (T, b) of their trial's training part."""
+        data = self.splits
+        index = data.train.gather(1, positions)[self.trial]
+        x = data.inputs(data.x[index], "train", self.trial)
+        optimizer.zero_grad()  # the last gradients make room for these
+        grads = self._update(self.params, self.buffers, x, data.y[index], self.knob, self.per_run)
+        for name, p in self.params.items():
+            p.grad = grads[name]
+        optimizer.step()
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+        """`step` for one optimizer; on CUDA captured as a graph and replayed."""
+        step = functools.partial(self.step, optimizer)
+        if self.device.type != "cuda":
+            return step
+        return Replayed(step, [*self.params.values(), *self.buffers.values()], optimizer)
+
+    def network(self, run: int) -> Callable[[Tensor], Tensor]:
+        """x ↦ logits of one run, batch norm by its running statistics."""
+        state = (
+            {k: p[run] for k, p in self.params.items()},
+            {k: b[run] for k, b in self.buffers.items()},
+        )
+        return lambda x: self._call(state, x).to(self.knob.dtype)
+
+    def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+        """Loss and accuracy on train, val and test, and the model norm, one value per run asked."""
+        self.skeleton.eval()
+        apart = self.device.type == "cpu"  # there side by side costs up to half as much again
+        return self.measure_apart(runs) if apart else self.measure_together(runs)
+
+    def measure_apart(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+        """`measure`, one run after another."""
+        out = {name: np.full(len(runs), np.nan) for name in MEASURES}
+        data = self.splits
+        for i, run in enumerate(runs):
+            network, trial = self.network(run), int(self.trial[run])
+            for part in PARTS:
+                index = getattr(data, part)[trial]  # gathered chunk by chunk, never whole
+                forward = lambda some: network(data.inputs(data.x[some], part, trial))  # noqa: B023, E731
+                loss, accuracy = evaluate(forward, index, data.y[index], CPU_CHUNK).tolist()
+                out[f"loss_{part}"][i], out[f"acc_{part}"][i] = loss, accuracy
+            out["model_norm"][i] = model_norm({k: p[run] for k, p in self.params.items()}).item()
+        return out
+
+    @torch.no_grad()
+    def measure_together(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+        """`measure`, all runs side by side; one transfer to the host."""
+        some = torch.as_tensor(list(runs), device=self.device)
+        state = [{k: v[some] for k, v in part.items()} for part in (self.params, self.buffers)]
+        trial, data, found = self.trial[some], self.splits, {}
+        bytes_each = activations(self.skeleton, data.shape) * self.knob.element_size()
+        chunk = max(1, GPU_BYTES // max(1, len(some) * bytes_each))
+        together = vmap(lambda params, buffers, x: self._call((params, buffers), x))
+        for part in PARTS:
+            total = 0
+            for index in getattr(data, part).split(chunk, dim=1):
+                index = index[trial]
+                logits = together(*state, data.inputs(data.x[index], part, trial))
+                total = total + sums(logits.to(self.knob.dtype), data.y[index])
+            n = getattr(data, part).shape[1]
+            found[f"loss_{part}"], found[f"acc_{part}"] = (total / n).unbind(-1)
+        found["model_norm"] = vmap(model_norm)(state[0])
+        return as_rows(found)
+
+    def train(
+        self,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        eval_epochs: Collection[int],
+        *,
+        keep: int | None = None,
+        tick: Tick = no_tick,
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
+
+        `seeds` (T,): one shuffling seed per trial. Returns {epoch: {measure: (keep,)}}.
+        """
+        step, measured = self.stepper(recipe.build(list(self.params.values()))), {}
+        n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
+        for epoch in range(recipe.epochs + 1):
+            if epoch:
+                self.skeleton.train()
+                for positions in batches(seeds, epoch, n, recipe.batch_size, self.device):
+                    step(positions)
+                tick(len(kept))
+            if epoch in eval_epochs:
+                measured[epoch] = self.measure(kept)
+        return measured

@@ -1,0 +1,192 @@
+"""Runs of one method → their rows: load, decide how many side by side and how, train, measure."""
+
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+import torch
+from torch import nn
+
+from . import files, store
+from .chain import links
+from .errors import UserError
+from .footprint import footprint, runs_that_fit
+from .hardware import free_memory, numerics, pick_device
+from .methods import get_method
+from .metrics import MEASURES
+from .models import build
+from .protocol import Protocol, Run
+from .splits import Splits, load_splits
+from .trainer import LAYOUTS, trainer
+
+MARGIN = 0.8
+"""Share of the free memory that is spoken for; the rest is for fragments and for evaluation."""
+CANDIDATES = (("stack", 4), ("stack", 16), ("lanes", 4), ("lanes", 8))
+"""Ways to train convolutional networks side by side on a GPU, from which a timing chooses."""
+TIMED_BATCHES = 8
+
+
+class Sweep:
+    """The runs of one method and label noise on one device, with data and networks at hand."""
+
+    def __init__(self, protocol: Protocol, runs: Sequence[Run]):
+        self.protocol, self.runs = protocol, list(runs)
+        self.method = get_method(runs[0].method)
+        self.device, self.dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
+        self.splits = load_splits(protocol, runs[0].label_noise).to(self.device, self.dtype)
+        self.example = self.network(self.runs[0])
+        self.chain = links(self.example) is not None
+
+    def network(self, run: Run) -> nn.Module:
+        """With the initial weights of the run's trial."""
+        shape, seed = self.splits.shape, self.protocol.seeds[run.trial]
+        return build(self.protocol.model, shape, self.splits.classes, seed).to(self.dtype)
+
+    def engine(self, runs: Sequence[Run], layout: str = "stack", splits: Splits | None = None):
+        """What trains `runs`."""
+        method, protocol = self.method, self.protocol
+        names = (*method.settings, *method.rule_settings)
+        return trainer(
+            method,
+            [self.network(r) for r in runs],
+            splits or self.splits,
+            [r.trial for r in runs],
+            [r.knob for r in runs],
+            {name: getattr(protocol, name) for name in names},
+            bf16=protocol.precision == "bf16",
+            layout=layout,
+        )
+
+    def needs(self, runs: int = 1):
+        """The memory that `runs` of these need side by side."""
+        return footprint(self.example, self.protocol.recipe, self.method, runs, self.splits)
+
+    def plan(self) -> tuple[list[list[Run]], str]:
+        """Lots of nearly equal size that fit into the free memory, and their layout.
+
+        On a CPU a network that is no chain is trained alone: it would round differently in company.
+        Raises UserError where not even one run fits.
+        """
+        most, layout = self.protocol.stack or len(self.runs), "stack"
+        if self.device.type == "cpu":
+            most = len(self.runs) if self.chain else 1
+        elif not self.chain and not self.protocol.stack:
+            layout, most = self.fastest()
+        free = free_memory(self.device)
+        if free is not None:
+            one = self.needs()
+            fit = runs_that_fit(int(MARGIN * free) + one.data, one, most)  # the data are there
+            if not fit:
+                raise UserError(
+                    f"{self.protocol.model} on {self.protocol.dataset} needs {one} for one run, but "
+                    f"{self.device.type} has {free / 2**30:.1f} GiB free; choose a smaller "
+                    "batch_size, or another device"
+                )
+            most = fit
+        lots = -(-len(self.runs) // most)
+        size, more = divmod(len(self.runs), lots)
+        ends = [size * i + min(i, more) for i in range(lots + 1)]
+        return [self.runs[a:b] for a, b in itertools.pairwise(ends)], layout
+
+    def fastest(self) -> tuple[str, int]:
+        """The layout and number of runs whose steps take least time per run; timed once and kept."""
+        protocol = self.protocol
+        facts = (protocol.model, protocol.batch_size, self.method.gradients, protocol.dtype)
+        where = (protocol.precision, str(self.device), torch.__version__)
+        key, path = " ".join(map(str, facts + where)), store.home() / "outputs" / ".speed.json"
+        try:
+            known = json.loads(path.read_text())
+        except (OSError, ValueError):
+            known = {}
+        if key not in known:
+            times = {c: self.seconds(*c) for c in CANDIDATES if c[1] <= max(len(self.runs), 4)}
+            known[key] = min(times, key=times.get)
+            files.write(path, json.dumps(known, indent=1))
+        layout, size = known[key]
+        return (layout, size) if layout in LAYOUTS else ("stack", 1)
+
+    def seconds(self, layout: str, size: int) -> float:
+        """Per run and step, of `size` runs in this layout; infinite where they do not fit."""
+        stamps: list[float] = []
+
+        def stamp(runs: int) -> None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            stamps.append(time.perf_counter())
+
+        some = self.splits.train[:, : TIMED_BATCHES * self.protocol.batch_size]
+        short = dataclasses.replace(self.splits, train=some)
+        recipe = dataclasses.replace(self.protocol.recipe, epochs=3)  # the first one prepares
+        runs = [r for r, _ in zip(itertools.cycle(self.runs), range(size))]
+        try:
+            self.engine(runs, layout, short).train(recipe, self.protocol.seeds, (), tick=stamp)
+        except torch.OutOfMemoryError:
+            return float("inf")
+        return (stamps[-1] - stamps[0]) / (2 * size * TIMED_BATCHES)
+
+    def rows(
+        self, runs: Sequence[Run], layout: str, eval_epochs: set[int], tick: Callable[[int], None]
+    ) -> pd.DataFrame:
+        """Train one lot."""
+        measured = self.engine(runs, layout).train(
+            self.protocol.recipe,
+            self.protocol.seeds,
+            eval_epochs,
+            tick=lambda n: tick(n * self.method.gradients),
+        )
+        frames = [
+            pd.DataFrame(
+                {
+                    "dataset": self.protocol.dataset,
+                    "method": self.method.name,
+                    "trial": [r.trial for r in runs],
+                    "label_noise": [r.label_noise for r in runs],
+                    "knob": [r.knob for r in runs],
+                    "epoch": epoch,
+                    **{name: values[name] for name in MEASURES},
+                }
+            )
+            for epoch, values in measured.items()
+        ]
+        return store.merge(frames)
+
+
+def train_runs(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    eval_epochs: set[int],
+    tick: Callable[[int], None] = lambda units: None,
+    save: Callable[[pd.DataFrame], object] = lambda rows: None,
+) -> pd.DataFrame:
+    """Train runs of one method and label noise; one row per run and epoch asked.
+
+    `save` is given the rows of each lot as it ends. A lot for which the memory turns out too small
+    is halved.
+    """
+    frames = []
+    with numerics(pick_device(protocol.device), protocol.precision):
+        sweep = Sweep(protocol, runs)
+        lots, layout = sweep.plan()
+        while lots:
+            lot = lots.pop(0)
+            try:
+                frames.append(sweep.rows(lot, layout, eval_epochs, tick))
+            except torch.OutOfMemoryError:
+                lots = [*halves(lot), *lots]
+            else:
+                save(frames[-1])
+    return store.merge(frames)
+
+
+def halves(lot: list[Run]) -> list[list[Run]]:
+    """Two smaller lots of one that did not fit after all; UserError if it was a single run."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if len(lot) == 1:
+        raise UserError(
+            "the device ran out of memory with a single run; choose a smaller batch_size"
+        )
+    return [lot[: len(lot) // 2], lot[len(lot) // 2 :]]
