@@ -172,17 +172,16 @@ def chi2_dro(losses: Tensor, radius: float | Tensor) -> Tensor:
     top = worst[0].detach()  # subtracted, so that losses which share the maximum are exactly 0
     worst = worst - top
     place = torch.arange(n, dtype=losses.dtype, device=losses.device)
-    ball = 1 + 2 * radius
     # k, how many keep weight: the first at which the dual no longer falls as θ falls to the next loss
     z = worst.detach()
     count, following, sums, squares = place[1:], z[1:], z.cumsum(0)[:-1], (z**2).cumsum(0)[:-1]
     above = sums - count * following
     above_squared = squares - 2 * following * sums + count * following**2
-    k = (1 + (ball / n * above**2 <= above_squared).sum()).to(losses.dtype)
+    k = 1 + ((1 + 2 * radius) / n * above**2 <= above_squared).sum().to(losses.dtype)
     kept = place < k
     mean = torch.where(kept, worst, 0).sum() / k
     variance = torch.where(kept, (worst - mean) ** 2, 0).sum() / k
-    square = variance * (ball * k / n - 1).clamp(min=0)
+    square = variance * ((k - n + 2 * radius * k) / n).clamp(min=0)
     # the slope of √ is infinite at 0; there all that keep weight keep the same
     root = torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0)
     return top + mean + root

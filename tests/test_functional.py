@@ -295,6 +295,77 @@ def test_only_flooding_does_not_decompose_over_micro_batches():
     assert torch.equal(turned, weights(F.flooding, values, theta))
 
 
+# AdaFlood
+
+
+@given(losses, st.floats(0, 1), st.floats(0, 3), st.floats(0, 1))
+def test_flood_levels_are_the_formula_between_0_and_minus_ln_gamma(aux, gamma, alpha, beta):
+    levels = F.flood_levels(aux, gamma, alpha, beta)
+    x = alpha * aux.numpy() + beta
+    close(levels, -np.log((1 - gamma) * np.exp(-x) + gamma), rtol=1e-9)
+    assert levels.min() >= -1e-12
+    if gamma > 0:
+        assert levels.max() <= -math.log(gamma) + 1e-12
+    if gamma >= 0.5:
+        assert levels.max() <= F.LN2 + 1e-12
+    assert (levels <= torch.from_numpy(x) + 1e-9).all()
+
+
+def test_flood_levels_at_both_ends_and_where_exp_underflows():
+    aux = torch.tensor([0.0, 0.3, 2.0, 800.0, math.inf])
+    assert F.flood_levels(aux, 0.0).tolist() == aux.tolist()
+    assert F.flood_levels(aux, 1.0).tolist() == [0] * 5
+    assert torch.isinf(-torch.log(torch.exp(-aux[3])))  # the formula as it is written, at γ = 0
+    assert F.flood_levels(aux, 0.5)[3:].tolist() == pytest.approx([math.log(2)] * 2)
+    each = vmap(F.flood_levels, in_dims=(None, 0))(aux, torch.tensor([0.0, 0.5, 1.0]))
+    assert torch.equal(each[1], F.flood_levels(aux, 0.5))
+
+
+def test_flood_levels_of_leaving_one_out_in_closed_form():
+    """The model of class frequencies, refitted without each sample: ℓ_i = −ln((n_c − 1)/(n − 1))."""
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    rest = [np.delete(labels, i) for i in range(9)]
+    refitted = [-np.log((other == label).mean()) for label, other in zip(labels, rest)]
+    gamma, kept = 0.3, np.array([4, 3, 2])[labels] - 1
+    close(F.flood_levels(torch.tensor(refitted), gamma), -np.log(0.7 * kept / 8 + gamma))
+
+
+@given(losses, st.data())
+def test_adaflood_is_flooding_of_every_sample_by_itself(values, data):
+    levels = data.draw(st.lists(thetas, min_size=len(values), max_size=len(values)))
+    levels = torch.tensor(levels, dtype=torch.float64)
+    each = [F.flooding(v[None], t) for v, t in zip(values, levels)]
+    close(F.adaflood(values, levels), torch.stack(each).mean())
+    expected = np.sign(values.numpy() - levels.numpy())
+    close(weights(F.adaflood, values, levels), expected)
+    order = torch.tensor(data.draw(st.permutations(range(len(values)))))
+    close(F.adaflood(values[order], levels[order]), F.adaflood(values, levels))
+
+
+def test_adaflood_with_one_level_for_all_is_iflood_and_with_zero_is_erm():
+    assert F.adaflood(SPREAD, torch.full((5,), 0.4)) == F.iflood(SPREAD, torch.tensor(0.4))
+    assert torch.equal(weights(F.adaflood, SPREAD, torch.zeros(5)), weights(F.erm, SPREAD))
+
+
+@pytest.mark.parametrize(
+    "bad", [0.1, torch.tensor(0.1), torch.ones(4), torch.ones(5, 1), [0.1] * 5]
+)
+def test_adaflood_takes_one_level_per_loss_and_nothing_else(bad):
+    with pytest.raises(ValueError, match=r"theta must have shape \(5,\), one per loss, got "):
+        F.adaflood(SPREAD, bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("gamma", bad) for bad in (-0.1, 1.1, math.nan, "0.5", True, None)]
+    + [("alpha", math.inf), ("beta", math.nan), ("beta", None)],
+    ids=str,
+)
+def test_flood_levels_refuse_what_is_out_of_range(name, bad):
+    with pytest.raises(ValueError, match=f"{name} must be a .*number.*, got {bad!r}"):
+        F.flood_levels(SPREAD, **{"gamma": 0.5, name: bad})
+
+
 # Types, shapes, transforms
 
 

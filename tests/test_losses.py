@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import vmap
 
 from softadlib import functional as F
-from softadlib.losses import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
+from softadlib.losses import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
 
 LN2 = 0.6931471805599453
 LOGITS = torch.tensor([[0.2, -1.0, 0.5], [2.0, 0.1, -0.3], [-0.4, 0.0, 0.4], [1.0, 1.0, 1.0]])
@@ -161,6 +161,92 @@ def test_copies_pickles_and_saves(name):
     for twin in twins:
         assert torch.equal(twin(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
         assert repr(twin) == repr(criterion)
+
+
+# AdaFlood, by the samples' indices
+
+LEVELS = torch.tensor([0.1, 2.0, 0.3, 0.9])
+
+
+def test_adaflood_from_the_formula():
+    values = cross_entropies()
+    expected = np.mean(np.abs(values - LEVELS.numpy()) + LEVELS.numpy())
+    result = AdaFlood(LEVELS)(LOGITS, TARGETS, torch.arange(4))
+    assert result.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [[3, 2, 1, 0], [1, 3, 0, 2], [2, 2, 0, 1]])
+def test_adaflood_levels_follow_their_samples_through_shuffling(order):
+    index, levels = torch.tensor(order), LEVELS.tolist()
+    inputs = (LOGITS[index].requires_grad_(), TARGETS[index])
+    result = AdaFlood(LEVELS)(*inputs, index)
+    each = [AdaFlood([levels[i]])(LOGITS[[i]], TARGETS[[i]], torch.tensor([0])) for i in order]
+    torch.testing.assert_close(result, torch.stack(each).mean())
+    batch_order = AdaFlood(LEVELS)(*inputs, torch.arange(4))
+    assert abs(result - batch_order) > 1e-3, "not by the place in the batch"
+
+
+def test_adaflood_through_a_shuffling_loader_is_the_same_epoch():
+    torch.manual_seed(0)
+    x, y, levels = torch.randn(40, 3), torch.randint(3, (40,)), torch.rand(40) * 3
+    data = torch.utils.data.TensorDataset(x, y, torch.arange(40))
+    criterion = AdaFlood(levels)
+    whole = criterion(x, y, torch.arange(40)).item()
+    for _ in range(3):
+        loader = torch.utils.data.DataLoader(data, 10, shuffle=True)
+        mean = np.mean([criterion(*batch).item() for batch in loader])
+        assert mean == pytest.approx(whole, rel=1e-6)
+
+
+def test_adaflood_takes_a_mapping_with_gaps():
+    criterion = AdaFlood({100: 0.9, 7: 0.1, 12: 2.0, 10**12: 0.3})
+    index = torch.tensor([7, 12, 10**12, 100])
+    reference = AdaFlood(LEVELS)(LOGITS, TARGETS, torch.arange(4))
+    assert criterion(LOGITS, TARGETS, index) == reference
+    assert repr(criterion).startswith("AdaFlood(\n  4 levels")
+
+
+@pytest.mark.parametrize("strange", [4, -1, 10**9])
+@pytest.mark.parametrize("levels", [LEVELS, dict(enumerate(LEVELS.tolist()))], ids=["all", "some"])
+def test_an_index_without_a_level_is_an_error_and_never_zero(levels, strange):
+    index = torch.tensor([0, 1, strange, 3])
+    with pytest.raises(IndexError, match=f"index {strange} has no flood level; 4 samples have one"):
+        AdaFlood(levels)(LOGITS, TARGETS, index)
+
+
+def test_an_index_in_a_gap_is_an_error_too():
+    criterion = AdaFlood({0: 0.1, 1: 0.2, 3: 0.3})
+    with pytest.raises(IndexError, match="index 2 has no flood level; 3 samples have one"):
+        criterion(LOGITS, TARGETS, torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [torch.arange(3), torch.arange(4.0), [0, 1, 2, 3], torch.ones(4, dtype=torch.bool)],
+    ids=str,
+)
+def test_bad_indices_are_refused(bad):
+    with pytest.raises(ValueError, match="index must "):
+        AdaFlood(LEVELS)(LOGITS, TARGETS, bad)
+
+
+BAD_LEVELS = [0.5, None, "x", [], {}, [0, 1], [[0.1]], [0.1, math.nan], {0: math.inf}, {0: "a"},
+              {"a": 0.1}, {0: 0.1, "b": 0.1}, {0.5: 0.1}]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_LEVELS, ids=repr)
+def test_bad_levels_are_refused(bad):
+    with pytest.raises(ValueError, match="theta must be a vector of finite levels or a mapping"):
+        AdaFlood(bad)
+
+
+def test_adaflood_moves_and_saves_its_levels():
+    criterion = AdaFlood(LEVELS)
+    assert criterion.theta is not LEVELS
+    assert list(criterion.state_dict()) == ["ids", "theta"]
+    assert copy.deepcopy(criterion).double().theta.dtype == torch.float64
+    assert criterion(LOGITS.half(), TARGETS, torch.arange(4)).dtype == torch.float32
+    assert criterion(LOGITS.double(), TARGETS, torch.arange(4)).dtype == torch.float64
 
 
 # The cliff
