@@ -67,6 +67,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="images of your own: DIR/train/<class>/*, DIR/test/<class>/*",
     )
+    command = commands.add_parser(
+        "bench",
+        help="Time the published loop against ours.",
+        description="Time the published loop against ours, side by side on this machine.",
+    )
+    command.add_argument("--case", action="append", metavar="C", help="this case only (repeatable)")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    command.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="take the median of N (default 3)"
+    )
+    command.add_argument("--json", metavar="FILE", help="write the figures there too")
     add("report", "Write outputs/PROFILE/index.html from the executed notebooks.")
     return parser
 
@@ -161,6 +172,25 @@ def _data(args: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(args: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from . import bench, bench_cases, files
+
+    if args.rounds < 1:
+        raise UserError(f"--rounds must be at least 1, got {args.rounds}")
+    if args.json:
+        files.check_writable(Path(args.json).absolute().parent)
+    watch = _say if sys.stderr.isatty() else lambda line: None
+    made = bench.Bench(args.device, args.rounds, watch)
+    table = made.table(args.case or bench_cases.CASES)
+    print(bench.words(table))
+    if args.json:
+        files.write(Path(args.json), json.dumps(table, indent=1) + "\n")
+    return 0
+
+
 def _report(args: argparse.Namespace) -> int:
     from . import report
 
@@ -182,7 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `softad` command; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        return {"run": _run, "train": _train, "report": _report, "data": _data}[args.command](args)
+        verbs = {"run": _run, "train": _train, "report": _report, "data": _data, "bench": _bench}
+        return verbs[args.command](args)
     except UserError as error:
         _say(str(error))
         return 2

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from .methods import Method
+from .models import build
+from .protocol import Protocol
 from .recipe import Recipe
-from .splits import Splits
+from .splits import PARTS, Splits, load_splits
 
 STATES = {"adam": 2, "sgd": 1}
 """Copies of the parameters that an optimizer keeps; SGD's is its momentum."""
@@ -90,3 +92,21 @@ def runs_that_fit(free: int, one: Footprint, most: int) -> int:
     """How many runs like `one` fit into `free` bytes, at most `most`; 0 where not even one does."""
     room = free - one.data
     return max(0, min(most, room // max(1, one.total - one.data)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations of a study's two chores."""
+
+    unit: int
+    """One run, one epoch, one gradient per step: a forward pass and a backward one of twice the work."""
+    measure: int
+    """One run measured on train, val and test."""
+
+
+def work(protocol: Protocol) -> Work:
+    """What one run of a protocol costs."""
+    splits = load_splits(protocol, protocol.label_noise[0], trials=1)
+    forward = forward_flops(build(protocol.model, splits.shape, splits.classes, 0), splits.shape)
+    sizes = [getattr(splits, part).shape[1] for part in PARTS]
+    return Work(unit=3 * forward * sizes[0], measure=forward * sum(sizes))

@@ -1,11 +1,14 @@
 """The machine: which device, how much memory is free, how fast it is at its best."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import torch
 
+from .chain import affine
 from .errors import UserError, choose
 
 
@@ -38,23 +41,58 @@ def free_memory(device: torch.device) -> int | None:
 
 
 @contextlib.contextmanager
-def numerics(device: torch.device, precision: str) -> Iterator[None]:
-    """One thread on a CPU, TF32 on CUDA only where `precision` asks for it; put back afterwards.
+def numerics(device: torch.device, precision: str, threads: int = 1) -> Iterator[None]:
+    """`threads` on a CPU, TF32 on CUDA only where `precision` asks for it; put back afterwards.
 
     On a CPU the order of additions, and with it the last bit, depends on the thread count.
     """
     if precision == "tf32" and device.type != "cuda":
         raise UserError("precision tf32 needs a CUDA GPU; choose fp32 or bf16, or another device")
-    threads = torch.get_num_threads()
+    before_threads = torch.get_num_threads()
     switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
     before = [s.fp32_precision for s in switches]
     try:
         if device.type == "cpu":
-            torch.set_num_threads(1)
+            torch.set_num_threads(threads)
         for switch in switches:
             switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before_threads)
         for switch, old in zip(switches, before):
             switch.fp32_precision = old
+
+
+@functools.cache
+def peak_gflops(device: torch.device) -> float:
+    """GFLOP/s of a square float32 product at its best: all cores of a CPU, or one accelerator.
+
+    One thread is timed and multiplied by the cores, so that a busy machine does not wait for itself.
+    """
+    on_cpu = device.type == "cpu"
+    size = 1024 if on_cpu else 8192
+    with numerics(device, "fp32"):
+        a, b = (torch.randn(size, size, device=device) for _ in range(2))
+        products = [lambda: a @ b, lambda: affine(a, b)] if on_cpu else [lambda: a @ b]
+        seconds = min(_seconds(device, product) for product in products)
+    return 2 * size**3 / seconds / 1e9 * ((os.cpu_count() or 1) if on_cpu else 1)
+
+
+@functools.cache
+def peak_gbps(device: torch.device) -> float:
+    """GB/s read and written in a copy far larger than any cache; by one thread on a CPU."""
+    with numerics(device, "fp32"):
+        a, b = (torch.ones(2**25, device=device) for _ in range(2))
+        return 2 * a.numel() * a.element_size() / _seconds(device, lambda: b.copy_(a)) / 1e9
+
+
+def _seconds(device: torch.device, work: Callable[[], object], rounds: int = 5) -> float:
+    """The shortest of a few rounds, after one that does not count."""
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])

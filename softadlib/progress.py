@@ -47,21 +47,36 @@ class Bar:
         while not self.over.wait(0.5):
             self._show()
 
-    def _done(self, name: str) -> int:
-        units, progress = self.tasks[name]
+    def _read(self, name: str) -> dict:
+        """What a sweep under way says of itself; nothing if not begun, or just finished."""
+        progress = self.tasks[name][1]
         if name in self.ended or progress is None:
-            return units if name in self.ended else 0
+            return {}
         try:
-            return min(json.loads(progress.read_text())["done"], units)
-        except (OSError, ValueError, KeyError):
-            return 0  # not begun, or just finished
+            facts = json.loads(progress.read_text())
+        except (OSError, ValueError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def _done(self, name: str) -> int:
+        units = self.tasks[name][0]
+        return units if name in self.ended else min(self._read(name).get("done", 0), units)
 
     def _show(self) -> None:
         done = sum(map(self._done, self.tasks))
+        under_way = [self._read(name) for name in self.tasks]
         trained = sum(self.tasks[name][0] > 0 for name in self.ended)
         self.bar.set_description_str(
             "training" if trained < self.trainings else "drawing", refresh=False
         )
-        self.bar.set_postfix_str(f"notebooks {len(self.ended)}/{len(self.tasks)}", refresh=False)
+        parts = [f"notebooks {len(self.ended)}/{len(self.tasks)}", *speed_words(under_way)]
+        self.bar.set_postfix_str(", ".join(parts), refresh=False)
         self.bar.n = max(done, self.bar.n)
         self.bar.refresh()
+
+
+def speed_words(under_way: Sequence[dict]) -> list[str]:
+    """Runs per minute and share of the machine's peak, of all sweeps under way together."""
+    rate = sum(facts.get("runs_per_minute", 0) for facts in under_way)
+    share = sum(facts.get("share_of_peak", 0) for facts in under_way)
+    return [f"{rate:.3g} runs/min", f"{share:.0%} of peak"] if rate else []

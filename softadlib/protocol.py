@@ -17,15 +17,18 @@ from .images import IMAGES, known_images
 from .methods import METHODS, get_method
 from .models import MODELS
 from .optimizers import BN_UPDATES
+from .recipe import Recipe
+from .rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS
 from .synthetic import HALVES, SYNTHETIC
 
-NUMERICS = 1
+NUMERICS = 2
 """Raised by hand whenever the same protocol would give other numbers: old results are set aside."""
 
 TIES = ("largest", "smallest")
 CURVES = ("selected", "all", "none")
 OPTIMIZERS = ("adam", "sgd")
 DTYPES = ("float32", "float64")
+PRECISIONS = ("fp32", "tf32", "bf16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DATASETS = (*SYNTHETIC, *IMAGES)
 SPEED_ONLY = ("device", "stack", "folder")
@@ -100,6 +103,9 @@ def _grid(method: str, values: Any) -> tuple[float, ...]:
             f"{name} is empty; give at least one {METHODS[method].knob}, or leave the method out"
         )
     grid = [_real(f"{METHODS[method].knob} in {name}", v, 0) for v in values]
+    if max(grid) >= METHODS[method].below:
+        wanted = f"{METHODS[method].knob} in {name} must be below {METHODS[method].below:g}"
+        raise UserError(f"{wanted}, got {max(grid)!r}")
     if len(set(grid)) != len(grid):
         raise UserError(f"{name} names a value twice: {values!r}")
     return tuple(sorted(grid))
@@ -142,14 +148,25 @@ class Protocol:
     sigma: float = 1.0
     scale: str = "code"
     bn_update: str = "both"
+    variant: str = "official"
+    """Of ASAM, and `eta` with it."""
+    eta: float = 0.01
+    radius: float = 0.1
+    """Of GNP's climb, and `mixing` with it; the radius of SAM and ASAM is their knob."""
+    mixing: str = "paper"
+    step_size: float = 0.01
+    """Of FD-GR's difference, and `scheme` with it."""
+    scheme: str = "forward"
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     ties: str = "largest"
     curves: str = "selected"
     curve_every: int = 1
     dtype: str = "float32"
+    precision: str = "fp32"
+    """Of matrix products and convolutions in float32: tf32 on CUDA, bf16 by autocast anywhere."""
     device: str = "auto"
     stack: int = 0
-    """Runs trained side by side; 0 chooses by device. On a CPU 1, or rounded up to a multiple of 8."""
+    """Runs handed out together; 0 chooses. A GPU trains them side by side, a CPU one by one."""
 
     def __post_init__(self):
         put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
@@ -169,12 +186,21 @@ class Protocol:
         choose("optimizer", self.optimizer, OPTIMIZERS)
         choose("scale", self.scale, SCALES)
         choose("bn_update", self.bn_update, BN_UPDATES)
+        choose("variant", self.variant, ASAM_VARIANTS)
+        choose("mixing", self.mixing, GNP_MIXINGS)
+        choose("scheme", self.scheme, FD_SCHEMES)
         choose("ties", self.ties, TIES)
         choose("curves", self.curves, CURVES)
         choose("dtype", self.dtype, DTYPES)
+        choose("precision", self.precision, PRECISIONS)
+        if self.precision != "fp32" and self.dtype != "float32":
+            raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         choose("device", self.device, DEVICES)
         put("lr", _real("lr", self.lr, 0, above=True))
         put("sigma", _real("sigma", self.sigma, 0, above=True))
+        put("eta", _real("eta", self.eta, 0))
+        put("radius", _real("radius", self.radius, 0))
+        put("step_size", _real("step_size", self.step_size, 0, above=True))
         put("momentum", _real("momentum", self.momentum, 0, 1))
         put("weight_decay", _real("weight_decay", self.weight_decay, 0))
         _whole("batch_size", self.batch_size, 2)  # batch norm cannot train on one sample
@@ -234,6 +260,11 @@ class Protocol:
         return tuple(m for m in METHODS if m == "erm" or m in self.grids)
 
     @property
+    def recipe(self) -> Recipe:
+        """How one network is stepped."""
+        return Recipe(**{f.name: getattr(self, f.name) for f in fields(Recipe)})
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """One per trial, shared by all methods."""
         return trial_seeds(self.trials)
@@ -250,8 +281,6 @@ class Protocol:
         """Hash of what one run does: two protocols that share it may share runs."""
         skip = {*SPEED_ONLY, *SWEEP_ONLY}
         facts = {k: v for k, v in self.to_dict().items() if k not in skip}
-        if self.stack == 1:
-            facts["alone"] = True  # unpadded: other last bits than in a stack
         text = json.dumps([NUMERICS, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

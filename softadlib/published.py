@@ -178,14 +178,26 @@ def plain_loop(method, model, data, orders, batch_size, make, knob, bn_update="b
     return final_measures(model, data)
 
 
-def shuffled_loop(method, model, data, epochs, batch_size, make, knob, **settings):
-    """Train `model` in place on a shuffling DataLoader; all measures before and after each epoch."""
+def optimizers(name, lr, momentum=0.0):
+    """Parameters → the optimizer, as plain as PyTorch has it."""
+    if name == "adam":
+        return lambda params: torch.optim.Adam(params, lr=lr)
+    return lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum)
+
+
+def shuffled_loop(method, model, data, epochs, batch_size, make, knob, measure_at=None, **settings):
+    """Train `model` in place on a shuffling DataLoader; all measures before and after each epoch.
+
+    `measure_at` may name the epochs to measure at instead. Returns the measures in order.
+    """
     optimizer = make(model.parameters())
     loader = DataLoader(TensorDataset(*data["train"]), batch_size, shuffle=True)
-    history = [final_measures(model, data)]
-    for _ in range(epochs):
-        one_epoch(method, model, optimizer, loader, knob, **settings)
-        history.append(final_measures(model, data))
+    history = []
+    for epoch in range(epochs + 1):
+        if epoch:
+            one_epoch(method, model, optimizer, loader, knob, **settings)
+        if measure_at is None or epoch in measure_at:
+            history.append(final_measures(model, data))
     return history
 
 

@@ -6,6 +6,7 @@ where the first pass did. On a CPU with one thread, where every run is trained a
 for bit; elsewhere the first pass measures every curve.
 """
 
+import functools
 import json
 import math
 import time
@@ -17,7 +18,8 @@ import pandas as pd
 
 from . import provenance, selection, store
 from .errors import UserError
-from .hardware import pick_device
+from .footprint import Work, work
+from .hardware import peak_gflops, pick_device
 from .methods import get_method
 from .metrics import MEASURES
 from .protocol import Protocol, Run
@@ -56,6 +58,11 @@ class Study:
         if self.protocol.curves != "none" and not replays:
             self.first_epochs = curve_epochs(self.protocol)
         self.replay_epochs = curve_epochs(self.protocol) if replays else set()
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """What a run costs; for the speed that is shown."""
+        return work(self.protocol)
 
     def kept(self) -> tuple[pd.DataFrame, bool]:
         """Rows on disk that belong to this study's runs, and whether there are others."""
@@ -165,7 +172,7 @@ def run(
             place.save_part(rows)
     progress = _Progress(study, tick or _silent)
     todo = study.missing(rows, study.runs, study.first_epochs)
-    progress(study.units() - _units_left(study, rows, todo))
+    progress.already(study.units() - _units_left(study, rows, todo))
     rows = store.merge([rows, *_pass(study, todo, study.first_epochs, jobs, progress)])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
     replayed = store.merge(_pass(study, replays, study.replay_epochs, jobs, progress))
@@ -175,12 +182,14 @@ def run(
         earlier = (
             store.read_provenance(place.provenance)["sessions"] if place.provenance.exists() else []
         )
+        measured = len(todo) * len(study.first_epochs) + len(replays) * len(study.replay_epochs)
         session = provenance.session(
             study.device,
             seconds=round(time.time() - started, 2),
             runs_trained=len(todo),
             runs_replayed=len(replays),
             jobs=jobs,
+            **progress.speed(len(todo) + len(replays), measured),
         )
         place.finish(rows, provenance.describe(protocol, method, rows, [*earlier, session]))
     place.progress.unlink(missing_ok=True)
@@ -198,15 +207,35 @@ class _Progress:
     """Adds up units and leaves them in `progress.json`, at most twice a second, for whoever watches."""
 
     def __init__(self, study: Study, tick: Tick):
-        self.place, self.tick, self.total = study.place, tick, study.units()
-        self.count, self.written = 0, 0.0
+        self.study, self.tick, self.total = study, tick, study.units()
+        self.per_run = study.protocol.epochs * get_method(study.method).gradients
+        self.count, self.before, self.written = 0, 0, 0.0
+        self.started = time.monotonic()
+
+    def already(self, units: int) -> None:
+        """Of earlier calls: done, but not this one's speed."""
+        self.before = units
+        self(units)
+
+    def speed(self, runs: float, measured: float) -> dict[str, float]:
+        """Of this call so far: runs per minute, and operations as a share of the machine's best."""
+        seconds = max(time.monotonic() - self.started, 1e-3)
+        work = self.study.work
+        gflops = (runs * self.per_run * work.unit + measured * work.measure) / seconds / 1e9
+        return {
+            "runs_per_minute": round(60 * runs / seconds, 2),
+            "gflops": round(gflops, 2),
+            "share_of_peak": round(gflops / peak_gflops(self.study.device), 3),
+        }
 
     def __call__(self, units: int) -> None:
         self.count += units
         self.tick(units)
         if time.monotonic() - self.written > 0.5:
             self.written = time.monotonic()
-            store.write(self.place.progress, json.dumps({"done": self.count, "total": self.total}))
+            runs = (self.count - self.before) / self.per_run
+            facts = {"done": self.count, "total": self.total, **self.speed(runs, runs)}
+            store.write(self.study.place.progress, json.dumps(facts))
 
 
 def _same_ends(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:

@@ -32,11 +32,12 @@ TIMED_BATCHES = 8
 class Sweep:
     """The runs of one method and label noise on one device, with data and networks at hand."""
 
-    def __init__(self, protocol: Protocol, runs: Sequence[Run]):
+    def __init__(self, protocol: Protocol, runs: Sequence[Run], splits: Splits | None = None):
         self.protocol, self.runs = protocol, list(runs)
         self.method = get_method(runs[0].method)
         self.device, self.dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
-        self.splits = load_splits(protocol, runs[0].label_noise).to(self.device, self.dtype)
+        splits = splits or load_splits(protocol, runs[0].label_noise)
+        self.splits = splits.to(self.device, self.dtype)
         self.example = self.network(self.runs[0])
         self.chain = links(self.example) is not None
 

@@ -5,7 +5,7 @@ import yaml
 from homes import TINY, make_home
 
 from softadlib.errors import UserError
-from softadlib.methods import METHODS
+from softadlib.methods import METHODS, PAPER
 from softadlib.profiles import datasets_of, load
 from softadlib.protocol import Protocol, Run, trial_seeds
 
@@ -35,6 +35,16 @@ def test_methods_are_erm_and_those_with_a_grid():
     assert protocol(grids={}).methods == ("erm",)
 
 
+def test_every_method_with_a_knob_takes_a_grid():
+    grids = {name: [0.0, 0.5] for name, method in METHODS.items() if method.knob}
+    p = protocol(grids=grids)
+    assert p.methods == tuple(METHODS)
+    for name, method in METHODS.items():
+        settings = (*method.settings, *method.rule_settings)
+        assert set(settings) <= set(Protocol.names()), "settings are handed over by these names"
+        assert len(p.runs(name)) == (2 * p.trials if method.knob else p.trials)
+
+
 def test_linspace_grid_is_the_papers():
     grid = protocol(grids={"softad": {"linspace": [0.01, 2.0, 40]}}).grids["softad"]
     assert len(grid) == 40
@@ -52,7 +62,9 @@ def test_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     same = [{"trials": 9}, {"grids": {"sam": [1.0]}}, {"device": "cpu"}, {"stack": 16}, {"ties": "smallest"},
             {"curve_every": 3}, {"profile": "other"}, {"label_noise": [0.1]}]  # fmt: skip
     other = [{"lr": 0.2}, {"epochs": 5}, {"sigma": 2.0}, {"dtype": "float32"}, {"batch_size": 20},
-             {"dataset": "spiral"}, {"n_test": 60}, {"bn_update": "first"}]  # fmt: skip
+             {"dataset": "spiral"}, {"n_test": 60}, {"bn_update": "first"},
+             {"variant": "davda54"}, {"eta": 0.1}, {"radius": 0.2}, {"mixing": "official"},
+             {"step_size": 0.1}, {"scheme": "centered"}]  # fmt: skip
     assert {protocol(**c).fingerprint() for c in same} == {protocol().fingerprint()}
     assert protocol().fingerprint() not in {protocol(**c).fingerprint() for c in other}
     assert len({protocol(**c).fingerprint() for c in other}) == len(other)
@@ -70,6 +82,12 @@ BAD = {
     "optimizer": ["lion"],
     "scale": ["paper"],
     "bn_update": ["second"],
+    "variant": ["adaptive", None],
+    "mixing": ["theirs", True],
+    "scheme": ["backward"],
+    "eta": [-0.01, math.nan, "0.01"],
+    "radius": [-0.1, math.inf, None],
+    "step_size": [0, -0.01, "small"],
     "ties": ["median"],
     "curves": ["some"],
     "dtype": ["float16"],
@@ -98,6 +116,8 @@ BAD = {
         {"softad": [0.1, 0.1]},
         {"sam": [-0.05]},
         {"sam": [math.inf]},
+        {"cvar": [0.5, 1.0]},
+        {"tilted": [-1.0]},
         {"nosuch": [0.1]},
         {"erm": [0.1]},
         {"softad": {"linspace": [0.1, 0.2]}},
@@ -206,7 +226,7 @@ def test_every_committed_profile_is_sound():
     for profile in ("smoke", "quick", "paper"):
         for dataset in ("gaussian", "sinusoid", "spiral"):
             p = load(profile, dataset, params)
-            assert set(p.methods) == set(METHODS)
+            assert set(p.methods) == set(PAPER)
     paper, quick = load("paper", "gaussian", params), load("quick", "gaussian", params)
     assert (paper.trials, paper.epochs, paper.batch_size, paper.lr) == (15, 500, 50, 1e-3)
     assert (quick.trials >= 3, quick.epochs >= 150) == (True, True)

@@ -21,6 +21,11 @@ SMALL = partial(mlp, width=16, depth=2)
 KNOBS = {
     "theta": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 1.2),
     "radius": (0.01, 0.05, 0.1, 0.2, 0.15, 0.3, 0.02, 0.0),
+    "alpha": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.0, 1.0),
+    "strength": (0.01, 0.05, 0.1, 0.2, 0.15, 0.3, 0.02, 0.0),
+    "beta": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 0.0),
+    "divergence": (0.05, 0.2, 0.4, 1.0, 5.0, 0.1, 0.3, 0.0),
+    "t": (0.05, 0.2, 0.4, 1.0, 5.0, 0.1, 0.3, 0.0),
     None: (math.nan,) * 8,
 }
 TRIALS = (0, 1, 1, 0, 0, 1, 0, 1)
@@ -125,11 +130,25 @@ def assert_is_plain(method, recipe, knobs, trials, model=SMALL, data=None, sigma
 @pytest.mark.parametrize("method", METHODS)
 def test_is_the_plain_loop(method, recipe):
     knobs = {"theta": [0.1, 0.4, 0.8], "radius": [0.05, 0.5, 0.1], None: [math.nan] * 3}
-    assert_is_plain(method, recipe, knobs[METHODS[method].knob], (0, 1, 0))
+    assert_is_plain(method, recipe, knobs.get(METHODS[method].knob, [0.05, 0.6, 0.3]), (0, 1, 0))
 
 
-def test_is_the_plain_loop_with_statistics_of_the_first_pass():
-    assert_is_plain("sam", SGD, [0.05, 0.5], (0, 1), bn_update="first")
+@pytest.mark.parametrize("method", ["sam", "asam", "gnp", "fdgr"])
+def test_is_the_plain_loop_with_statistics_of_the_first_pass(method):
+    assert_is_plain(method, SGD, [0.05, 0.5], (0, 1), bn_update="first")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("asam", {"variant": "davda54"}),
+        ("asam", {"eta": 0.3}),
+        ("gnp", {"mixing": "official", "radius": 0.3}),
+        ("fdgr", {"scheme": "centered", "step_size": 0.2, "bn_update": "first"}),
+    ],
+)
+def test_is_the_plain_loop_in_the_other_variants(method, settings):
+    assert_is_plain(method, SGD, [0.05, 0.5], (0, 1), **settings)
 
 
 def test_is_the_plain_loop_with_a_sigma_per_run():
@@ -229,9 +248,9 @@ def test_batches_are_fresh_permutations_by_seed_and_epoch_alone():
 def test_epoch_0_is_before_any_step_and_measuring_changes_nothing():
     every, last = stack("softad"), stack("softad")
     seen = []
-    measured = every.train(SGD, SEEDS, range(11), on_epoch=seen.append)
+    measured = every.train(SGD, SEEDS, range(11), tick=seen.append)
     final = last.train(SGD, SEEDS, {10}, keep=3)
-    assert seen == list(range(11)) == list(measured)
+    assert seen == [8] * 10 and list(measured) == list(range(11))
     start = oracle.final_measures(networks([1])[0], {p: splits().part(p, 1) for p in PARTS})
     assert_near(row(measured[0], 1), start)
     for name in MEASURES:
