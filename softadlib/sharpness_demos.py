@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from .functional import sam_gradient
+from .rules import FD_SCHEMES, fdgr_gradient, sam_gradient
 from .synthetic import SYNTHETIC
 
 Field = Callable[[Tensor], Tensor]
@@ -72,10 +72,14 @@ def forward_difference(gradient: Field, w: Tensor, a: float) -> Tensor:
     return (gradient(w + a * g) - g) / a
 
 
-def centred_difference(gradient: Field, w: Tensor, a: float) -> Tensor:
-    """(g(w + a·g(w)) − g(w − a·g(w)))/2a, error O(a²), one gradient more."""
-    g = gradient(w)
-    return (gradient(w + a * g) - gradient(w - a * g)) / (2 * a)
+def rule_difference(gradient: Field, w: Tensor, a: float, scheme: str) -> Tensor:
+    """What `fdgr_gradient`, as FD-GR trains with it, adds to g at λ = 1: ≈ ∇½‖∇R‖², (d,)."""
+    added = fdgr_gradient(_named(gradient), {"w": w}, 1.0, step_size=a, scheme=scheme)["w"]
+    return added - gradient(w)
+
+
+def _named(gradient: Field) -> Callable[..., dict[str, Tensor]]:
+    return lambda params, track=True: {"w": gradient(params["w"])}
 
 
 def flood(
@@ -108,13 +112,13 @@ def identity_rows(risk: Risk, path: Sequence[Tensor], theta: float, step: float)
 
 
 def error_rows(risk: Risk, w: Tensor, steps: Sequence[float]) -> pd.DataFrame:
-    """Relative L2 error of both differences against double backpropagation, a row per a."""
+    """Relative L2 error of both schemes of FD-GR against double backpropagation, a row per a."""
     exact, lines = risk.penalty_gradient(w), []
     for a in steps:
         line = {"a": a}
-        for name, rule in (("forward", forward_difference), ("centred", centred_difference)):
-            error = rule(risk.gradient, w, a) - exact
-            line[name] = float(error.norm() / exact.norm())
+        for scheme in FD_SCHEMES:
+            error = rule_difference(risk.gradient, w, a, scheme) - exact
+            line[scheme] = float(error.norm() / exact.norm())
         lines.append(line)
     return pd.DataFrame(lines).set_index("a")
 
@@ -131,9 +135,5 @@ def two_step_ratio(risk: Risk, w: Tensor, step: float) -> float:
 
 def sam_gap(risk: Risk, w: Tensor, radius: float, a: float) -> float:
     """‖d − s‖/‖s‖ of d = g(w + a·g), eq. (FD) with λ = a, and SAM's s = g(w + radius·g/‖g‖)."""
-
-    def gradient(params: dict[str, Tensor], track: bool = True) -> dict[str, Tensor]:
-        return {"w": risk.gradient(params["w"])}
-
-    sam = sam_gradient(gradient, {"w": w}, radius)["w"]
+    sam = sam_gradient(_named(risk.gradient), {"w": w}, radius)["w"]
     return float((risk.gradient(w + a * risk.gradient(w)) - sam).norm() / sam.norm())

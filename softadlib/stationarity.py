@@ -78,8 +78,8 @@ def _eq4(steps, drop, smoothness, moment, b, alpha, c) -> tuple[float, ...]:
 def subgradient_bounds(steps: int, drop: float, g2: float, l_star: float) -> dict[str, float]:
     """Bounds on T⁻¹ΣE‖∇F̄(w_t)‖²: √2·q "stated" in Prop. 2, 4·q "corrected", q = √(L*·G²·Δ/T).
 
-    `drop` = Δ ≥ F̄(w_1) − inf F̄ at β = 1/(2L*), `l_star` = L* of every ℓ(·; z). 4 is what Davis &
-    Drusvyatskiy's inequality 2(Δ + L*G²Tα²)/(Tα) gives at the proposition's own step size α.
+    `drop` = Δ ≥ F̄(w_1) − inf F̄ at β = 1/(2L*), `l_star` = L* of every ℓ(·; z). 4 is what the
+    descent inequality of the proof, 2(Δ + L*G²Tα²)/(Tα), gives at the proposition's own step α.
     """
     q = math.sqrt(l_star * g2 * drop / steps)
     return {"stated": math.sqrt(2) * q, "corrected": 4 * q}
