@@ -34,7 +34,7 @@ def register() -> pd.DataFrame:
 def as_markdown(rows: pd.DataFrame) -> str:
     """One paragraph per row of the register."""
     lines = [
-        f"**{number}. {row.subject}.** *Paper:* {row.paper}. *Code:* {row.code}. "
+        f"**{number}. {row.subject[0].upper()}{row.subject[1:]}.** *Paper:* {row.paper}. *Code:* {row.code}. "
         f"*Here:* {row.here} (`{row['where']}`)."
         for number, row in rows.iterrows()
     ]
