@@ -41,7 +41,7 @@ class Bench:
         evals = case.evals
         steps: list[tuple[list[Run], str]] = [(case.runs(count), evals)]
         if who == "ours" and case.replay:
-            steps = [(case.runs(count), "end"), (case.runs(1), "all")]
+            steps = [(case.runs(count), "end"), (case.runs(STUDY["trials"]), "all")]
         started = time.perf_counter()
         for runs, wanted in steps:
             shares = [runs[i::processes] for i in range(processes)]
@@ -58,20 +58,16 @@ class Bench:
 
     def row(self, case: Case, layout: str) -> dict[str, Any]:
         """Medians over the rounds, both sides taking turns."""
-        count = STUDY["values"] if case.per == "study" else max(2, self.processes)
-        if self.device.type != "cpu" and case.per != "study":
-            count = 64
-        share = 1 if case.per == "study" or case.name == "fashionmnist-epoch" else 4
+        counts = self._counts(case)
         times: dict[str, list[float]] = {"published": [], "ours": []}
-        warm = dataclasses.replace(case, epochs=min(case.epochs, 1))
+        warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
         for who in times:
             self._timed(warm, who, self.processes, layout)
         for _ in range(self.rounds):
             for who in times:
-                runs = count * (share if who == "ours" else 1)
-                times[who].append(self._timed(case, who, runs, layout) / runs)
-        divisor = self._divisor(case, count)
-        seconds = {who: statistics.median(t) / divisor for who, t in times.items()}
+                times[who].append(self._timed(case, who, counts[who], layout) / counts[who])
+        scale = self._scale(case)
+        seconds = {who: statistics.median(t) * scale for who, t in times.items()}
         row = {
             "case": case.name,
             "layout": layout,
@@ -81,6 +77,7 @@ class Bench:
             "ratio": seconds["published"] / seconds["ours"],
             "least": min(times["published"]) / min(times["ours"]),
             "rounds": self.rounds,
+            "runs": counts,
             "note": case.note,
         }
         self.say(
@@ -89,13 +86,23 @@ class Bench:
         )
         return row
 
-    def _divisor(self, case: Case, count: int) -> float:
-        """Of seconds per run: steps where a step is asked for, and 1/count for a whole study."""
+    def _counts(self, case: Case) -> dict[str, int]:
+        """How many runs each side does in a round."""
         if case.per == "study":
-            return 1 / count
+            runs = STUDY["trials"] * STUDY["values"]
+            return {"published": case.published_runs, "ours": case.our_runs or runs}
+        few = max(2, self.processes)
+        if self.device.type != "cpu":
+            return {"published": few, "ours": 64}
+        return {"published": few, "ours": few if case.per == "epoch" else 4 * few}
+
+    def _scale(self, case: Case) -> float:
+        """From seconds per run to what the row stands for."""
+        if case.per == "study":
+            return STUDY["trials"] * STUDY["values"]
         if case.per == "step":
             train = Side(case).sweep.splits.train.shape[1]
-            return case.epochs * -(-train // case.protocol.batch_size)
+            return 1 / (case.epochs * -(-train // case.protocol.batch_size))
         return 1
 
     def table(self, names: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_trainer import ADAM, KNOBS, SEEDS, SETTINGS, SGD, assert_near, row, splits, state
+from test_trainer import ADAM, KNOBS, SEEDS, SETTINGS, SGD, assert_near, row, samples, splits, state
 from torch import nn
 
 from softadlib.chain import Chain, affine, backward, folded, forward, links
@@ -27,6 +27,7 @@ NETWORKS = {
     "biased": lambda: nn.Sequential(
         nn.Linear(2, 6), nn.BatchNorm1d(6, eps=1e-3, momentum=0.3), nn.Linear(6, 2)
     ),
+    "large": lambda: nn.Sequential(nn.Linear(2, 8192, bias=False), nn.Linear(8192, 2, bias=False)),
     "nested": lambda: nn.Sequential(
         nn.Flatten(), nn.Sequential(nn.Linear(2, 6), nn.ReLU()), nn.Sequential(nn.Linear(6, 2))
     ),
@@ -118,17 +119,25 @@ def test_float32_products_in_any_layout(n, k, m, relu, layout):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_is_the_stack_where_every_parameter_is_large_or_none_is_packed():
+    assert_is_the_stack("softad", SGD, "large")
+
+
 @pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])
 @pytest.mark.parametrize("method", METHODS)
 def test_is_the_stack(method, recipe):
     """The same runs by hand and by vmap of autograd, in float64: parameters, buffers, measures."""
-    knobs = KNOBS[METHODS[method].knob]
+    assert_is_the_stack(method, recipe, "mlp")
+
+
+def assert_is_the_stack(method, recipe, network):
+    knobs, own = KNOBS[METHODS[method].knob], SETTINGS | {"sigma": 2.0}
     made = []
     for engine in (Stack, Chain):
         torch.manual_seed(1)
-        nets = [NETWORKS["mlp"]().double() for _ in range(3)]
+        nets = [NETWORKS[network]().double() for _ in range(3)]
         made.append(
-            engine(METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], SETTINGS | {"sigma": 2.0})
+            engine(METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], own, samples=samples())
         )
     stack, chain = (m.train(recipe, SEEDS, {0, 5, 10}) for m in made)
     for run in range(3):
@@ -165,21 +174,24 @@ def test_a_run_that_diverges_disturbs_no_other():
         Chain(METHODS["sam"], [NETWORKS["mlp"]() for _ in r], data, [0] * len(r), r, SETTINGS)
         for r in ((0.1, 1e30, 0.2), (0.2,))
     ]
-    made[1].params = {k: v[2:].clone() for k, v in made[0].params.items()}
+    for name, p in made[1].params.items():
+        p.copy_(made[0].params[name][2:])
     lost, fine = (m.train(SGD, SEEDS, {10})[10] for m in made)
     assert math.isnan(lost["acc_test"][1])
     assert not math.isfinite(lost["model_norm"][1])
     assert all(lost[name][2] == fine[name][0] for name in MEASURES)
 
 
-@pytest.mark.parametrize("method", ["erm", "softad", "sam"])
+@pytest.mark.parametrize("method", ["erm", "softad", "sam", "adaflood"])
 def test_lanes_are_stacks_of_one(method):
     knobs = KNOBS[METHODS[method].knob][:3]
     made = []
     for engine in (Stack, Lanes):
         torch.manual_seed(1)
         nets = [NETWORKS["mlp"]().double() for _ in range(3)]
-        made.append(engine(METHODS[method], nets, splits(), (0, 1, 0), knobs, SETTINGS))
+        made.append(
+            engine(METHODS[method], nets, splits(), (0, 1, 0), knobs, SETTINGS, samples=samples())
+        )
     ticks = []
     stack = made[0].train(SGD, SEEDS, {0, 10})
     lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=2, tick=ticks.append)
