@@ -58,7 +58,7 @@ class Bench:
 
     def row(self, case: Case, layout: str) -> dict[str, Any]:
         """Medians over the rounds, both sides taking turns."""
-        counts = self._counts(case)
+        counts = self._counts(case, layout)
         times: dict[str, list[float]] = {"published": [], "ours": []}
         warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
         for who in times:
@@ -86,11 +86,12 @@ class Bench:
         )
         return row
 
-    def _counts(self, case: Case) -> dict[str, int]:
+    def _counts(self, case: Case, layout: str) -> dict[str, int]:
         """How many runs each side does in a round."""
         if case.per == "study":
             runs = STUDY["trials"] * STUDY["values"]
-            return {"published": case.published_runs, "ours": case.our_runs or runs}
+            at_once = 1 if layout == "as-shipped" else self.processes
+            return {"published": at_once, "ours": case.our_runs or runs}
         few = max(2, self.processes)
         if self.device.type != "cpu":
             return {"published": few, "ours": 64}

@@ -125,7 +125,8 @@ def test_bad_calls_are_one_line(capsys, tmp_path):
         (tmp_path / "file").write_text("")
         assert cli.main(["bench", *arguments]) == 2
         error = capsys.readouterr().err
-        assert line in error and error.count("\n") == 1
+        assert line in error
+        assert error.count("\n") == 1
 
 
 def test_one_share_is_worked_through_with_the_threads_asked():

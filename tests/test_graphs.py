@@ -75,7 +75,8 @@ def test_a_step_that_cannot_be_captured_is_said_and_run_as_it_is(monkeypatch):
     with pytest.warns(UserWarning, match="without a CUDA graph: operation not permitted") as caught:
         replayed(torch.tensor([[1, 2]]))
         replayed(torch.tensor([[3, 4]]))
-    assert len(caught) == 1 and "and more" not in str(caught[0].message)
+    assert len(caught) == 1
+    assert "and more" not in str(caught[0].message)
     assert weights.tolist() == [2, 2, 2], "the attempt left no trace"
     assert seen[1:] == [[[1, 2]], [[3, 4]]]
 

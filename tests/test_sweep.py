@@ -59,7 +59,7 @@ def test_lots_are_even_and_fit_the_memory_that_is_free(monkeypatch):
         monkeypatch.setattr(sweep, "free_memory", lambda device, room=room: room)
         lots, _ = Sweep(made, runs).plan()
         assert [len(lot) for lot in lots] == sizes
-        assert sum(lots, []) == runs
+        assert [run for lot in lots for run in lot] == runs
 
 
 def test_a_single_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
