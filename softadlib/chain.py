@@ -6,6 +6,7 @@ instead of recorded by autograd, and the products go to oneDNN, which uses AVX-5
 not. No run shares a kernel with another, so its numbers cannot depend on who else is trained.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from .functional import Grads
-from .methods import Method
 from .recipe import Recipe, Tick, batches, no_tick
 from .stack import Stack
 
+PACKED_BELOW = 2**14
+"""Entries from which a parameter is stepped as it is."""
 ONEDNN_FROM = 16
 """Shortest side of a product worth handing to oneDNN."""
 
@@ -29,8 +31,11 @@ class Layer:
     """One link: `linear`, `norm`, `relu` or `flatten`, and where its parameters are."""
 
     kind: str
-    prefix: str = ""
-    bias: bool = False
+    weight: str = ""
+    bias: str | None = None
+    mean: str = ""
+    var: str = ""
+    count: str = ""
     eps: float = 0.0
     momentum: float = 0.0
 
@@ -51,37 +56,38 @@ def links(network: nn.Module) -> list[Layer] | None:
 
 def _layer(prefix: str, module: nn.Module) -> Layer | None:
     if type(module) is nn.Linear:
-        return Layer("linear", prefix, module.bias is not None)
+        bias = None if module.bias is None else f"{prefix}bias"
+        return Layer("linear", f"{prefix}weight", bias)
     if type(module) is nn.ReLU:
         return Layer("relu")
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return Layer("flatten")
     plain = type(module) is nn.BatchNorm1d and module.affine and module.track_running_stats
     if plain and module.momentum is not None:
-        return Layer("norm", prefix, True, module.eps, module.momentum)
+        names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        return Layer("norm", *(prefix + name for name in names), module.eps, module.momentum)
     return None
 
 
-def _onednn(a: Tensor, b: Tensor) -> bool:
-    return (
-        a.dtype == torch.float32
-        and a.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and min(*a.shape, *b.shape) >= ONEDNN_FROM
-    )
-
-
-def _dense(x: Tensor) -> Tensor:
-    """oneDNN falls back to a loop of scalars for any other layout."""
-    return x if x.is_contiguous() or x.T.is_contiguous() else x.contiguous()
+_RELU_BACK = torch.ops.aten.threshold_backward.default
+_NORM_BACK = torch.ops.aten.native_batch_norm_backward.default
+_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._linear_pointwise.default
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-    """x Wᵀ + b, and max(0, ·) of it: (n, k), (m, k), (m,) → (n, m)."""
-    if _onednn(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(
-            _dense(x), _dense(weight), bias, "relu" if relu else "none", [], ""
-        )
+    """x Wᵀ + b, and max(0, ·) of it: (n, k), (m, k), (m,) → (n, m).
+
+    By oneDNN where it pays. A layout that is neither by rows nor by columns is copied first: there
+    oneDNN would fall back to a loop of scalars.
+    """
+    (n, k), m = x.shape, len(weight)
+    large = n >= ONEDNN_FROM and k >= ONEDNN_FROM and m >= ONEDNN_FROM
+    if _ONEDNN and large and x.dtype is torch.float32 and x.device.type == "cpu":
+        if not (x.is_contiguous() or x.mT.is_contiguous()):
+            x = x.contiguous()
+        if not (weight.is_contiguous() or weight.mT.is_contiguous()):
+            weight = weight.contiguous()
+        return _ONEDNN(x, weight, bias, "relu" if relu else "none", [], "")
     out = nnF.linear(x, weight, bias)
     return out.relu() if relu else out
 
@@ -97,20 +103,19 @@ def forward(
             tape.append(())
         elif layer.kind == "linear":
             tape.append((x,))
-            weight = params[f"{layer.prefix}weight"]
-            x = affine(x, weight, params[f"{layer.prefix}bias"] if layer.bias else None)
+            x = affine(x, params[layer.weight], params[layer.bias] if layer.bias else None)
         elif layer.kind == "relu":
             x = x.relu()
             tape.append((x,))
         else:
-            weight, bias = params[f"{layer.prefix}weight"], params[f"{layer.prefix}bias"]
-            mean, var = (buffers[f"{layer.prefix}running_{k}"] for k in ("mean", "var"))
+            weight, bias = params[layer.weight], params[layer.bias]
+            mean, var = buffers[layer.mean], buffers[layer.var]
             moving = (mean, var) if track else (None, None)
+            if track:
+                buffers[layer.count].add_(1)
             out, *batch = torch.native_batch_norm(
                 x, weight, bias, *moving, True, layer.momentum, layer.eps
             )
-            if track:
-                buffers[f"{layer.prefix}num_batches_tracked"] += 1
             tape.append((x, weight, mean, var, *batch))
             x = out
     return x, tape
@@ -118,24 +123,23 @@ def forward(
 
 def backward(chain: Sequence[Layer], params: Grads, tape: list[tuple], g: Tensor) -> Grads:
     """Gradients of all parameters, from `g`, the gradient in the logits."""
-    grads, aten = {}, torch.ops.aten
+    grads = {}
     first = 1 if chain[0].kind == "flatten" else 0
     for i in reversed(range(first, len(chain))):
         layer, saved = chain[i], tape[i]
         if layer.kind == "linear":
-            grads[f"{layer.prefix}weight"] = affine(g.T, saved[0].T)
+            grads[layer.weight] = affine(g.mT, saved[0].mT)
             if layer.bias:
-                grads[f"{layer.prefix}bias"] = g.sum(0)
+                grads[layer.bias] = g.sum(0)
             if i > first:
-                g = affine(g, params[f"{layer.prefix}weight"].T)
+                g = affine(g, params[layer.weight].mT)
         elif layer.kind == "relu":
-            g = aten.threshold_backward(g, saved[0], 0)
+            g = _RELU_BACK(g, saved[0], 0)
         else:
             x, weight, mean, var, *batch = saved
-            g, dw, db = aten.native_batch_norm_backward(
+            g, grads[layer.weight], grads[layer.bias] = _NORM_BACK(
                 g, x, weight, mean, var, *batch, True, layer.eps, [True] * 3
             )
-            grads[f"{layer.prefix}weight"], grads[f"{layer.prefix}bias"] = dw, db
     return grads
 
 
@@ -144,13 +148,13 @@ def folded(chain: Sequence[Layer], params: Grads, buffers: Grads) -> Callable[[T
     steps: list[list] = []  # [weight, bias, relu after it]
     for layer in chain:
         if layer.kind == "linear":
-            bias = params[f"{layer.prefix}bias"] if layer.bias else None
-            steps.append([params[f"{layer.prefix}weight"], bias, False])
+            bias = params[layer.bias] if layer.bias else None
+            steps.append([params[layer.weight], bias, False])
         elif layer.kind == "norm":
-            mean, var = (buffers[f"{layer.prefix}running_{k}"] for k in ("mean", "var"))
-            factor = params[f"{layer.prefix}weight"] * (var + layer.eps).rsqrt()
+            mean, var = buffers[layer.mean], buffers[layer.var]
+            factor = params[layer.weight] * (var + layer.eps).rsqrt()
             weight, bias, _ = steps[-1]
-            shift = params[f"{layer.prefix}bias"] - mean * factor
+            shift = params[layer.bias] - mean * factor
             bias = shift if bias is None else shift + bias * factor
             steps[-1] = [weight * factor[:, None], bias, False]
         elif layer.kind == "relu":
@@ -168,34 +172,44 @@ def folded(chain: Sequence[Layer], params: Grads, buffers: Grads) -> Callable[[T
 class Chain(Stack):
     """R multilayer perceptrons, each trained alone from the first epoch to the last."""
 
-    def __init__(self, method: Method, networks: Sequence[nn.Module], *args, **kwargs):
-        super().__init__(method, networks, *args, **kwargs)
-        self.links = links(networks[0])
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.links = links(self.skeleton)
+        self._pack()
 
-    def _one(self, run: int) -> tuple[Grads, Grads]:
-        """Parameters and buffers of one run, views of the stacked ones."""
-        both = (self.params, self.buffers)
-        return tuple({name: value[run] for name, value in part.items()} for part in both)
+    def _pack(self) -> None:
+        """The many small parameters of a run side by side, so that an optimizer sees few tensors."""
+        small = {k: p for k, p in self.params.items() if p[0].numel() < PACKED_BELOW}
+        self.small, self.large = list(small), [k for k in self.params if k not in small]
+        if not small:
+            return
+        ends = list(itertools.accumulate(p[0].numel() for p in small.values()))
+        self.packed = torch.cat([p.flatten(1) for p in small.values()], 1)
+        pieces = self.packed.tensor_split(ends[:-1], dim=1)
+        self.params |= {k: piece.view_as(small[k]) for k, piece in zip(small, pieces)}
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
-        return folded(self.links, *self._one(run))
+        return folded(self.links, *self.state(run))
 
-    def _direction(self, run: int, params: Grads, buffers: Grads, x: Tensor, y: Tensor) -> Grads:
-        """The direction of the method's rule, on one batch."""
-        knob = self.knob[run]
-        own = {**self.shared, **{name: value[run] for name, value in self.per_run.items()}}
-        objective, rule = self._sorted(own)
+    def _direction(self, run: int) -> Callable[..., Grads]:
+        """(x, y, **samples) ↦ the direction of the method's rule for one run on one batch."""
+        params, buffers = self.state(run)
+        knob, chain, method = self.knob[run], self.links, self.method
+        objective, rule = self._sorted({name: value[run] for name, value in self.per_run.items()})
 
-        def gradient(params: Grads, track: bool = True) -> Grads:
-            logits, tape = forward(self.links, params, buffers, x, track)
-            logits.requires_grad_()
-            with torch.enable_grad():
-                losses = nnF.cross_entropy(logits, y, reduction="none")
-                value = self.method.objective(losses, knob, **objective)
-            (g,) = torch.autograd.grad(value, logits)
-            return backward(self.links, params, tape, g)
+        def direction(x: Tensor, y: Tensor, **samples: Tensor) -> Grads:
+            def gradient(params: Grads, track: bool = True) -> Grads:
+                logits, tape = forward(chain, params, buffers, x, track)
+                logits.requires_grad_()
+                with torch.enable_grad():
+                    losses = nnF.cross_entropy(logits, y, reduction="none")
+                    value = method.objective(losses, knob, **objective, **samples)
+                (g,) = torch.autograd.grad(value, logits)
+                return backward(chain, params, tape, g)
 
-        return self.method.rule(gradient, params, knob, **rule)
+            return method.rule(gradient, params, knob, **rule)
+
+        return direction
 
     @torch.no_grad()
     def train(
@@ -209,17 +223,25 @@ class Chain(Stack):
     ) -> dict[int, dict[str, np.ndarray]]:
         rows: dict[int, list[dict[str, np.ndarray]]] = {epoch: [] for epoch in sorted(eval_epochs)}
         for run in range(len(self) if keep is None else keep):
-            params, buffers = self._one(run)
-            trial, optimizer = int(self.trial[run]), recipe.build(list(params.values()))
+            direction = self._direction(run)
+            stepped = [self.params[name][run] for name in self.large]
+            stepped += [self.packed[run]] if self.small else []
+            trial, optimizer = int(self.trial[run]), recipe.build(stepped)
             train, data = self.splits.train[trial], self.splits
+            known = {name: values[trial] for name, values in self.samples.items()}
             for epoch in range(recipe.epochs + 1):
                 order = batches([seeds[trial]], epoch, len(train), recipe.batch_size)
                 for (positions,) in order if epoch else ():
                     index = train[positions]
                     x = data.inputs(data.x[index], "train", trial)
-                    grads = self._direction(run, params, buffers, x, data.y[index])
-                    for name, p in params.items():
-                        p.grad = grads[name]
+                    own = {name: values[positions] for name, values in known.items()}
+                    grads = direction(x, data.y[index], **own)
+                    directions = [grads[name] for name in self.large]
+                    if self.small:
+                        together = torch.cat([grads[name].flatten() for name in self.small])
+                        directions.append(together)
+                    for p, g in zip(stepped, directions):
+                        p.grad = g
                     optimizer.step()
                 if epoch in rows:
                     rows[epoch].append(self.measure([run]))

@@ -33,6 +33,7 @@ AXES = {
     "beta": "β",
     "divergence": "χ² radius",
     "t": "t per nat",
+    "gamma": "γ",
 }
 """Each knob of the registry, as its axis is labelled."""
 PALETTE = {name: method.colour for name, method in METHODS.items()}

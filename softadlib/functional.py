@@ -143,6 +143,15 @@ def flood_levels(
     return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))
 
 
+def adaflood_at(losses: Tensor, gamma: float | Tensor, aux: Tensor) -> Tensor:
+    """`adaflood` at the `flood_levels` of held-out losses `aux` (n,), in the order of `losses`.
+
+    Where `aux` is NaN, value and gradient are: the sign alone would make that gradient 0.
+    """
+    known = torch.where(aux.isnan(), aux, 1)
+    return adaflood(known * losses, flood_levels(aux, gamma))
+
+
 def cvar(losses: Tensor, beta: float | Tensor) -> Tensor:
     """min over θ of θ + mean(ℓ − θ)₊/(1−β), (n,) → (): the mean of the worst (1−β)n losses.
 

@@ -5,7 +5,7 @@ run keeps its ordinary kernels, captured as one graph, and the graphs of several
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,29 +23,41 @@ class Lanes:
     def __init__(
         self,
         method: Method,
-        networks: Sequence[nn.Module],
+        networks: Iterable[nn.Module],
         splits: Splits,
         trial: Sequence[int],
         knob: Sequence[float],
         settings: dict | None = None,
         bf16: bool = False,
+        samples: dict | None = None,
     ):
         self.splits, self.device = splits, splits.x.device
         self.lanes = [
-            Stack(method, [network], splits, [t], [v], settings, bf16)
+            Stack(method, [network], splits, [t], [v], settings, bf16, samples)
             for network, t, v in zip(networks, trial, knob)
         ]
+        on_cuda = self.device.type == "cuda"
+        self.streams = [torch.cuda.Stream() for _ in self.lanes] if on_cuda else []
 
     def __len__(self) -> int:
         return len(self.lanes)
 
-    def _streams(self) -> list[Callable[[], contextlib.AbstractContextManager]]:
-        if self.device.type != "cuda":
-            return [contextlib.nullcontext] * len(self)
-        streams = [torch.cuda.Stream() for _ in self.lanes]
-        for stream in streams:
-            stream.wait_stream(torch.cuda.current_stream())
-        return [lambda s=s: torch.cuda.stream(s) for s in streams]
+    def state(self, run: int) -> tuple[dict, dict]:
+        """As `Stack.state`."""
+        return self.lanes[run].state(0)
+
+    @contextlib.contextmanager
+    def _forked(self) -> Iterator[list[contextlib.AbstractContextManager]]:
+        """A context for each lane's launches; they begin after and end before what is around them."""
+        if not self.streams:
+            yield [contextlib.nullcontext() for _ in self.lanes]
+            return
+        outer = torch.cuda.current_stream()
+        for stream in self.streams:
+            stream.wait_stream(outer)
+        yield [torch.cuda.stream(stream) for stream in self.streams]
+        for stream in self.streams:
+            outer.wait_stream(stream)
 
     def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
         """As `Stack.measure`."""
@@ -63,19 +75,19 @@ class Lanes:
     ) -> dict[int, dict[str, np.ndarray]]:
         """As `Stack.train`; the steps of an epoch are handed out in turn, one for each lane."""
         kept, measured = range(len(self) if keep is None else keep), {}
-        within, n = self._streams(), self.splits.train.shape[1]
+        n = self.splits.train.shape[1]
         steps = [lane.stepper(recipe.build(list(lane.params.values()))) for lane in self.lanes]
         for epoch in range(recipe.epochs + 1):
             if epoch:
                 for lane in self.lanes:
                     lane.skeleton.train()
-                for positions in batches(seeds, epoch, n, recipe.batch_size, self.device):
-                    for step, on in zip(steps, within):
-                        with on():
-                            step(positions)
+                order = list(batches(seeds, epoch, n, recipe.batch_size, self.device))
+                with self._forked() as on:
+                    for positions in order:
+                        for step, lane in zip(steps, on):
+                            with lane:
+                                step(positions)
                 tick(len(kept))
             if epoch in eval_epochs:
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()  # every lane has ended its epoch
                 measured[epoch] = self.measure(kept)
         return measured

@@ -3,6 +3,7 @@
 A new method is one line here, over a function in `functional`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,15 +25,21 @@ class Method:
     """(losses (n,), knob, **settings) → (); what is differentiated."""
     settings: tuple[str, ...] = ()
     """Protocol fields handed to the objective."""
+    samples: tuple[str, ...] = ()
+    """Values of single training samples handed to the objective, (n,) each."""
     rule: Callable = F.plain_gradient
     """(gradient, params, knob, **rule_settings) → gradients; what the optimizer sees."""
     rule_settings: tuple[str, ...] = ()
     gradients: int = 1
     """Gradient evaluations per step."""
+    one_more: tuple[str, str] | None = None
+    """Protocol field and its value with which a step takes one gradient more."""
     cliff: bool = False
     """True where θ ≥ ln 2 makes the minimiser of cross-entropy predict the wrong class."""
     below: float = math.inf
     """The knob is at least 0 and below this."""
+    most: float = math.inf
+    """The knob is at most this."""
 
 
 METHODS: dict[str, Method] = {
@@ -85,10 +92,20 @@ METHODS: dict[str, Method] = {
             rule=F.fdgr_gradient,
             rule_settings=("bn_update", "step_size", "scheme"),
             gradients=2,
+            one_more=("scheme", "centered"),
         ),
         Method("cvar", "CVaR", "xkcd:steel grey", "beta", F.cvar, below=1.0),
         Method("chi2", "χ²-DRO", "xkcd:mustard", "divergence", F.chi2_dro),
         Method("tilted", "Tilted", "xkcd:dark teal", "t", F.tilted),
+        Method(
+            "adaflood",
+            "AdaFlood",
+            "xkcd:navy blue",
+            "gamma",
+            F.adaflood_at,
+            samples=("aux",),
+            most=1.0,
+        ),
     )
 }
 
@@ -100,3 +117,11 @@ def get_method(name: str) -> Method:
     """The registered method, or a `UserError` that lists them."""
     choose("method", name, METHODS)
     return METHODS[name]
+
+
+def method_of(protocol: object, name: str) -> Method:
+    """The registered method with as many gradients as the protocol's settings make of it."""
+    method = get_method(name)
+    if method.one_more and getattr(protocol, method.one_more[0]) == method.one_more[1]:
+        return dataclasses.replace(method, gradients=method.gradients + 1)
+    return method

@@ -30,11 +30,14 @@ OPTIMIZERS = ("adam", "sgd")
 DTYPES = ("float32", "float64")
 PRECISIONS = ("fp32", "tf32", "bf16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+AUXILIARIES = ("folds", "last-layer")
 DATASETS = (*SYNTHETIC, *IMAGES)
 SPEED_ONLY = ("device", "stack", "folder")
 """Fields that may change where and how fast a run is made, never its numbers."""
 SWEEP_ONLY = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
 """Fields that say which runs and rows there are, never what one run does."""
+LATER = {"aux": "folds", "aux_folds": 5}
+"""Fields that came after results were made, and what those were made with."""
 
 
 @dataclass(frozen=True, order=True)
@@ -106,6 +109,9 @@ def _grid(method: str, values: Any) -> tuple[float, ...]:
     if max(grid) >= METHODS[method].below:
         wanted = f"{METHODS[method].knob} in {name} must be below {METHODS[method].below:g}"
         raise UserError(f"{wanted}, got {max(grid)!r}")
+    if max(grid) > METHODS[method].most:
+        wanted = f"{METHODS[method].knob} in {name} must be at most {METHODS[method].most:g}"
+        raise UserError(f"{wanted}, got {max(grid)!r}")
     if len(set(grid)) != len(grid):
         raise UserError(f"{name} names a value twice: {values!r}")
     return tuple(sorted(grid))
@@ -157,6 +163,9 @@ class Protocol:
     step_size: float = 0.01
     """Of FD-GR's difference, and `scheme` with it."""
     scheme: str = "forward"
+    aux: str = "folds"
+    """How AdaFlood's auxiliary models are made, and of how many `aux_folds`."""
+    aux_folds: int = 5
     grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     ties: str = "largest"
     curves: str = "selected"
@@ -189,6 +198,7 @@ class Protocol:
         choose("variant", self.variant, ASAM_VARIANTS)
         choose("mixing", self.mixing, GNP_MIXINGS)
         choose("scheme", self.scheme, FD_SCHEMES)
+        choose("aux", self.aux, AUXILIARIES)
         choose("ties", self.ties, TIES)
         choose("curves", self.curves, CURVES)
         choose("dtype", self.dtype, DTYPES)
@@ -215,6 +225,11 @@ class Protocol:
         for name in ("epochs", "trials", "curve_every"):
             _whole(name, getattr(self, name), 1)
         _whole("stack", self.stack, 0)
+        _whole("aux_folds", self.aux_folds, 2)
+        if self.n_train and self.aux_folds > self.n_train and "adaflood" in self.grids:
+            raise UserError(
+                f"aux_folds is {self.aux_folds}, but n_train is {self.n_train}; give at most that"
+            )
         check_batches(self.n_train, self.batch_size)
         noises = (
             self.label_noise if isinstance(self.label_noise, (list, tuple)) else [self.label_noise]
@@ -280,7 +295,7 @@ class Protocol:
     def fingerprint(self) -> str:
         """Hash of what one run does: two protocols that share it may share runs."""
         skip = {*SPEED_ONLY, *SWEEP_ONLY}
-        facts = {k: v for k, v in self.to_dict().items() if k not in skip}
+        facts = {k: v for k, v in self.to_dict().items() if k not in skip and LATER.get(k) != v}
         text = json.dumps([NUMERICS, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -52,6 +52,11 @@ def _mean(losses, knob, **_):
     return losses.mean()
 
 
+def _adaflood(losses, gamma, aux, **_):
+    levels = -torch.log((1 - gamma) * torch.exp(-aux) + gamma)
+    return torch.maximum(losses, 2 * levels - losses).mean()
+
+
 OBJECTIVES = {
     "erm": _mean,
     "flooding": lambda losses, theta, **_: abs(losses.mean() - theta) + theta,
@@ -60,6 +65,7 @@ OBJECTIVES = {
     "cvar": _cvar,
     "chi2": _chi2,
     "tilted": _tilted,
+    "adaflood": _adaflood,
     **dict.fromkeys(("sam", "asam", "gnp", "fdgr"), _mean),
 }
 
@@ -154,22 +160,23 @@ def _fdgr(here, there, strength, step_size=0.01, scheme="forward", **_):
 
 
 def one_epoch(method, model, optimizer, loader, knob, bn_update="both", **settings):
-    """One pass over `loader`, in training mode."""
+    """One pass over `loader`, in training mode; its third values are AdaFlood's held-out losses."""
     model.train()
-    for x, y in loader:
+    for x, y, *more in loader:
         if method == "sam":
             sam_step(model, optimizer, x, y, knob, bn_update)
         elif method in ("asam", "gnp", "fdgr"):
             sharp_step(method, model, optimizer, x, y, knob, bn_update, **settings)
         else:
-            backward(method, model, optimizer, x, y, knob, settings)
+            backward(method, model, optimizer, x, y, knob, settings | dict(zip(["aux"], more)))
             optimizer.step()
 
 
 def plain_loop(method, model, data, orders, batch_size, make, knob, bn_update="both", **settings):
     """Train `model` in place over `orders`, one list of sample positions per epoch.
 
-    `data`: {"train": (x, y), …}; `make`: parameters → optimizer. Returns the final measures.
+    `data`: {"train": (x, y), …}, AdaFlood's held-out losses a third; `make`: parameters → optimizer.
+    Returns the final measures.
     """
     optimizer = make(model.parameters())
     for order in orders:
@@ -206,7 +213,7 @@ def final_measures(model, data):
     """Loss and accuracy of every part, as one batch of a DataLoader each, and the norm of all parameters."""
     model.eval()
     measures = {"model_norm": nn.utils.parameters_to_vector(model.parameters()).norm().item()}
-    for part, (x, y) in data.items():
+    for part, (x, y, *_) in data.items():
         for inputs, targets in DataLoader(TensorDataset(x, y), len(y)):
             logits = model(inputs)
             measures[f"loss_{part}"] = nn.CrossEntropyLoss()(logits, targets).item()

@@ -8,14 +8,15 @@ diverges leaves the others as they were.
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as nnF
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
 
 from .footprint import activations
 from .graphs import Replayed
@@ -33,34 +34,54 @@ GPU_BYTES = 2**31
 class Stack:
     """R networks of one architecture with their own weights, data, knob and objective.
 
-    `networks`: R modules alike but for their values. `trial` (R,): whose data each one sees.
+    `networks`: R modules alike but for their values, taken one at a time. `trial` (R,): whose data each one sees.
     `knob` (R,): θ or radius. `settings`: further arguments of the method's objective or gradient
     rule; a tensor (R,) is one value per run, anything else is shared. `bf16`: forward passes in
-    bfloat16 where autocast allows, everything else as it is.
+    bfloat16 where autocast allows, everything else as it is. `samples`: what the objective wants to
+    know of every training sample, by name, (T, n). Raises ValueError where one is missing.
     """
 
     def __init__(
         self,
         method: Method,
-        networks: Sequence[nn.Module],
+        networks: Iterable[nn.Module],
         splits: Splits,
         trial: Sequence[int],
         knob: Sequence[float],
         settings: dict[str, Any] | None = None,
         bf16: bool = False,
+        samples: dict[str, Tensor] | None = None,
     ):
-        self.device, dtype = splits.x.device, next(networks[0].parameters()).dtype
+        self.device = splits.x.device
         self.method, self.splits, self.bf16 = method, splits, bf16
         self.trial = torch.as_tensor(trial, device=self.device)
+        self._gather(networks)
+        dtype = next(iter(self.params.values())).dtype
         self.knob = torch.as_tensor(knob, dtype=dtype, device=self.device)
-        params, buffers = stack_module_state([net.to(self.device) for net in networks])
-        self.params = {name: p.detach().clone() for name, p in params.items()}
-        self.buffers = {name: b.detach().clone() for name, b in buffers.items()}
-        self.skeleton = copy.deepcopy(networks[0]).to("meta")
         settings = settings or {}
         self.per_run = {k: v.to(self.device) for k, v in settings.items() if isinstance(v, Tensor)}
         self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
-        self._update = vmap(self._gradient)
+        for name in method.samples:
+            if name not in (samples or {}):
+                raise ValueError(f"{method.name} needs {name} of every training sample")
+        self.samples = {k: samples[k].to(self.device, dtype) for k in method.samples}
+        self._update = vmap(self._gradient) if len(self) > 1 else self._alone
+
+    def _gather(self, networks: Iterable[nn.Module]) -> None:
+        """Copies of all values, stacked; never more than one network beside them."""
+        self.params, self.buffers = {}, {}
+        for run, network in enumerate(networks):
+            if not run:
+                self.skeleton = copy.deepcopy(network).to("meta")
+            for kept, found in (
+                (self.params, network.named_parameters()),
+                (self.buffers, network.named_buffers()),
+            ):
+                for name, value in found:
+                    if not run:
+                        shape = (len(self), *value.shape)
+                        kept[name] = torch.empty(shape, dtype=value.dtype, device=self.device)
+                    kept[name][run] = value.detach()
 
     def __len__(self) -> int:
         return len(self.trial)
@@ -69,7 +90,7 @@ class Stack:
         """Settings of the objective and settings of the gradient rule."""
         settings = {**self.shared, **per_run}
         return (
-            {k: v for k, v in settings.items() if k in self.method.settings},
+            {k: v for k, v in settings.items() if k in self.method.settings + self.method.samples},
             {k: v for k, v in settings.items() if k in self.method.rule_settings},
         )
 
@@ -96,13 +117,20 @@ class Stack:
 
         return self.method.rule(gradient, params, knob, **rule)
 
+    def _alone(self, *stacked) -> dict[str, Tensor]:
+        """`_gradient` of a single run, by its ordinary kernels: what lanes are made of."""
+        only = tree_map(lambda v: v[0], stacked)
+        return {name: g[None] for name, g in self._gradient(*only).items()}
+
     def step(self, optimizer: torch.optim.Optimizer, positions: Tensor) -> None:
         """One step of all runs on the samples at `positions` (T, b) of their trial's training part."""
         data = self.splits
         index = data.train.gather(1, positions)[self.trial]
         x = data.inputs(data.x[index], "train", self.trial)
+        own = {k: v.gather(1, positions)[self.trial] for k, v in self.samples.items()}
+        own |= self.per_run
         optimizer.zero_grad()  # the last gradients make room for these
-        grads = self._update(self.params, self.buffers, x, data.y[index], self.knob, self.per_run)
+        grads = self._update(self.params, self.buffers, x, data.y[index], self.knob, own)
         for name, p in self.params.items():
             p.grad = grads[name]
         optimizer.step()
@@ -114,12 +142,14 @@ class Stack:
             return step
         return Replayed(step, [*self.params.values(), *self.buffers.values()], optimizer)
 
+    def state(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers of one run, views of the stacked ones."""
+        both = (self.params, self.buffers)
+        return tuple({name: value[run] for name, value in part.items()} for part in both)
+
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
         """x ↦ logits of one run, batch norm by its running statistics."""
-        state = (
-            {k: p[run] for k, p in self.params.items()},
-            {k: b[run] for k, b in self.buffers.items()},
-        )
+        state = self.state(run)
         return lambda x: self._call(state, x).to(self.knob.dtype)
 
     def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:

@@ -4,18 +4,22 @@ outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
                                      provenance.json    written last: its presence means done
                                      train.ipynb        the executed notebook
                                      parts/*.parquet    finished stacks of a sweep under way
+                                     held-out/*.npz     losses of AdaFlood's auxiliary models
                                      progress.json      how far a sweep under way is
 """
 
 import contextlib
 import hashlib
+import io
 import json
 import os
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .errors import UserError
@@ -122,6 +126,23 @@ class Place:
             _pack(rows, self.fingerprint),
         )
 
+    def _held_out(self, label_noise: float, trial: int) -> Path:
+        return self.path / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}.npz"
+
+    def read_held_out(self, label_noise: float, trial: int) -> np.ndarray | None:
+        """Held-out losses of one trial's training samples; None where there are none, or a broken file."""
+        try:
+            with np.load(io.BytesIO(self._held_out(label_noise, trial).read_bytes())) as kept:
+                return kept["losses"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None  # they can be found again, to the same bits
+
+    def save_held_out(self, label_noise: float, trial: int, losses: np.ndarray) -> None:
+        """Keep them for whoever trains on that trial."""
+        content = io.BytesIO()
+        np.savez(content, losses=losses)
+        write(self._held_out(label_noise, trial), content.getvalue())
+
     def stored_fingerprint(self) -> str | None:
         """The protocol that made the stored table; None where there is none."""
         return _unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
@@ -148,6 +169,7 @@ class Place:
                 self.notebook,
                 self.progress,
                 *self._parts(),
+                *(self.path / "held-out").glob(f"{self.fingerprint}-*.npz"),
             ):
                 path.unlink(missing_ok=True)
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from . import provenance, selection, store
+from . import auxiliary, provenance, selection, store
 from .errors import UserError
 from .footprint import Work, work
 from .hardware import peak_gflops, pick_device
-from .methods import get_method
+from .methods import method_of
 from .metrics import MEASURES
 from .protocol import Protocol, Run
 from .sweep import train_runs
@@ -48,6 +48,7 @@ class Study:
 
     def __post_init__(self):
         self.runs = self.protocol.runs(self.method)
+        self.gradients = method_of(self.protocol, self.method).gradients
         self.place = store.Place(
             self.protocol.profile, self.protocol.dataset, self.method, self.protocol.fingerprint()
         )
@@ -104,9 +105,7 @@ class Study:
         replayed = (
             self.protocol.trials * len(self.protocol.label_noise) if self.replay_epochs else 0
         )
-        return (
-            (len(self.runs) + replayed) * self.protocol.epochs * get_method(self.method).gradients
-        )
+        return (len(self.runs) + replayed) * self.protocol.epochs * self.gradients
 
     def tasks(self, runs: Sequence[Run], jobs: int) -> list[list[Run]]:
         """Runs to hand out together, all of one label noise: on a CPU a few for each process."""
@@ -128,7 +127,26 @@ def _key(noise: float, trial: int, knob: float) -> tuple:
 
 def _train_and_save(study: Study, runs: list[Run], epochs: set[int], tick: Tick) -> pd.DataFrame:
     # Saved by whoever trained it, so that a death loses what was in flight and no more.
-    return train_runs(study.protocol, runs, epochs, tick, study.place.save_part)
+    samples = auxiliary.samples(study.protocol, runs, study.place)
+    return train_runs(study.protocol, runs, epochs, tick, study.place.save_part, samples)
+
+
+def _prepare(study: Study, runs: Sequence[Run], jobs: int) -> None:
+    """Find and keep what the method wants to know of the training samples, one task a trial."""
+    if not method_of(study.protocol, study.method).samples:
+        return
+    apart = study.device.type == "cpu"  # elsewhere trials are trained side by side
+    alike: dict[tuple, list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.label_noise, run.trial if apart else 0), []).append(run)
+    if jobs == 1 or len(alike) < 2 or not apart:
+        for some in alike.values():
+            auxiliary.samples(study.protocol, some, study.place)
+        return
+    from joblib import Parallel, delayed
+
+    work = (delayed(auxiliary.samples)(study.protocol, r, study.place) for r in alike.values())
+    Parallel(n_jobs=jobs)(work)
 
 
 def _pass(
@@ -139,7 +157,7 @@ def _pass(
         return [_train_and_save(study, task, epochs, tick) for task in tasks]
     from joblib import Parallel, delayed
 
-    units = study.protocol.epochs * get_method(study.method).gradients
+    units = study.protocol.epochs * study.gradients
     frames = []
     work = (delayed(_train_and_save)(study, task, epochs, _silent) for task in tasks)
     for rows in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
@@ -170,8 +188,9 @@ def run(
         place.set_aside()  # results of an edited protocol: neither mixed in nor destroyed
         if len(rows):
             place.save_part(rows)
-    progress = _Progress(study, tick or _silent)
     todo = study.missing(rows, study.runs, study.first_epochs)
+    _prepare(study, todo, jobs)
+    progress = _Progress(study, tick or _silent)
     progress.already(study.units() - _units_left(study, rows, todo))
     rows = store.merge([rows, *_pass(study, todo, study.first_epochs, jobs, progress)])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
@@ -200,7 +219,7 @@ def _units_left(study: Study, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
     replays = study.protocol.trials * len(study.protocol.label_noise) if study.replay_epochs else 0
     if study.replay_epochs and not todo:
         replays = len(study.missing(rows, study.selected(rows), study.replay_epochs))
-    return (len(todo) + replays) * study.protocol.epochs * get_method(study.method).gradients
+    return (len(todo) + replays) * study.protocol.epochs * study.gradients
 
 
 class _Progress:
@@ -208,7 +227,7 @@ class _Progress:
 
     def __init__(self, study: Study, tick: Tick):
         self.study, self.tick, self.total = study, tick, study.units()
-        self.per_run = study.protocol.epochs * get_method(study.method).gradients
+        self.per_run = study.protocol.epochs * study.gradients
         self.count, self.before, self.written = 0, 0, 0.0
         self.started = time.monotonic()
 

@@ -4,18 +4,19 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import files, store
 from .chain import links
 from .errors import UserError
 from .footprint import footprint, runs_that_fit
 from .hardware import free_memory, numerics, pick_device
-from .methods import get_method
+from .methods import method_of
 from .metrics import MEASURES
 from .models import build
 from .protocol import Protocol, Run
@@ -27,17 +28,34 @@ MARGIN = 0.8
 CANDIDATES = (("stack", 4), ("stack", 16), ("lanes", 4), ("lanes", 8))
 """Ways to train convolutional networks side by side on a GPU, from which a timing chooses."""
 TIMED_BATCHES = 8
+Result = TypeVar("Result")
 
 
 class Sweep:
-    """The runs of one method and label noise on one device, with data and networks at hand."""
+    """The runs of one method and label noise on one device, with data and networks at hand.
 
-    def __init__(self, protocol: Protocol, runs: Sequence[Run], splits: Splits | None = None):
+    `samples`: what the method wants to know of every training sample, by name, (T, n).
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        runs: Sequence[Run],
+        splits: Splits | None = None,
+        samples: dict[str, Tensor] | None = None,
+    ):
         self.protocol, self.runs = protocol, list(runs)
-        self.method = get_method(runs[0].method)
+        self.method, self.samples = method_of(protocol, runs[0].method), samples
         self.device, self.dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
         splits = splits or load_splits(protocol, runs[0].label_noise)
         self.splits = splits.to(self.device, self.dtype)
+        for name, values in (samples or {}).items():
+            if values.shape != self.splits.train.shape:
+                had, have = tuple(values.shape), tuple(self.splits.train.shape)
+                raise UserError(
+                    f"{name} is of {had} training samples, the data have {have}: they changed since; "
+                    "softad train --fresh starts from nothing"
+                )
         self.example = self.network(self.runs[0])
         self.chain = links(self.example) is not None
 
@@ -52,13 +70,14 @@ class Sweep:
         names = (*method.settings, *method.rule_settings)
         return trainer(
             method,
-            [self.network(r) for r in runs],
+            (self.network(r) for r in runs),
             splits or self.splits,
             [r.trial for r in runs],
             [r.knob for r in runs],
             {name: getattr(protocol, name) for name in names},
             bf16=protocol.precision == "bf16",
             layout=layout,
+            samples=self.samples,
         )
 
     def needs(self, runs: int = 1):
@@ -161,25 +180,33 @@ def train_runs(
     eval_epochs: set[int],
     tick: Callable[[int], None] = lambda units: None,
     save: Callable[[pd.DataFrame], object] = lambda rows: None,
+    samples: dict[str, Tensor] | None = None,
 ) -> pd.DataFrame:
     """Train runs of one method and label noise; one row per run and epoch asked.
 
     `save` is given the rows of each lot as it ends. A lot for which the memory turns out too small
-    is halved.
+    is halved. `samples` as `Sweep`'s; `auxiliary.samples` makes them.
     """
     frames = []
     with numerics(pick_device(protocol.device), protocol.precision):
-        sweep = Sweep(protocol, runs)
-        lots, layout = sweep.plan()
-        while lots:
-            lot = lots.pop(0)
-            try:
-                frames.append(sweep.rows(lot, layout, eval_epochs, tick))
-            except torch.OutOfMemoryError:
-                lots = [*halves(lot), *lots]
-            else:
-                save(frames[-1])
+        sweep = Sweep(protocol, runs, samples=samples)
+        for rows in in_lots(sweep, lambda *lot: sweep.rows(*lot, eval_epochs, tick)):
+            frames.append(rows)
+            save(rows)
     return store.merge(frames)
+
+
+def in_lots(sweep: Sweep, work: Callable[[list[Run], str], Result]) -> Iterator[Result]:
+    """What `work(runs, layout)` makes of each lot; one that does not fit after all is halved."""
+    lots, layout = sweep.plan()
+    while lots:
+        lot = lots.pop(0)
+        try:
+            done = work(lot, layout)
+        except torch.OutOfMemoryError:
+            lots = [*halves(lot), *lots]
+        else:
+            yield done
 
 
 def halves(lot: list[Run]) -> list[list[Run]]:

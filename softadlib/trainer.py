@@ -4,10 +4,11 @@
 are runs on concurrent streams of a GPU, for networks whose stacked kernels are slow there.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .chain import Chain, links
 from .errors import choose
@@ -25,19 +26,23 @@ LAYOUTS = {"stack": Stack, "lanes": Lanes}
 
 def trainer(
     method: Method,
-    networks: Sequence[nn.Module],
+    networks: Iterable[nn.Module],
     splits: Splits,
     trial: Sequence[int],
     knob: Sequence[float],
     settings: dict[str, Any] | None = None,
     bf16: bool = False,
     layout: str = "stack",
+    samples: dict[str, Tensor] | None = None,
 ) -> Stack | Lanes:
     """The engine for these runs. Arguments as `Stack`'s; `layout` is `stack` or `lanes`.
 
     A chain of linear layers on a CPU is a `Chain` whatever the layout.
     """
     choose("layout", layout, LAYOUTS)
-    by_hand = splits.x.device.type == "cpu" and not bf16 and links(networks[0]) is not None
+    networks = iter(networks)
+    first = next(networks)
+    by_hand = splits.x.device.type == "cpu" and not bf16 and links(first) is not None
     engine = Chain if by_hand else LAYOUTS[layout]
-    return engine(method, networks, splits, trial, knob, settings, bf16)
+    networks = itertools.chain([first], networks)
+    return engine(method, networks, splits, trial, knob, settings, bf16, samples)

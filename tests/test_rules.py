@@ -97,6 +97,18 @@ def test_the_registry_says_how_many():
         assert len(calls) == method.gradients, method.name
 
 
+def test_a_centered_difference_is_known_to_take_a_third():
+    from types import SimpleNamespace
+
+    from softadlib.methods import METHODS, method_of
+
+    for scheme in ("forward", "centered"):
+        calls, method = [], method_of(SimpleNamespace(scheme=scheme), "fdgr")
+        method.rule(counted(quadratic, calls), {"weight": W}, 0.5, scheme=scheme)
+        assert len(calls) == method.gradients == (3 if scheme == "centered" else 2)
+    assert method_of(SimpleNamespace(scheme="centered"), "gnp") is METHODS["gnp"]
+
+
 # Quadratics
 
 

@@ -26,6 +26,7 @@ KNOBS = {
     "beta": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 0.0),
     "divergence": (0.05, 0.2, 0.4, 1.0, 5.0, 0.1, 0.3, 0.0),
     "t": (0.05, 0.2, 0.4, 1.0, 5.0, 0.1, 0.3, 0.0),
+    "gamma": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 0.0),
     None: (math.nan,) * 8,
 }
 TRIALS = (0, 1, 1, 0, 0, 1, 0, 1)
@@ -44,6 +45,12 @@ def splits(dtype=torch.float64, n=44, name="gaussian"):
     return synthetic_splits(name, SEEDS, 0.1, (n, 30, 50)).to("cpu", dtype)
 
 
+def samples(n=44):
+    """Held-out losses (T, n), as if auxiliary models had been trained."""
+    draw = np.random.default_rng(5).exponential(0.5, (len(SEEDS), n))
+    return {"aux": torch.from_numpy(draw)}
+
+
 def networks(trials, dtype=torch.float64, model=SMALL):
     made = []
     for trial in trials:
@@ -56,7 +63,8 @@ def stack(method, runs=range(8), dtype=torch.float64, knobs=None, **settings):
     trials = [TRIALS[i] for i in runs]
     knobs = knobs or [KNOBS[METHODS[method].knob][i] for i in runs]
     nets = networks(trials, dtype)
-    return Stack(METHODS[method], nets, splits(dtype), trials, knobs, SETTINGS | settings)
+    own = {"settings": SETTINGS | settings, "samples": samples()}
+    return Stack(METHODS[method], nets, splits(dtype), trials, knobs, **own)
 
 
 def state(made, run):
@@ -107,7 +115,8 @@ def assert_is_plain(method, recipe, knobs, trials, model=SMALL, data=None, sigma
     n = data.train.shape[1]
     per_run = {} if sigmas is None else {"sigma": torch.tensor(sigmas, dtype=torch.float64)}
     nets = networks(trials, model=model)
-    made = Stack(METHODS[method], nets, data, trials, knobs, SETTINGS | settings | per_run)
+    own = {"settings": SETTINGS | settings | per_run, "samples": samples(n)}
+    made = Stack(METHODS[method], nets, data, trials, knobs, **own)
     measured = made.train(recipe, SEEDS, {recipe.epochs})[recipe.epochs]
     for run, (trial, net) in enumerate(zip(trials, networks(trials, model=model))):
         orders = [
@@ -115,6 +124,8 @@ def assert_is_plain(method, recipe, knobs, trials, model=SMALL, data=None, sigma
             for epoch in range(1, recipe.epochs + 1)
         ]
         parts = {part: data.part(part, trial) for part in PARTS}
+        if METHODS[method].samples:
+            parts["train"] += (samples(n)["aux"][trial],)
         own = settings if sigmas is None else settings | {"sigma": sigmas[run]}
         make = PLAIN[recipe.optimizer](recipe)
         before = copy.deepcopy(net.state_dict())
@@ -250,7 +261,8 @@ def test_epoch_0_is_before_any_step_and_measuring_changes_nothing():
     seen = []
     measured = every.train(SGD, SEEDS, range(11), tick=seen.append)
     final = last.train(SGD, SEEDS, {10}, keep=3)
-    assert seen == [8] * 10 and list(measured) == list(range(11))
+    assert seen == [8] * 10
+    assert list(measured) == list(range(11))
     start = oracle.final_measures(networks([1])[0], {p: splits().part(p, 1) for p in PARTS})
     assert_near(row(measured[0], 1), start)
     for name in MEASURES:

@@ -1,0 +1,186 @@
+"""Held-out losses of the training samples, from which AdaFlood sets a flood level for each.
+
+A sample's loss is measured under a model that was not trained on it: one model per fold, trained by
+ERM as the protocol trains any, or one model whose last layer alone is tuned again without the chunk
+that the sample is in. Models are those after the last epoch, in evaluation mode, no augmentation.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as nnF
+from torch import Tensor, nn
+
+from .errors import UserError
+from .hardware import numerics, pick_device
+from .methods import get_method
+from .models import build
+from .protocol import Protocol, Run, check_batches
+from .splits import Splits, load_splits
+from .store import Place
+from .sweep import Sweep, in_lots
+from .trainer import trainer
+
+CHUNKS, TUNING_EPOCHS = 10, 25
+"""Of the last layer, as the authors' code has them."""
+AT_A_TIME = 1000
+"""Samples per forward pass in evaluation."""
+
+
+def samples(
+    protocol: Protocol, runs: Sequence[Run], place: Place | None = None
+) -> dict[str, Tensor] | None:
+    """What `runs` of one method and label noise want to know of every training sample, (T, n).
+
+    None for a method that wants nothing. Trials without a run are NaN. `place` keeps what is found
+    and is asked first; without one nothing is written.
+    """
+    if not get_method(runs[0].method).samples:
+        return None
+    noise, trials = runs[0].label_noise, sorted({r.trial for r in runs})
+    known = {t: place and place.read_held_out(noise, t) for t in trials}
+    missing = [t for t in trials if known[t] is None]
+    if missing:
+        known |= zip(missing, held_out(protocol, noise, missing))
+        for t in missing if place else ():
+            place.save_held_out(noise, t, known[t])
+    aux = np.full((protocol.trials, len(known[trials[0]])), np.nan)
+    aux[trials] = [known[t] for t in trials]
+    return {"aux": torch.from_numpy(aux)}
+
+
+def held_out(protocol: Protocol, label_noise: float, trials: Sequence[int]) -> np.ndarray:
+    """Loss of every training sample of `trials` under a model not trained on it, in nats: (T, n).
+
+    NaN where that model diverged. Raises UserError for more folds than samples, and where a fold
+    leaves a last batch of one. Bae et al. (2024).
+    """
+    splits = load_splits(protocol, label_noise)
+    n, count = splits.train.shape[1], protocol.aux_folds if protocol.aux == "folds" else CHUNKS
+    if count > n:
+        raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
+    folds = np.array([_order(seed, n) for seed in protocol.seeds])
+    folds = [torch.from_numpy(held) for held in np.array_split(folds, count, axis=1)]
+    find = by_folds if protocol.aux == "folds" else by_last_layer
+    out = np.full((protocol.trials, n), np.nan)
+    with numerics(pick_device(protocol.device), protocol.precision):
+        for trial, held, losses in find(protocol, label_noise, trials, splits, folds):
+            out[trial, held[trial].numpy()] = losses
+    return out[trials]
+
+
+def _order(seed: int, n: int) -> np.ndarray:
+    """Samples as they are dealt into folds; no epoch's order, which is of (seed, epoch)."""
+    return np.random.default_rng([seed, 0, 1]).permutation(n)
+
+
+def without(folds: Sequence[Tensor], which: int) -> Tensor:
+    """Positions (T, n − f) of all folds but one."""
+    return torch.cat([fold for i, fold in enumerate(folds) if i != which], 1)
+
+
+Found = Iterator[tuple[int, Tensor, np.ndarray]]
+"""(trial, fold (T, f), losses (f,)) for each trial and fold."""
+
+
+def by_folds(
+    protocol: Protocol,
+    label_noise: float,
+    trials: Sequence[int],
+    splits: Splits,
+    folds: Sequence[Tensor],
+) -> Found:
+    """A model per fold from the trial's initial weights, trained on the others; trials side by side."""
+    n = splits.train.shape[1]
+    for size in {held.shape[1] for held in folds}:
+        try:
+            check_batches(n - size, protocol.batch_size)
+        except UserError as error:
+            raise UserError(f"with aux_folds {len(folds)}, {error} or aux_folds") from None
+    for i, held in enumerate(folds):
+        own = splits.train.gather(1, held)
+        # scaled like what its model was trained on: a fold's own range would be another input
+        rest = splits.train.gather(1, without(folds, i))
+        some = dataclasses.replace(splits, train=rest, val=own, test=own)
+        for trial, network, data in trained(protocol, label_noise, trials, some):
+            yield trial, held, _losses(network, data, trial, data.val[trial])
+
+
+def by_last_layer(
+    protocol: Protocol,
+    label_noise: float,
+    trials: Sequence[int],
+    splits: Splits,
+    chunks: Sequence[Tensor],
+) -> Found:
+    """One model on everything; per chunk its last layer anew, tuned for 25 epochs on the others.
+
+    The features, batch norm by its running statistics, have seen the samples held out.
+    """
+    recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
+    for trial, network, data in trained(protocol, label_noise, trials, splits):
+        seed, index = protocol.seeds[trial], data.train[trial]
+        x = torch.cat(list(_outputs(headless(network), data, trial, index)))
+        for i, held in enumerate(chunks):
+            if not x.isfinite().all():
+                yield trial, held, np.full(held.shape[1], np.nan)
+                continue
+            rest, own = (p[[trial]].to(x.device) for p in (without(chunks, i), held))
+            some = Splits(x, data.y[index], rest, own, own, data.classes, data.dtype)
+            layer = build("linear", some.shape, some.classes, seed).to(x.device, x.dtype)
+            engine = trainer(get_method("erm"), [layer], some, [0], [math.nan])
+            engine.train(recipe, [seed], ())
+            yield trial, held, _losses(_filled(layer, engine.state(0)), some, 0, own[0])
+
+
+def trained(
+    protocol: Protocol, label_noise: float, trials: Sequence[int], splits: Splits
+) -> Iterator[tuple[int, nn.Module, Splits]]:
+    """(trial, network, data) of each trial, by ERM and the protocol's recipe."""
+    runs = [Run("erm", label_noise, trial, math.nan) for trial in trials]
+    sweep = Sweep(protocol, runs, splits)
+
+    def train(lot: list[Run], layout: str) -> list[tuple[int, nn.Module, Splits]]:
+        engine = sweep.engine(lot, layout)
+        engine.train(protocol.recipe, protocol.seeds, ())
+        made = (sweep.network(run).to(sweep.device) for run in lot)
+        return [
+            (run.trial, _filled(network, engine.state(i)), sweep.splits)
+            for i, (run, network) in enumerate(zip(lot, made))
+        ]
+
+    return itertools.chain.from_iterable(in_lots(sweep, train))
+
+
+def _filled(network: nn.Module, state: tuple[dict[str, Tensor], dict[str, Tensor]]) -> nn.Module:
+    """`network` with these parameters and buffers, in evaluation mode."""
+    network.load_state_dict(state[0] | state[1])
+    return network.eval()
+
+
+def headless(network: nn.Module) -> nn.Module:
+    """`network` without its last layer, in place; UserError unless that layer is linear."""
+    name, last = [(k, m) for k, m in network.named_modules() if not list(m.children())][-1]
+    if type(last) is not nn.Linear:
+        raise UserError(f"aux last-layer needs a network that ends in a linear layer, not {last}")
+    if not name:
+        return nn.Identity()
+    network.set_submodule(name, nn.Identity())
+    return network
+
+
+@torch.no_grad()
+def _outputs(network: nn.Module, data: Splits, trial: int, index: Tensor) -> Iterator[Tensor]:
+    for some in index.split(AT_A_TIME):
+        yield network(data.inputs(data.x[some], "train", trial)).flatten(1)
+
+
+def _losses(network: nn.Module, data: Splits, trial: int, index: Tensor) -> np.ndarray:
+    """Cross-entropy on the samples at `index`, (n,)."""
+    logits = torch.cat(list(_outputs(network, data, trial, index)))
+    losses = nnF.cross_entropy(logits, data.y[index], reduction="none")
+    return losses.double().cpu().numpy()
