@@ -1,9 +1,11 @@
 """Soft ascent-descent, flooding and sharpness-aware training for PyTorch."""
 
 from . import functional
+from .bases import DistributionWarning
 from .contrasts import ChiSquareDRO, CVaR, Tilted
 from .losses import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
 from .optimizers import ASAM, FDGR, GNP, SAM
+from .parts import FloodingParts, gathered
 
 __version__ = "0.1.0"
 __all__ = [
@@ -16,10 +18,13 @@ __all__ = [
     "CVaR",
     "CalibrationWarning",
     "ChiSquareDRO",
+    "DistributionWarning",
     "Flooding",
+    "FloodingParts",
     "IFlood",
     "SoftAD",
     "Tilted",
     "__version__",
     "functional",
+    "gathered",
 ]

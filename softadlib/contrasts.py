@@ -3,59 +3,77 @@
 Raising a loss never lowers them and no sample gets a negative weight: they never ascend.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from . import functional as F
+from .bases import Base, classifies
 from .losses import Criterion, _number
 
 
-class CVaR(Criterion):
+class _WholeBatch(Criterion):
+    """Ignored targets are left out; a class `weight` is refused, for it has no one meaning here."""
+
+    whole = True
+
+    def __init__(self, base: Base | None = None):
+        super().__init__(base)
+        if classifies(self.base) and self.base.weight is not None:
+            name = type(self).__name__
+            raise ValueError(f"{name} takes no class weights; leave out weight= of {self.base!r}")
+
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return self.value(losses if weights is None else losses[weights])
+
+    def value(self, losses: Tensor) -> Tensor:
+        """The losses that count (n,) → ()."""
+        raise NotImplementedError
+
+
+class CVaR(_WholeBatch):
     """min over θ of θ + mean(ℓ − θ)₊/(1−β): the mean of the worst share 1 − β of the losses.
 
     (n, C), (n,) → (). `beta` in [0, 1), 0 is ERM. Rockafellar & Uryasev (2000).
     """
 
-    def __init__(self, beta: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+    def __init__(self, beta: float, *, base: Base | None = None):
         super().__init__(base)
         self.beta = _number("beta", beta, low=0, below=1)
 
-    def reduce(self, losses: Tensor) -> Tensor:
+    def value(self, losses: Tensor) -> Tensor:
         return F.cvar(losses, self.beta)
 
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}"
 
 
-class ChiSquareDRO(Criterion):
+class ChiSquareDRO(_WholeBatch):
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²): the worst mean over reweightings q of the batch.
 
     (n, C), (n,) → (). ½·mean (nq − 1)² ≤ `radius`, 0 is ERM. Duchi & Namkoong (2019).
     """
 
-    def __init__(self, radius: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+    def __init__(self, radius: float, *, base: Base | None = None):
         super().__init__(base)
         self.radius = _number("radius", radius, low=0)
 
-    def reduce(self, losses: Tensor) -> Tensor:
+    def value(self, losses: Tensor) -> Tensor:
         return F.chi2_dro(losses, self.radius)
 
     def extra_repr(self) -> str:
         return f"radius={self.radius:g}"
 
 
-class Tilted(Criterion):
+class Tilted(_WholeBatch):
     """ln(mean exp(tℓ))/t: towards the worst loss as t grows, the best as it falls; 0 is ERM.
 
     (n, C), (n,) → (). `t` per nat. Li et al. (2021).
     """
 
-    def __init__(self, t: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+    def __init__(self, t: float, *, base: Base | None = None):
         super().__init__(base)
         self.t = _number("t", t)
 
-    def reduce(self, losses: Tensor) -> Tensor:
+    def value(self, losses: Tensor) -> Tensor:
         return F.tilted(losses, self.t)
 
     def extra_repr(self) -> str:

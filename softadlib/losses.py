@@ -1,15 +1,15 @@
 """Criteria: drop-in replacements for `nn.CrossEntropyLoss` over `softadlib.functional`."""
 
-import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from . import functional as F
+from .bases import Base, per_sample, samples, warn_if_distributed
 
 
 class CalibrationWarning(UserWarning):
@@ -55,74 +55,88 @@ def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
 class Criterion(nn.Module):
     """A scalar criterion over a base loss that gives one value per sample.
 
-    `base` is any callable (input, target) → per-sample losses; default cross-entropy. A torch loss
-    with another `reduction` is copied and set to "none". Subclasses write `reduce`. Targets that the
-    base ignores count as samples of loss 0: mask them out before, if there are any.
+    `base` is any callable (input, target) → per-sample losses of any shape; default cross-entropy. A
+    torch loss with another `reduction` is copied and set to "none". Targets that cross-entropy or
+    NLL ignore do not count, and their class `weight` weighs the samples: Σ w·f(ℓ)/Σ w, ℓ without w
+    (`bases.samples`). `reduction` "sum" gives Σ w·f(ℓ), "none" w·f(ℓ) in the shape of the target.
+    Means over samples are right over micro-batches and ranks of equal weight; otherwise take sums
+    and divide by the weight of all. Subclasses write `reduce`.
     """
 
-    def __init__(self, base: Callable[[Tensor, Tensor], Tensor] | None = None):
+    whole = False
+    """A function of the batch as a whole: parts of it do not add up."""
+
+    def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
-        base = nn.CrossEntropyLoss(reduction="none") if base is None else base
-        if not callable(base) or isinstance(base, type):
-            raise ValueError(f"base must be a callable (input, target) → losses, got {base!r}")
-        if getattr(base, "reduction", "none") != "none":
-            base = copy.deepcopy(base)  # a shallow copy would share the user's buffers
-            base.reduction = "none"
-        self.base = base
+        if reduction not in F.REDUCTIONS:
+            raise ValueError(
+                f"reduction {reduction!r} unknown; choose from {', '.join(F.REDUCTIONS)}"
+            )
+        self.base, self.reduction = per_sample(base), reduction
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """(n, C) logits and (n,) targets → (), or whatever shapes `base` takes."""
-        return self.reduce(self._losses(input, target).flatten())
+        losses, weights = samples(self.base, input, target)
+        value = self.reduce(losses.flatten(), None if weights is None else weights.flatten())
+        if self.whole and not torch.compiler.is_compiling():
+            self._warn_of_parts()
+        return value.reshape(losses.shape) if self.reduction == "none" else value
 
-    def _losses(self, input: Tensor, target: Tensor) -> Tensor:
-        losses = self.base(input, target)
-        if not isinstance(losses, Tensor) or losses.ndim == 0:
-            raise ValueError(
-                f"base {self.base!r} must give one loss per sample, shape (n,); "
-                "it gave a single value: use reduction='none'"
-            )
-        return losses
-
-    def reduce(self, losses: Tensor) -> Tensor:
-        """Per-sample losses (n,) → ()."""
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Per-sample losses (n,) and how much each counts (n,) → (), or (n,) for "none"."""
         raise NotImplementedError
+
+    def _warn_of_parts(self) -> None:
+        warn_if_distributed(
+            type(self).__name__,
+            "use FloodingParts for Flooding, and functional over `gathered` losses for others",
+        )
+
+    def extra_repr(self) -> str:
+        return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
 
 
 class ERM(Criterion):
     """mean ℓ: empirical risk minimisation, the baseline. (n, C), (n,) → ()."""
 
-    def reduce(self, losses: Tensor) -> Tensor:
-        return F.erm(losses)
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.erm(losses, weights=weights, reduction=self.reduction)
 
 
 class _Thresholded(Criterion):
-    def __init__(self, theta: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
-        super().__init__(base)
+    def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
+        super().__init__(base, reduction=reduction)
         self.theta = _number("theta", theta)
 
     def extra_repr(self) -> str:
-        return f"theta={self.theta:g}"
+        return ", ".join(filter(None, [f"theta={self.theta:g}", super().extra_repr()]))
 
 
 class Flooding(_Thresholded):
     """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, whole batch at once.
 
-    (n, C), (n,) → (). θ in nats. Ishida et al. (2020).
+    (n, C), (n,) → (). θ in nats. Over micro-batches and ranks use `FloodingParts`; in a process
+    group this warns (`DistributionWarning`). Ishida et al. (2020).
     """
 
-    def reduce(self, losses: Tensor) -> Tensor:
-        return F.flooding(losses, self.theta)
+    whole = True
+
+    def __init__(self, theta: float, *, base: Base | None = None):
+        super().__init__(theta, base=base)
+
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.flooding(losses, self.theta, weights=weights)
 
 
 class IFlood(_Thresholded):
     """mean(θ + |ℓ − θ|): flooding sample by sample. (n, C), (n,) → (). Xie et al. (2022)."""
 
-    def __init__(self, theta: float, *, base: Callable[[Tensor, Tensor], Tensor] | None = None):
-        super().__init__(theta, base=base)
+    def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
+        super().__init__(theta, base=base, reduction=reduction)
         _warn_uncalibrated(self.theta, self.base, "IFlood")
 
-    def reduce(self, losses: Tensor) -> Tensor:
-        return F.iflood(losses, self.theta)
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.iflood(losses, self.theta, weights=weights, reduction=self.reduction)
 
 
 class SoftAD(_Thresholded):
@@ -145,9 +159,10 @@ class SoftAD(_Thresholded):
         eta: float = 1.0,
         *,
         scale: str = "code",
-        base: Callable[[Tensor, Tensor], Tensor] | None = None,
+        base: Base | None = None,
+        reduction: str = "mean",
     ):
-        super().__init__(theta, base=base)
+        super().__init__(theta, base=base, reduction=reduction)
         self.sigma = _number("sigma", sigma, positive=True)
         self.eta = _number("eta", eta)
         if scale not in F.SCALES:
@@ -155,11 +170,14 @@ class SoftAD(_Thresholded):
         self.scale = scale
         _warn_uncalibrated(self.theta, self.base, "SoftAD")
 
-    def reduce(self, losses: Tensor) -> Tensor:
-        return F.softad(losses, self.theta, self.sigma, self.eta, self.scale)
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        settings = {"weights": weights, "reduction": self.reduction}
+        return F.softad(losses, self.theta, self.sigma, self.eta, self.scale, **settings)
 
     def extra_repr(self) -> str:
-        return f"theta={self.theta:g}, sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"
+        own = f"sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"
+        theta, *rest = super().extra_repr().split(", ")
+        return ", ".join([theta, own, *rest])
 
 
 class AdaFlood(Criterion):
@@ -178,16 +196,17 @@ class AdaFlood(Criterion):
         self,
         theta: Tensor | np.ndarray | Mapping[int, float],
         *,
-        base: Callable[[Tensor, Tensor], Tensor] | None = None,
+        base: Base | None = None,
+        reduction: str = "mean",
     ):
-        super().__init__(base)
+        super().__init__(base, reduction=reduction)
         ids, levels = _levels(theta)
         self.register_buffer("ids", ids)
         self.register_buffer("theta", levels)
 
     def forward(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor:
         """Logits, targets and the samples' indices (n,), in whatever order → ()."""
-        losses = self._losses(input, target)
+        losses, weights = samples(self.base, input, target)
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
             raise ValueError(f"index must be a tensor of whole numbers, one per sample, got {kind}")
@@ -197,16 +216,19 @@ class AdaFlood(Criterion):
             )
         index = index.to(self.ids)
         place = torch.searchsorted(self.ids, index).clamp(max=len(self.ids) - 1)
-        strange = index[self.ids[place] != index]
-        if len(strange):
+        known = self.ids[place] == index
+        if torch.compiler.is_compiling():
+            torch._assert_async(known.all(), "an index has no flood level")
+        elif len(strange := index[~known]):
             raise IndexError(
                 f"index {strange[0].item()} has no flood level; {len(self.ids)} samples have one"
             )
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        return F.adaflood(losses, self.theta[place].to(losses.device, dtype))
+        levels = self.theta[place].to(losses.device, dtype)
+        return F.adaflood(losses, levels, weights=weights, reduction=self.reduction)
 
     def extra_repr(self) -> str:
-        return f"{len(self.ids)} levels"
+        return ", ".join(filter(None, [f"{len(self.ids)} levels", super().extra_repr()]))
 
 
 def _levels(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Tensor]:

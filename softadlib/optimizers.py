@@ -1,111 +1,16 @@
 """Sharpness-aware optimizers: wrap a `torch.optim` optimizer behind `step(closure)`."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import functional as F
 from .errors import choose
 from .losses import _number
+from .ruled import BN_UPDATES as BN_UPDATES
+from .ruled import _Ruled
 from .rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
-
-BN_UPDATES = ("both", "first")
-
-
-@contextlib.contextmanager
-def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Batch and instance norm still normalise by the batch, but leave their running buffers alone."""
-    layers = [
-        m
-        for m in (model.modules() if model else ())
-        if isinstance(m, nn.modules.batchnorm._NormBase)
-    ]
-    tracked = [m.track_running_stats for m in layers]
-    buffers = [(m.running_mean, m.running_var) for m in layers]
-    for m in layers:
-        if m.training:
-            m.track_running_stats, m.running_mean, m.running_var = False, None, None
-    try:
-        yield
-    finally:
-        for m, track, (mean, var) in zip(layers, tracked, buffers):
-            m.track_running_stats, m.running_mean, m.running_var = track, mean, var
-
-
-class _Ruled(Optimizer):
-    """Steps `base` with the direction that a gradient rule makes of several runs of the closure.
-
-    Learning rate, weight decay and state are those of `base`. Subclasses write `direction`.
-    """
-
-    def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
-        if not isinstance(base, Optimizer):
-            raise TypeError(f"base must be a torch.optim optimizer, got {type(base).__name__}")
-        choose("bn_update", bn_update, BN_UPDATES)
-        if bn_update == "first" and model is None:
-            raise ValueError("bn_update='first' needs model=, to find its batch norm layers")
-        self.base, self.bn_update, self.model = base, bn_update, model
-        super().__init__(base.param_groups, base.defaults)
-        self.param_groups, self.state = base.param_groups, base.state  # one set, not two
-
-    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        """The gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
-        raise NotImplementedError
-
-    def _names(self, params: list[Tensor]) -> list[str]:
-        return [str(i) for i in range(len(params))]
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
-        """One update. Returns the loss at w, the first of the closure's calls."""
-        if closure is None:
-            name = type(self).__name__
-            raise ValueError(f"{name}.step needs a closure: it evaluates the loss more than once")
-        evaluate = torch.enable_grad()(closure)
-        loss = evaluate()
-        every = [p for group in self.param_groups for p in group["params"]]
-        named = {n: p for n, p in zip(self._names(every), every) if p.grad is not None}
-        if not named:
-            raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
-        start = {name: p.clone() for name, p in named.items()}
-
-        def gradient(params: Grads, track: bool = True) -> Grads:
-            if params is not start:  # there, the closure has been called already
-                for name, p in named.items():
-                    p.copy_(params[name])
-                with _frozen_statistics(None if track else self.model):
-                    evaluate()
-            grads = {}
-            for name, p in named.items():
-                grads[name] = torch.zeros_like(p) if p.grad is None else p.grad
-                p.grad = None  # taken, so that the next pass cannot write into it
-            return grads
-
-        try:
-            direction = self.direction(gradient, start)
-        finally:
-            for name, p in named.items():
-                p.copy_(start[name])  # a stored copy: subtracting would not restore the bits
-        for name, p in named.items():
-            p.grad = direction[name]
-        self.base.step()
-        return loss
-
-    def __getstate__(self) -> dict:
-        """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
-        return self.__dict__.copy()
-
-    def state_dict(self) -> dict:
-        """The base optimizer's state; the settings are arguments, not state."""
-        return self.base.state_dict()
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Restore the base optimizer's state."""
-        self.base.load_state_dict(state_dict)
-        self.param_groups, self.state = self.base.param_groups, self.base.state
 
 
 class SAM(_Ruled):
@@ -115,8 +20,12 @@ class SAM(_Ruled):
     `backward()` and return the loss. `radius` is the L2 length of the climb in weight space, over
     all parameters together (0 gives `base`). `bn_update="first"` keeps batch norm's running
     statistics of the first pass only and needs `model`; "both" is what the paper's code does.
-    The learning rate, weight decay and state are those of `base`. Foret et al. (2021).
+    The learning rate, weight decay and state are those of `base`; clip in a step pre-hook of `base`.
+    Under DDP both passes average gradients, as one process with the whole batch; `first_sync=False`
+    with `model=` the DDP module lets every process climb by its own part, saving one exchange
+    (m-sharpness). Not for GradScaler, which has no closures: use bfloat16. Foret et al. (2021).
 
+    >>> import torch
     >>> model = nn.Linear(2, 1)
     >>> optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), radius=0.05)
     >>> def closure():
@@ -134,8 +43,10 @@ class SAM(_Ruled):
         *,
         bn_update: str = "both",
         model: nn.Module | None = None,
+        first_sync: bool = True,
     ):
         super().__init__(base, bn_update, model)
+        self._sync_first(first_sync)
         self.radius = _number("radius", radius, low=0)
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
@@ -159,8 +70,10 @@ class ASAM(_Ruled):
         eta: float = 0.01,
         bn_update: str = "both",
         model: nn.Module | None = None,
+        first_sync: bool = True,
     ):
         super().__init__(base, bn_update, model)
+        self._sync_first(first_sync)
         choose("variant", variant, ASAM_VARIANTS)
         if variant == "official" and model is None:
             raise ValueError(

@@ -48,6 +48,17 @@ def test_one_version():
     )
 
 
+def test_types_travel_with_the_package_and_the_paper_is_cited():
+    root = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert "py.typed" in root["tool"]["setuptools"]["package-data"]["softadlib"]
+    assert (REPOSITORY / "softadlib" / "py.typed").exists()
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    paper = citation["preferred-citation"]
+    assert paper["title"].startswith("Soft ascent-descent as a stable and flexible alternative")
+    assert [a["family-names"] for a in paper["authors"]] == ["Holland", "Nakatani"]
+    assert paper["year"] == 2024
+
+
 def test_public_names_are_documented():
     for name in softadlib.__all__:
         if not name.startswith("__"):
@@ -57,9 +68,9 @@ def test_public_names_are_documented():
 def test_doctests():
     import doctest
 
-    from softadlib import losses, optimizers
+    from softadlib import losses, optimizers, parts
 
-    for module in (losses, optimizers):
+    for module in (losses, optimizers, parts):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0
@@ -100,5 +111,5 @@ def test_the_root_holds_what_it_should():
     top = {line.split("/")[0] for line in tracked} or {p.name for p in REPOSITORY.iterdir()}
     assert {t for t in top if not t.startswith(".")} - {"assets"} <= {
         "notebooks", "softadlib", "params", "outputs", "tests", "environment.yml", "README.md", "pyproject.toml",
-        "Makefile", "LICENSE", "CHANGELOG.md", "softadlib.egg-info",
+        "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "softadlib.egg-info",
     }  # fmt: skip

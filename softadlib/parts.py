@@ -1,0 +1,86 @@
+"""Criteria of the whole batch where it comes in parts: micro-batches, or one part per process."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from . import functional as F
+from .bases import Base, samples
+from .losses import _Thresholded
+
+
+def _world(group: object = None) -> int:
+    found = torch.distributed
+    return found.get_world_size(group) if found.is_available() and found.is_initialized() else 1
+
+
+class FloodingParts(_Thresholded):
+    """Flooding of a batch that comes in micro-batches, in DDP processes, or both: sign(R − θ)·∇R.
+
+    `forward` gives the sum of a part's losses and keeps it; `finish(parameters)`, once per batch,
+    takes the mean loss R of every part of every process and turns the gradients of the sums into
+    those of θ + |R − θ|, which it returns. Parts may differ in size. Gradients must be zero before
+    the first part, and averaged over the processes, as DDP leaves them. θ in nats.
+
+    >>> model, flooding = nn.Linear(3, 2), FloodingParts(theta=0.1)
+    >>> for x, y in [(torch.ones(4, 3), torch.zeros(4).long()), (torch.ones(2, 3), torch.tensor([1, 0]))]:
+    ...     flooding(model(x), y).backward()
+    >>> value = flooding.finish(model.parameters())  # then optimizer.step()
+    """
+
+    def __init__(self, theta: float, *, base: Base | None = None):
+        super().__init__(theta, base=base)
+        self._sums: Tensor | None = None
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet turned."""
+        losses, weights = samples(self.base, input, target)
+        losses = losses.flatten()
+        weights = torch.ones_like(losses) if weights is None else weights.flatten()
+        total = F.erm(losses, weights=weights, reduction="sum")
+        sums = torch.stack([total.detach(), weights.sum().to(total)])
+        self._sums = sums if self._sums is None else self._sums + sums
+        return total
+
+    @torch.no_grad()
+    def finish(self, parameters: Iterable[nn.Parameter], group: object = None) -> Tensor:
+        """θ + |R − θ|, (); multiplies every gradient, in place. RuntimeError before any part.
+
+        `group`: the process group that shares the batch, default all. Every process must call it.
+        """
+        if self._sums is None:
+            raise RuntimeError("FloodingParts.finish needs the losses of at least one part first")
+        sums, self._sums, world = self._sums, None, _world(group)
+        if world > 1:
+            torch.distributed.all_reduce(sums, group=group)
+        risk = sums[0] / sums[1]
+        # DDP has divided the sum over processes by their number
+        factor = world * torch.sign(risk - self.theta) / sums[1]
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.mul_(factor.to(p.grad.device))
+        return self.theta + (risk - self.theta).abs()
+
+
+def gathered(losses: Tensor, group: object = None) -> Tensor:
+    """The losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
+
+    Only one's own carry a gradient, times the number of processes, since DDP divides by it: the
+    average is then the gradient of the whole batch. n may differ. One process: `losses` itself.
+    """
+    world = _world(group)
+    if world == 1:
+        return losses
+    losses = losses.flatten()
+    own, n = losses.detach(), torch.tensor([len(losses)], device=losses.device)
+    counts = [torch.zeros_like(n) for _ in range(world)]
+    torch.distributed.all_gather(counts, n, group=group)
+    counts = [int(c) for c in counts]
+    padded = torch.zeros(max(counts), dtype=own.dtype, device=own.device)
+    padded[: len(own)] = own
+    parts = [torch.zeros_like(padded) for _ in range(world)]
+    torch.distributed.all_gather(parts, padded, group=group)
+    parts = [part[:count] for part, count in zip(parts, counts)]
+    parts[torch.distributed.get_rank(group)] = own + world * (losses - own)
+    return torch.cat(parts)
