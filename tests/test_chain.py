@@ -220,3 +220,7 @@ def test_work_and_activations_of_a_network_by_hand():
     assert forward_flops(network, (2,)) == 2 * (2 * 16 + 16 * 16 + 16 * 2)
     assert activations(network, (2,)) == 3 * 16 + 3 * 16 + 2
     assert forward_flops(NETWORKS["linear"](), (2,)) == 2 * 2 * 3
+    convolution = nn.Sequential(
+        nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.Flatten(), nn.Linear(24, 2)
+    )
+    assert forward_flops(convolution, (4, 5, 5)) == 2 * (6 * 2 * 2) * (2 * 3 * 3) + 2 * 24 * 2
