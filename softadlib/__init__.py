@@ -6,6 +6,7 @@ from .contrasts import ChiSquareDRO, CVaR, Tilted
 from .losses import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
 from .optimizers import ASAM, FDGR, GNP, SAM
 from .parts import FloodingParts, gathered
+from .threshold import suggest_theta
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "__version__",
     "functional",
     "gathered",
+    "suggest_theta",
 ]
