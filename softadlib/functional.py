@@ -52,13 +52,12 @@ def reduced(values: Tensor, weights: Tensor | None = None, reduction: str = "mea
     """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; ValueError for an unknown one."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r} unknown; choose from {', '.join(REDUCTIONS)}")
-    if weights is not None:
-        if reduction == "mean":  # divided before it meets the graph: nothing to differentiate
-            return (values * (weights / weights.sum(dtype=values.dtype))).sum()
-        values = values * weights
-    if reduction == "mean":
+    if reduction == "mean" and weights is None:
         return values.mean()
-    return values.sum() if reduction == "sum" else values
+    if reduction == "mean":  # divided before they meet the graph: nothing to differentiate
+        weights = weights / weights.sum(dtype=values.dtype)
+    values = values if weights is None else values * weights
+    return values if reduction == "none" else values.sum()
 
 
 def rho(x: Tensor) -> Tensor:
@@ -67,7 +66,12 @@ def rho(x: Tensor) -> Tensor:
     Written x·(x/(1+√(1+x²))): the difference above is exactly 0 in float32 for |x| ≤ 1e-4, and x²
     overflows where this does not. Holland & Nakatani (2024), eq. for S_n.
     """
-    return x * (x / (1 + torch.hypot(torch.ones_like(x), x)))
+    return _rise(x, x)
+
+
+def _rise(gap: Tensor, x: Tensor) -> Tensor:
+    """gap²/(1 + √(1+x²)), which is σ²ρ(x) for gap = σx."""
+    return gap * (gap / (1 + torch.hypot(torch.ones_like(x), x)))
 
 
 def phi(x: Tensor) -> Tensor:
@@ -126,10 +130,11 @@ def softad(
         raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
     number("sigma", sigma, "a positive number", lambda v: v > 0)
     losses = _checked(losses, theta)
-    if isinstance(sigma, Tensor) or sigma != 1:
-        spread = sigma * rho((losses - theta) / sigma) * (sigma if scale == "code" else 1)
-    else:  # the same bits without six kernels, a fifth of the time on small batches
-        spread = rho(losses - theta)
+    gap = losses - theta
+    one = not isinstance(sigma, Tensor) and sigma == 1  # every kernel counts on small batches
+    spread = _rise(gap, gap if one else gap / sigma)
+    if scale == "text" and not one:
+        spread = spread / sigma
     return reduced(eta * theta + spread, weights, reduction)
 
 

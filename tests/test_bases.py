@@ -228,6 +228,22 @@ def test_losses_close_to_theta_keep_their_digits_in_float32():
     assert ((1 + (values - 0.5) ** 2).sqrt() - 1)[0] == 0  # as it is usually written
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", EVERY)
+def test_no_more_tensors_of_the_logits_size_are_kept_than_by_cross_entropy(name, dtype):
+    logits = LOGITS.to(dtype).requires_grad_()
+
+    def kept(criterion):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda v: sizes.append(v.numel()) or v, lambda v: v
+        ):
+            criterion(logits, HOLES)
+        return sizes.count(logits.numel())
+
+    assert kept(EVERY[name]()) == kept(nn.CrossEntropyLoss()) == 1
+
+
 # Transforms and copies
 
 
