@@ -19,6 +19,7 @@ import torch
 
 from . import __version__, hardware
 from .bench_cases import STUDY, Case, Side, cases, work_through
+from .methods import METHODS
 from .protocol import Run
 from .provenance import device_name
 
@@ -122,6 +123,7 @@ class Bench:
                     row["share_of_peak"] = gflops and gflops / hardware.peak_gflops(self.device)
                 rows += some
             growth = self.growth() if "train-erm" in names else []
+            methods = self.methods() if "train-erm" in names else []
         finally:
             if self.pool:
                 self.pool.shutdown()
@@ -141,7 +143,35 @@ class Bench:
             "study": STUDY,
             "rows": rows,
             "growth": growth,
+            "methods": methods,
         }
+
+    def methods(self) -> list[dict[str, Any]]:
+        """A step of each method in our trainer, taking turns with ERM's."""
+        base = cases(["train-erm"], self.device.type)[0]
+        names = [m.name for m in METHODS.values() if not m.samples]
+        grids = {name: [0.1] for name in names if METHODS[name].knob}
+        protocol = dataclasses.replace(base.protocol, grids=grids)
+        of = {
+            name: dataclasses.replace(base, name=f"step {name}", method=name, protocol=protocol)
+            for name in names
+        }
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for round_ in range(self.rounds + 1):  # the first one prepares
+            for name, case in of.items():
+                seconds = self._timed(case, "ours", self.processes, "same") / self.processes
+                if round_:
+                    times[name].append(seconds * self._scale(base))
+        erm = times["erm"]
+        return [
+            {
+                "method": name,
+                "step_s": statistics.median(times[name]),
+                "over_erm": statistics.median(a / b for a, b in zip(times[name], erm)),
+                "gradients": METHODS[name].gradients,
+            }
+            for name in names
+        ]
 
     def growth(self) -> list[dict[str, Any]]:
         """How time and memory of ours grow with runs, epochs and width."""
@@ -194,5 +224,10 @@ def words(table: dict[str, Any]) -> str:
         lines.append(
             f"{row['model']}, {row['runs']:3} runs × {row['epochs']:3} epochs: "
             f"{_readable(row['seconds'])}, {row['bytes_per_process'] / 2**20:.0f} MiB a process"
+        )
+    for row in table["methods"]:
+        lines.append(
+            f"step of {row['method']:9} {_readable(row['step_s']):>9}, {row['over_erm']:.2f} times "
+            f"ERM's, {row['gradients']} gradients"
         )
     return "\n".join(lines)

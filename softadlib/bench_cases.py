@@ -168,7 +168,6 @@ _SIDES: dict[str, Side] = {}
 
 def _side(case: Case) -> Side:
     if case.name not in _SIDES:
-        _SIDES.clear()  # one case's data at a time
         _SIDES[case.name] = Side(case)
     _SIDES[case.name].case = case  # the same data, perhaps fewer epochs
     return _SIDES[case.name]

@@ -50,6 +50,10 @@ def test_every_case_gives_a_row_in_each_layout(tiny, tmp_path, capsys):
         assert studied == (row["share_of_peak"] is None)
         if not studied:
             assert 0 < row["share_of_peak"] < 1
+    steps = {row["method"]: row for row in table["methods"]}
+    assert steps["erm"]["over_erm"] == 1
+    assert {"softad", "sam", "fdgr"} < set(steps)
+    assert all(row["step_s"] > 0 for row in steps.values())
     grown = table["growth"]
     assert {g["model"] for g in grown} == {"linear", "mlp4x500", "mlp1x1000"}
     assert len({(g["runs"], g["epochs"], g["model"]) for g in grown}) == len(grown)
