@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from . import __version__, hardware
-from .bench_cases import STUDY, Case, Side, cases, work_through
+from .bench_cases import STUDY, Case, cases, side_of, work_through
 from .methods import METHODS
 from .protocol import Run
 from .provenance import device_name
@@ -103,7 +103,7 @@ class Bench:
         if case.per == "study":
             return STUDY["trials"] * STUDY["values"]
         if case.per == "step":
-            train = Side(case).sweep.splits.train.shape[1]
+            train = side_of(case).sweep.splits.train.shape[1]
             return 1 / (case.epochs * -(-train // case.protocol.batch_size))
         return 1
 
@@ -116,7 +116,7 @@ class Bench:
             for case in chosen:
                 layouts = LAYOUTS if self.device.type == "cpu" else LAYOUTS[:1]
                 some = [self.row(case, layout) for layout in layouts]
-                flops = Side(case).flops()
+                flops = side_of(case).flops()
                 for row in some:
                     gflops = flops and flops / row["ours_s"] / 1e9
                     row["gflops"] = gflops
@@ -187,7 +187,7 @@ class Bench:
             self._timed(dataclasses.replace(case, epochs=1), "ours", self.processes, "same")
             seconds = min(self._timed(case, "ours", runs, "same") for _ in range(2))
             together = 1 if self.device.type == "cpu" else runs
-            needs = Side(case).sweep.needs(together).total
+            needs = side_of(case).sweep.needs(together).total
             facts = {"runs": runs, "epochs": epochs, "model": model, "seconds": seconds}
             rows.append({**facts, "bytes_per_process": needs})
         return rows

@@ -166,7 +166,8 @@ class Side:
 _SIDES: dict[str, Side] = {}
 
 
-def _side(case: Case) -> Side:
+def side_of(case: Case) -> Side:
+    """This process's end of a case, made once."""
     if case.name not in _SIDES:
         _SIDES[case.name] = Side(case)
     _SIDES[case.name].case = case  # the same data, perhaps fewer epochs
@@ -176,7 +177,7 @@ def _side(case: Case) -> Side:
 def work_through(case: Case, who: str, runs: Sequence[Run], evals: str, threads: int) -> None:
     """One process's share of a round."""
     torch.set_num_threads(threads)
-    side = _side(case)
+    side = side_of(case)
     with hardware.numerics(side.sweep.device, "fp32", threads):
         getattr(side, who)(runs, evals)
     if side.sweep.device.type == "cuda":

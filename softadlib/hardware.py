@@ -5,6 +5,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -35,9 +36,12 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
         return None
+    # what is available, not what is free: the rest is files that give way
+    kib = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return next((int(size) * 1024 for size in kib), None)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ statistic is per run by construction. No number crosses from one run to another,
 diverges leaves the others as they were.
 """
 
-import contextlib
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -34,8 +33,8 @@ GPU_BYTES = 2**31
 class Stack:
     """R networks of one architecture with their own weights, data, knob and objective.
 
-    `networks`: R modules alike but for their values, taken one at a time. `trial` (R,): whose data each one sees.
-    `knob` (R,): θ or radius. `settings`: further arguments of the method's objective or gradient
+    `networks`: R modules alike but for their values, taken one at a time. `trial` (R,): whose data
+    each one sees. `knob` (R,): θ or radius. `settings`: further arguments of the method's objective or gradient
     rule; a tensor (R,) is one value per run, anything else is shared. `bf16`: forward passes in
     bfloat16 where autocast allows, everything else as it is. `samples`: what the objective wants to
     know of every training sample, by name, (T, n). Raises ValueError where one is missing.
@@ -95,10 +94,9 @@ class Stack:
         )
 
     def _call(self, state: tuple[dict, dict], x: Tensor) -> Tensor:
-        half = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False
-        )
-        with half if self.bf16 else contextlib.nullcontext():
+        if not self.bf16:
+            return functional_call(self.skeleton, state, (x,))
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             return functional_call(self.skeleton, state, (x,))
 
     def _gradient(self, params, buffers, x, y, knob, per_run):
@@ -169,7 +167,7 @@ class Stack:
                 forward = lambda some: network(data.inputs(data.x[some], part, trial))  # noqa: B023, E731
                 loss, accuracy = evaluate(forward, index, data.y[index], CPU_CHUNK).tolist()
                 out[f"loss_{part}"][i], out[f"acc_{part}"][i] = loss, accuracy
-            out["model_norm"][i] = model_norm({k: p[run] for k, p in self.params.items()}).item()
+            out["model_norm"][i] = model_norm(self.state(run)[0]).item()
         return out
 
     @torch.no_grad()

@@ -202,11 +202,12 @@ def in_lots(sweep: Sweep, work: Callable[[list[Run], str], Result]) -> Iterator[
     while lots:
         lot = lots.pop(0)
         try:
-            done = work(lot, layout)
+            done = [work(lot, layout)]
         except torch.OutOfMemoryError:
-            lots = [*halves(lot), *lots]
-        else:
-            yield done
+            done = []
+        # here the error is gone, and with it what its traceback held in memory
+        lots = lots if done else [*halves(lot), *lots]
+        yield from done
 
 
 def halves(lot: list[Run]) -> list[list[Run]]:
