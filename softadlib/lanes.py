@@ -5,19 +5,19 @@ run keeps its ordinary kernels, captured as one graph, and the graphs of several
 """
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .methods import Method
-from .recipe import Recipe, Tick, batches, no_tick
+from .recipe import Recipe, Trained
 from .splits import Splits
 from .stack import Stack
 
 
-class Lanes:
+class Lanes(Trained):
     """Single-run stacks stepped in turn, each on its own stream. Arguments as `Stack`'s."""
 
     def __init__(
@@ -64,30 +64,17 @@ class Lanes:
         rows = [self.lanes[run].measure([0]) for run in runs]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-    def train(
-        self,
-        recipe: Recipe,
-        seeds: Sequence[int],
-        eval_epochs: Collection[int],
-        *,
-        keep: int | None = None,
-        tick: Tick = no_tick,
-    ) -> dict[int, dict[str, np.ndarray]]:
-        """As `Stack.train`; the steps of an epoch are handed out in turn, one for each lane."""
-        kept, measured = range(len(self) if keep is None else keep), {}
-        n = self.splits.train.shape[1]
+    def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
         steps = [lane.stepper(recipe.build(list(lane.params.values()))) for lane in self.lanes]
-        for epoch in range(recipe.epochs + 1):
-            if epoch:
-                for lane in self.lanes:
-                    lane.skeleton.train()
-                order = list(batches(seeds, epoch, n, recipe.batch_size, self.device))
-                with self._forked() as on:
-                    for positions in order:
-                        for step, lane in zip(steps, on):
-                            with lane:
-                                step(positions)
-                tick(len(kept))
-            if epoch in eval_epochs:
-                measured[epoch] = self.measure(kept)
-        return measured
+
+        def epoch(order: Iterable[Tensor]) -> None:
+            for lane in self.lanes:
+                lane.skeleton.train()
+            order = list(order)  # kept until every lane has read it
+            with self._forked() as on:
+                for positions in order:
+                    for step, stream in zip(steps, on):
+                        with stream:
+                            step(positions)
+
+        return epoch

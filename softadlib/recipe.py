@@ -1,6 +1,6 @@
-"""How networks are stepped, whatever steps them: the optimizer and the order of samples."""
+"""How networks are stepped, whatever steps them: optimizer, order of samples, loop over epochs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +53,37 @@ def batches(
     """
     order = np.stack([np.random.default_rng([seed, epoch]).permutation(n) for seed in seeds])
     yield from torch.from_numpy(order).to(device).split(size, dim=1)
+
+
+class Trained:
+    """The loop over epochs, of engines that step all their runs batch by batch.
+
+    They have `splits`, `device`, a length, `measure`, and `begin`.
+    """
+
+    def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
+        """Make the optimizer; what comes back does one epoch in the order it is given."""
+        raise NotImplementedError
+
+    def train(
+        self,
+        recipe: Recipe,
+        seeds: Sequence[int],
+        eval_epochs: Collection[int],
+        *,
+        keep: int | None = None,
+        tick: Tick = no_tick,
+    ) -> dict[int, dict[str, np.ndarray]]:
+        """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
+
+        `seeds` (T,): one shuffling seed per trial. Returns {epoch: {measure: (keep,)}}.
+        """
+        run_epoch, measured = self.begin(recipe), {}
+        n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
+        for epoch in range(recipe.epochs + 1):
+            if epoch:
+                run_epoch(batches(seeds, epoch, n, recipe.batch_size, self.device))
+                tick(len(kept))
+            if epoch in eval_epochs:
+                measured[epoch] = self.measure(kept)
+        return measured

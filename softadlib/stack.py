@@ -21,7 +21,7 @@ from .footprint import activations
 from .graphs import Replayed
 from .methods import Method
 from .metrics import MEASURES, as_rows, evaluate, model_norm, sums
-from .recipe import Recipe, Tick, batches, no_tick
+from .recipe import Recipe, Trained
 from .splits import PARTS, Splits
 
 CPU_CHUNK = 1000
@@ -30,7 +30,7 @@ GPU_BYTES = 2**31
 """Activations of one forward pass in evaluation elsewhere, of all runs together."""
 
 
-class Stack:
+class Stack(Trained):
     """R networks of one architecture with their own weights, data, knob and objective.
 
     `networks`: R modules alike but for their values, taken one at a time. `trial` (R,): whose data
@@ -190,27 +190,12 @@ class Stack:
         found["model_norm"] = vmap(model_norm)(state[0])
         return as_rows(found)
 
-    def train(
-        self,
-        recipe: Recipe,
-        seeds: Sequence[int],
-        eval_epochs: Collection[int],
-        *,
-        keep: int | None = None,
-        tick: Tick = no_tick,
-    ) -> dict[int, dict[str, np.ndarray]]:
-        """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
+    def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
+        step = self.stepper(recipe.build(list(self.params.values())))
 
-        `seeds` (T,): one shuffling seed per trial. Returns {epoch: {measure: (keep,)}}.
-        """
-        step, measured = self.stepper(recipe.build(list(self.params.values()))), {}
-        n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
-        for epoch in range(recipe.epochs + 1):
-            if epoch:
-                self.skeleton.train()
-                for positions in batches(seeds, epoch, n, recipe.batch_size, self.device):
-                    step(positions)
-                tick(len(kept))
-            if epoch in eval_epochs:
-                measured[epoch] = self.measure(kept)
-        return measured
+        def epoch(order: Iterable[Tensor]) -> None:
+            self.skeleton.train()
+            for positions in order:
+                step(positions)
+
+        return epoch

@@ -10,6 +10,7 @@ from homes import TINY, make_home
 from softadlib import store, sweep
 from softadlib.errors import UserError
 from softadlib.footprint import Footprint, footprint, runs_that_fit
+from softadlib.hardware import free_memory
 from softadlib.methods import METHODS
 from softadlib.models import build
 from softadlib.protocol import Protocol
@@ -185,6 +186,7 @@ def test_runs_that_fit():
 MEASURED = """
 import resource, torch
 from softadlib.footprint import footprint
+from softadlib.hardware import free_memory
 from softadlib.methods import METHODS
 from softadlib.models import build
 from softadlib.splits import synthetic_splits
@@ -218,3 +220,14 @@ def test_the_peak_of_a_stack_is_what_was_computed(method):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ratio = float(done.stdout)
     assert 0.6 < ratio < 1.3
+
+
+def test_available_memory_counts_what_the_kernel_would_give(monkeypatch):
+    text = (
+        "MemTotal: 24000000 kB\nMemFree: 200 kB\nMemAvailable: 18000000 kB\nCached: 17000000 kB\n"
+    )
+    cpu = torch.device("cpu")
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: text)
+    assert free_memory(cpu) == 18_000_000 * 1024, "a full page cache is no shortage"
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: "MemTotal: 1 kB\n")
+    assert free_memory(cpu) is None
