@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor, nn
 
-from .functional import Grads
+from .functional import WEIGHTS, Grads
 from .recipe import Recipe, Tick, batches, no_tick
 from .stack import Stack
 
@@ -71,6 +71,9 @@ def _layer(prefix: str, module: nn.Module) -> Layer | None:
 
 _RELU_BACK = torch.ops.aten.threshold_backward.default
 _NORM_BACK = torch.ops.aten.native_batch_norm_backward.default
+_NLL = torch.ops.aten.nll_loss_forward.default  # its 0 and -100: no reduction, nothing ignored
+_NLL_BACK = torch.ops.aten.nll_loss_backward.default
+_SOFTMAX_BACK = torch.ops.aten._log_softmax_backward_data.default
 _ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._linear_pointwise.default
 
 
@@ -143,6 +146,23 @@ def backward(chain: Sequence[Layer], params: Grads, tape: list[tuple], g: Tensor
     return grads
 
 
+def in_logits(objective: Callable, logits: Tensor, y: Tensor, knob: Tensor, **more) -> Tensor:
+    """Gradient of objective(cross-entropies (n,), knob, **more) in the logits (n, C).
+
+    By hand where the objective's own gradient is (`functional.WEIGHTS`), through the kernels that
+    autograd would call; otherwise by autograd.
+    """
+    if objective not in WEIGHTS:
+        logits.requires_grad_()
+        with torch.enable_grad():
+            value = objective(nnF.cross_entropy(logits, y, reduction="none"), knob, **more)
+        return torch.autograd.grad(value, logits)[0]
+    logp = logits.log_softmax(1)
+    losses, total = _NLL(logp, y, None, 0, -100)
+    weights = WEIGHTS[objective](losses, knob, **more) / len(y)
+    return _SOFTMAX_BACK(_NLL_BACK(weights, logp, y, None, 0, -100, total), logp, 1, logp.dtype)
+
+
 def folded(chain: Sequence[Layer], params: Grads, buffers: Grads) -> Callable[[Tensor], Tensor]:
     """x ↦ logits in evaluation mode, each batch norm folded into the linear layer before it."""
     steps: list[list] = []  # [weight, bias, relu after it]
@@ -200,11 +220,7 @@ class Chain(Stack):
         def direction(x: Tensor, y: Tensor, **samples: Tensor) -> Grads:
             def gradient(params: Grads, track: bool = True) -> Grads:
                 logits, tape = forward(chain, params, buffers, x, track)
-                logits.requires_grad_()
-                with torch.enable_grad():
-                    losses = nnF.cross_entropy(logits, y, reduction="none")
-                    value = method.objective(losses, knob, **objective, **samples)
-                (g,) = torch.autograd.grad(value, logits)
+                g = in_logits(method.objective, logits, y, knob, **objective, **samples)
                 return backward(chain, params, tape, g)
 
             return method.rule(gradient, params, knob, **rule)

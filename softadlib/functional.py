@@ -145,8 +145,34 @@ def softad_weights(
 
     σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends.
     """
+    if not isinstance(sigma, Tensor) and sigma == 1:  # every kernel counts on small batches
+        return phi(losses - theta)
     weights = phi((losses - theta) / sigma)
     return sigma * weights if scale == "code" else weights
+
+
+def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
+    """∂erm/∂ℓ_i · n = 1, same shape as `losses`."""
+    return torch.ones_like(losses)
+
+
+def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
+    """∂flooding/∂ℓ_i · n = sign(mean ℓ − θ), the same for all, same shape as `losses`."""
+    return (losses.mean() - theta).sign().expand_as(losses)
+
+
+def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
+    """∂iflood/∂ℓ_i · n = sign(ℓ_i − θ), same shape as `losses`."""
+    return (losses - theta).sign()
+
+
+WEIGHTS = {
+    erm: erm_weights,
+    flooding: flooding_weights,
+    iflood: iflood_weights,
+    softad: softad_weights,
+}
+"""Objective → its gradient in the losses, n·∂/∂ℓ_i written out, of the same arguments."""
 
 
 def adaflood(

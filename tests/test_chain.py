@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from test_trainer import ADAM, KNOBS, SEEDS, SETTINGS, SGD, assert_near, row, samples, splits, state
 from torch import nn
 
-from softadlib.chain import Chain, affine, backward, folded, forward, links
+from softadlib import functional as F
+from softadlib.chain import Chain, affine, backward, folded, forward, in_logits, links
 from softadlib.footprint import activations, forward_flops
 from softadlib.methods import METHODS
 from softadlib.metrics import MEASURES
@@ -117,6 +118,36 @@ def test_float32_products_in_any_layout(n, k, m, relu, layout):
     expected = expected.clamp(min=0) if relu else expected
     got = affine(x, w, bias, relu).double()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    st.lists(st.floats(-8, 8), min_size=2, max_size=12).filter(lambda v: len(v) % 2 == 0),
+    st.floats(0, 2),
+    st.sampled_from([0.25, 1.0, 3.0]),
+    st.sampled_from(F.SCALES),
+    st.sampled_from(list(F.WEIGHTS)),
+)
+def test_gradients_in_the_logits_are_autograds(values, theta, sigma, scale, objective):
+    """Every objective written out by hand, against autograd through torch's own cross-entropy."""
+    logits = torch.tensor(values, dtype=torch.float64).reshape(-1, 2)
+    y, knob = torch.arange(len(logits)) % 2, torch.tensor(theta, dtype=torch.float64)
+    more = {"sigma": sigma, "scale": scale} if objective is F.softad else {}
+    leaf = logits.clone().requires_grad_()
+    losses = nn.functional.cross_entropy(leaf, y, reduction="none")
+    objective(losses, knob, **more).backward()
+    got = in_logits(objective, logits, y, knob, **more)
+    torch.testing.assert_close(got, leaf.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_the_weights_by_hand():
+    losses, theta = torch.tensor([0.0, 1.0, 5.0]), torch.tensor(1.0)
+    got = {f.__name__: F.WEIGHTS[f](losses, theta).tolist() for f in F.WEIGHTS}
+    assert got == {
+        "erm": [1, 1, 1],
+        "flooding": [1, 1, 1],  # their mean is 2
+        "iflood": [-1, 0, 1],
+        "softad": pytest.approx([-1 / math.sqrt(2), 0, 4 / math.sqrt(17)]),
+    }
 
 
 def test_is_the_stack_where_every_parameter_is_large_or_none_is_packed():
