@@ -5,6 +5,7 @@ outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
                                      train.ipynb        the executed notebook
                                      parts/*.parquet    finished stacks of a sweep under way
                                      held-out/*.npz     losses of AdaFlood's auxiliary models
+                                     suggested/*.json   θ of an ordinary run, of grids that say auto
                                      progress.json      how far a sweep under way is
 """
 
@@ -14,7 +15,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,49 +27,12 @@ from .errors import UserError
 from .files import check_writable, home, params_dir, saying, write
 from .methods import METHODS
 from .metrics import COLUMNS
-
-RUN = ["label_noise", "trial", "knob"]
-"""What tells the runs of one dataset and method apart."""
-TAG = b"softad"
+from .rows import RUN, load, merge, pack, unpack
 
 
 def profile_dir(profile: str) -> Path:
     """outputs/<profile>."""
     return home() / "outputs" / profile
-
-
-def _pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(rows, preserve_index=False)
-    table = table.replace_schema_metadata(
-        {**(table.schema.metadata or {}), TAG: fingerprint.encode()}
-    )
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    return sink.getvalue().to_pybytes()
-
-
-def _unpack(path: Path) -> tuple[pd.DataFrame, str]:
-    """Rows and the fingerprint of the protocol that made them; UserError for a broken file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-        rows = table.to_pandas()
-    except (pa.ArrowException, OSError):
-        raise UserError(
-            f"{path} is broken (cut short, or not a parquet file); "
-            f"delete {path.parent} and run the same command again"
-        ) from None
-    missing = [c for c in COLUMNS if c not in rows]
-    if missing:
-        raise UserError(
-            f"{path} lacks the columns {', '.join(missing)}; delete it and run the same command again"
-        )
-    return rows, (table.schema.metadata or {}).get(TAG, b"").decode()
 
 
 @dataclass(frozen=True)
@@ -105,9 +69,9 @@ class Place:
 
     def kept(self, label_noise: Sequence[float]) -> pd.DataFrame:
         """Every row that this protocol may keep: finished ones and those of a sweep cut short."""
-        frames = [_unpack(p)[0] for p in self._parts()]
+        frames = [unpack(p)[0] for p in self._parts()]
         if self.metrics.exists():
-            rows, fingerprint = _unpack(self.metrics)
+            rows, fingerprint = unpack(self.metrics)
             if fingerprint == self.fingerprint:
                 known = (
                     read_provenance(self.provenance)["protocol"] if self.provenance.exists() else {}
@@ -123,7 +87,7 @@ class Place:
         ]
         write(
             self.path / "parts" / f"{self.fingerprint}-{name}.parquet",
-            _pack(rows, self.fingerprint),
+            pack(rows, self.fingerprint),
         )
 
     def _held_out(self, label_noise: float, trial: int) -> Path:
@@ -143,9 +107,24 @@ class Place:
         np.savez(content, losses=losses)
         write(self._held_out(label_noise, trial), content.getvalue())
 
+    def _suggested(self, label_noise: float, trial: int) -> Path:
+        return self.path / "suggested" / f"{self.fingerprint}-{label_noise!r}-{trial}.json"
+
+    def read_suggestion(self, label_noise: float, trial: int) -> dict[str, Any] | None:
+        """What was suggested for one trial; None where there is nothing, or a broken file."""
+        try:
+            return json.loads(self._suggested(label_noise, trial).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None  # it can be found again, to the same bits
+
+    def save_suggestion(self, label_noise: float, trial: int, facts: dict[str, Any]) -> None:
+        """Keep it beside the results."""
+        content = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write(self._suggested(label_noise, trial), content)
+
     def stored_fingerprint(self) -> str | None:
         """The protocol that made the stored table; None where there is none."""
-        return _unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
+        return unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
 
     def set_aside(self) -> Path | None:
         """Move what is stored out of the way, unharmed; returns where to."""
@@ -170,6 +149,7 @@ class Place:
                 self.progress,
                 *self._parts(),
                 *(self.path / "held-out").glob(f"{self.fingerprint}-*.npz"),
+                *(self.path / "suggested").glob(f"{self.fingerprint}-*.json"),
             ):
                 path.unlink(missing_ok=True)
 
@@ -178,29 +158,12 @@ class Place:
         parts = self._parts()
         noise_varies = rows["label_noise"].nunique() > 1
         columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]] if noise_varies else list(COLUMNS)
-        write(self.metrics, _pack(rows[columns], self.fingerprint))
+        write(self.metrics, pack(rows[columns], self.fingerprint))
         write(self.provenance, json.dumps(provenance, indent=1, allow_nan=False) + "\n")
         for path in (*parts, self.progress):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             (self.path / "parts").rmdir()  # stays where another protocol's parts still lie
-
-
-def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """One table of rows in a fixed order, each run and epoch once."""
-    columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
-    frames = [f[columns] for f in frames if len(f)]
-    if not frames:
-        return pd.DataFrame({c: pd.Series(dtype=_dtype(c)) for c in columns})
-    rows = pd.concat(frames, ignore_index=True).astype({c: _dtype(c) for c in columns})
-    order = ["dataset", "method", *RUN, "epoch"]
-    return rows.drop_duplicates(order, keep="last").sort_values(order, ignore_index=True)
-
-
-def _dtype(column: str) -> str:
-    if column in ("dataset", "method"):
-        return "str"
-    return "int64" if column in ("trial", "epoch") else "float64"
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
@@ -223,22 +186,23 @@ def places(profile: str) -> list[Path]:
 
 
 def read(
-    profile: str, dataset: str | None = None, label_noise: float | None = None
+    profile: str,
+    dataset: str | None = None,
+    label_noise: float | None = None,
+    *,
+    final: bool = False,
 ) -> pd.DataFrame:
     """Rows of all finished results of a profile, `label_noise` always among the columns.
 
-    `dataset` and `label_noise` keep those rows only. No results give an empty table.
+    `dataset` and `label_noise` keep those rows only, `final` the last epoch of every run, which is
+    all that tables need. No results give an empty table.
     """
-    frames = []
-    for path in places(profile):
+    files = {}
+    for path in sorted(places(profile), key=lambda p: (p.parent.name, p.name)):
         if dataset in (None, path.parent.name):
-            rows = _unpack(path / "metrics.parquet")[0]
-            if "label_noise" not in rows:
-                noise = read_provenance(path / "provenance.json")["protocol"]["label_noise"]
-                rows = rows.assign(label_noise=noise[0])
-            frames.append(rows)
-    rows = merge(frames)
-    return rows if label_noise is None else rows[rows["label_noise"] == label_noise]
+            known = read_provenance(path / "provenance.json")["protocol"]["label_noise"]
+            files[path / "metrics.parquet"] = known[0]
+    return load(files, label_noise, final)
 
 
 def provenances(profile: str) -> pd.DataFrame:
@@ -247,6 +211,7 @@ def provenances(profile: str) -> pd.DataFrame:
     for path in places(profile):
         facts = read_provenance(path / "provenance.json")
         last = facts["sessions"][-1]
+        grid = facts["protocol"]["grids"].get(facts["method"], [0])
         lines.append(
             {
                 "dataset": facts["dataset"],
@@ -254,7 +219,7 @@ def provenances(profile: str) -> pd.DataFrame:
                 "runs": facts["runs"],
                 "diverged": len(facts["diverged"]),
                 "trials": facts["protocol"]["trials"],
-                "grid": len(facts["protocol"]["grids"].get(facts["method"], [0])),
+                "grid": 1 if isinstance(grid, str) else len(grid),
                 "epochs": facts["protocol"]["epochs"],
                 "samples": " + ".join(
                     str(facts["protocol"][f"n_{part}"] or "all")

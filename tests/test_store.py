@@ -201,3 +201,40 @@ def test_provenances_are_one_line_a_result(home):
         3.0,
         "2026-01-02T03:04",
     )
+
+
+def results(home):
+    """Two methods, each with curves of one trial; of one method label noise varies."""
+    ends = [rows((0, 1, 2), knob=k, epochs=(4,)) for k in (0.1, 0.3)]
+    softad = store.merge([*ends, rows((1,), knob=0.3, epochs=(0, 2, 4))])
+    place().finish(softad, FACTS)
+    erm = [rows((0, 1), "erm", q, np.nan, (0, 2, 4)) for q in (0.0, 0.05)]
+    place(method="erm").finish(
+        store.merge(erm), {"protocol": {"label_noise": [0.0, 0.05]}, "sessions": []}
+    )
+    return store.merge([softad, *erm])
+
+
+def test_final_rows_are_the_last_of_every_run_of_all_rows(home):
+    every = results(home)
+    pd.testing.assert_frame_equal(store.read("tiny"), every)
+    ends = store.read("tiny", final=True)
+    assert len(ends) == 6 + 4
+    pd.testing.assert_frame_equal(ends, every[every["epoch"] == 4].reset_index(drop=True))
+    noisy = store.read("tiny", label_noise=0.05, final=True)
+    assert noisy[["method", "label_noise", "epoch"]].to_numpy().tolist() == [["erm", 0.05, 4]] * 2
+    assert store.read("tiny", "spiral", final=True).dtypes.equals(ends.dtypes)
+
+
+def test_final_rows_of_a_file_in_no_order_of_runs_that_end_apart(home):
+    """A file that was put together elsewhere: shuffled, a row twice, one run of two epochs more."""
+    every = results(home)
+    longer = rows((2,), knob=0.1, epochs=(5, 6))
+    one = every[every["method"] == "softad"]
+    mixed = pd.concat([one, longer, one.iloc[:2]]).sample(frac=1, random_state=1)
+    path = place().metrics
+    path.write_bytes(store.pack(mixed.drop(columns="label_noise"), "f1"))
+    pd.testing.assert_frame_equal(store.read("tiny"), store.merge([every, longer]))
+    ends = store.read("tiny", "gaussian", final=True)
+    got = ends.loc[ends["method"] == "softad", ["trial", "knob", "epoch"]].to_numpy().tolist()
+    assert got == [[0, 0.1, 4], [0, 0.3, 4], [1, 0.1, 4], [1, 0.3, 4], [2, 0.1, 6], [2, 0.3, 4]]
