@@ -32,6 +32,8 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 AUXILIARIES = ("folds", "last-layer")
 DATASETS = (*SYNTHETIC, *IMAGES)
+AUTO = {"auto": "theta", "auto-low": "theta_low", "auto-high": "theta_high"}
+"""Words that stand for a grid of θ, and what each takes of `suggest_theta` in every trial."""
 SPEED_ONLY = ("device", "stack", "folder")
 """Fields that may change where and how fast a run is made, never its numbers."""
 SWEEP_ONLY = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
@@ -48,7 +50,7 @@ class Run:
     label_noise: float
     trial: int
     knob: float
-    """NaN for a method without a knob."""
+    """NaN for a method without a knob, and for θ that is yet to be suggested."""
 
     @property
     def key(self) -> tuple[float, int, float | None]:
@@ -84,9 +86,20 @@ def _hint(value: Any) -> str:
     return " (a string: write it without quotes, lists as YAML)" if isinstance(value, str) else ""
 
 
-def _grid(method: str, values: Any) -> tuple[float, ...]:
-    """Knob values of one method: a list, or {linspace: [start, stop, count]}; sorted, unique."""
+def _grid(method: str, values: Any) -> tuple[float, ...] | str:
+    """Knob values of one method: a list, or {linspace: [start, stop, count]}; sorted, unique.
+
+    Of θ also a word of `AUTO`.
+    """
     name = f"grids.{method}"
+    if isinstance(values, str):
+        if METHODS[method].knob != "theta":
+            takers = ", ".join(m.name for m in METHODS.values() if m.knob == "theta")
+            raise UserError(
+                f"{name} must be a list of numbers, got {values!r}; {takers} take a word"
+            )
+        choose(f"word for {name} in place of a list of numbers", values, AUTO)
+        return values
     if isinstance(values, Mapping):
         if set(values) != {"linspace"} or not isinstance(values["linspace"], (list, tuple)):
             raise UserError(
@@ -131,6 +144,7 @@ class Protocol:
     """Every fact that decides the numbers of one dataset's study. Build with `from_dict` or `load`.
 
     `grids` maps each swept method to its knob values; the methods of a protocol are ERM and those.
+    A word of `AUTO` in place of values takes θ from an ordinary run of each trial.
     θ and σ in nats, radius in weight space, `label_noise` a fraction (or several). Of an image set
     n_train, n_val, n_test = 0 take all: 80 %, 20 % and the test part.
     """
@@ -166,7 +180,7 @@ class Protocol:
     aux: str = "folds"
     """How AdaFlood's auxiliary models are made, and of how many `aux_folds`."""
     aux_folds: int = 5
-    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    grids: Mapping[str, tuple[float, ...] | str] = field(default_factory=dict)
     ties: str = "largest"
     curves: str = "selected"
     curve_every: int = 1
@@ -285,9 +299,10 @@ class Protocol:
         return trial_seeds(self.trials)
 
     def runs(self, method: str) -> tuple[Run, ...]:
-        """Every training of one method: label noise × trial × knob."""
+        """Every training of one method: label noise × trial × knob, NaN for one yet to be suggested."""
         choose("method", method, self.methods)
-        grid = self.grids[method] if get_method(method).knob else (math.nan,)
+        named = get_method(method).knob and self.grids[method] not in AUTO
+        grid = self.grids[method] if named else (math.nan,)
         return tuple(
             Run(method, q, t, v) for q in self.label_noise for t in range(self.trials) for v in grid
         )
@@ -303,7 +318,7 @@ class Protocol:
         """One line when grids cross θ = ln 2, where accuracy falls off; None when they do not."""
         parts = []
         for name, grid in self.grids.items():
-            beyond = sum(v >= LN2 for v in grid)
+            beyond = sum(v >= LN2 for v in grid if grid not in AUTO)
             if METHODS[name].cliff and beyond:
                 parts.append(f"{name} {beyond} of {len(grid)}")
         if not parts:

@@ -26,10 +26,10 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """
     choose("ties", ties, TIES)
     ends = final(rows)
-    low = ends.groupby(CASE)["knob"].transform("min")
-    high = ends.groupby(CASE)["knob"].transform("max")
+    group = [*CASE, "trial"]  # a trial's own grid: one suggested θ has no edges
+    low = ends.groupby(group)["knob"].transform("min")
+    high = ends.groupby(group)["knob"].transform("max")
     ends = ends.assign(at_edge=((ends["knob"] == low) | (ends["knob"] == high)) & (low < high))
-    group = [*CASE, "trial"]
     best = ends.groupby(group)["acc_val"].transform("max")
     winners = ends[ends["acc_val"] == best]
     winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))

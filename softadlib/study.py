@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from . import auxiliary, provenance, selection, store
+from . import auxiliary, provenance, selection, store, suggested
 from .errors import UserError
 from .footprint import Work, work
 from .hardware import peak_gflops, pick_device
 from .methods import method_of
 from .metrics import MEASURES
-from .protocol import Protocol, Run
+from .protocol import AUTO, Protocol, Run
 from .sweep import train_runs
 from .synthetic import SYNTHETIC
 
@@ -47,18 +47,22 @@ class Study:
     method: str
 
     def __post_init__(self):
-        self.runs = self.protocol.runs(self.method)
         self.gradients = method_of(self.protocol, self.method).gradients
         self.place = store.Place(
             self.protocol.profile, self.protocol.dataset, self.method, self.protocol.fingerprint()
         )
         self.device = pick_device(self.protocol.device)
+        self.resolve()
         single = len(self.runs) == len(self.protocol.label_noise) * self.protocol.trials
         replays = self.device.type == "cpu" and self.protocol.curves == "selected" and not single
         self.first_epochs = {self.protocol.epochs}
         if self.protocol.curves != "none" and not replays:
             self.first_epochs = curve_epochs(self.protocol)
         self.replay_epochs = curve_epochs(self.protocol) if replays else set()
+
+    def resolve(self) -> None:
+        """Find out what the runs are: suggested knobs are known once they are stored."""
+        self.runs = suggested.resolved(self.protocol, self.protocol.runs(self.method), self.place)
 
     @functools.cached_property
     def work(self) -> Work:
@@ -101,11 +105,12 @@ class Study:
         )
 
     def units(self) -> int:
-        """Run × gradient × epoch of the whole study, replays included."""
+        """Run × gradient × epoch of the whole study, replays and the runs that suggest included."""
         replayed = (
             self.protocol.trials * len(self.protocol.label_noise) if self.replay_epochs else 0
         )
-        return (len(self.runs) + replayed) * self.protocol.epochs * self.gradients
+        ordinary = len(self.runs) if self.protocol.grids.get(self.method) in AUTO else 0
+        return ((len(self.runs) + replayed) * self.gradients + ordinary) * self.protocol.epochs
 
     def tasks(self, runs: Sequence[Run], jobs: int) -> list[list[Run]]:
         """Runs to hand out together, all of one label noise: on a CPU a few for each process."""
@@ -183,15 +188,20 @@ def run(
     store.check_writable(place.path)
     if not resume:
         place.clear()
+        study.resolve()
+    progress = _Progress(study, tick or _silent)
+    ordinary = suggested.prepare(protocol, study.runs, place, jobs, progress)
+    study.resolve()
     rows, others = study.kept()
     if others or place.stored_fingerprint() not in (None, place.fingerprint):
-        place.set_aside()  # results of an edited protocol: neither mixed in nor destroyed
+        # results of an edited protocol: neither mixed in nor destroyed
+        suggested.stay_behind(study.runs, place, place.set_aside)
         if len(rows):
             place.save_part(rows)
     todo = study.missing(rows, study.runs, study.first_epochs)
     _prepare(study, todo, jobs)
-    progress = _Progress(study, tick or _silent)
-    progress.already(study.units() - _units_left(study, rows, todo))
+    left = _units_left(study, rows, todo) + ordinary * protocol.epochs
+    progress.already(study.units() - left)
     rows = store.merge([rows, *_pass(study, todo, study.first_epochs, jobs, progress)])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
     replayed = store.merge(_pass(study, replays, study.replay_epochs, jobs, progress))
@@ -208,7 +218,8 @@ def run(
             runs_trained=len(todo),
             runs_replayed=len(replays),
             jobs=jobs,
-            **progress.speed(len(todo) + len(replays), measured),
+            **({"runs_for_theta": ordinary} if ordinary else {}),
+            **progress.speed(len(todo) + len(replays) + ordinary, measured),
         )
         place.finish(rows, provenance.describe(protocol, method, rows, [*earlier, session]))
     place.progress.unlink(missing_ok=True)

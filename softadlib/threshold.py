@@ -19,6 +19,8 @@ from .calibration import temperature_scale as temperature_scale
 
 FLOOR = 0.01
 """θ_low where nothing else is known, a convention: no sample bounds R* from below."""
+RULE = 1
+"""Raised by hand whenever the same logits would give another θ: stored suggestions are made anew."""
 LOWER = ("balanced", "neighbour", "floor")
 REPEATS = 10
 """Random halvings of a validation set of up to 2,000 samples."""

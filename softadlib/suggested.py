@@ -1,0 +1,118 @@
+"""θ from one ordinary run, where a protocol's grid says `auto`: found once per trial and kept.
+
+Every trial's network is trained by ERM as the protocol trains any; `suggest_theta` reads θ off its
+validation logits, and the method is trained at it. Two trainings a trial instead of a grid.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .auxiliary import AT_A_TIME, trained
+from .errors import UserError
+from .hardware import numerics, pick_device
+from .protocol import AUTO, Protocol, Run
+from .splits import load_splits
+from .store import Place
+from .threshold import RULE, Suggestion, suggest_theta
+
+
+def resolved(protocol: Protocol, runs: Sequence[Run], place: Place) -> tuple[Run, ...]:
+    """`runs` of one method with θ where a suggestion is stored; NaN stays where there is none yet."""
+    word = protocol.grids.get(runs[0].method)
+    if word not in AUTO:
+        return tuple(runs)
+    kept = (_read(place, run.label_noise, run.trial) for run in runs)
+    return tuple(
+        dataclasses.replace(run, knob=getattr(s, AUTO[word]) if s else math.nan)
+        for run, s in zip(runs, kept)
+    )
+
+
+def suggestions(
+    protocol: Protocol,
+    label_noise: float,
+    trials: Sequence[int],
+    place: Place | None = None,
+    tick: Callable[[int], None] = lambda units: None,
+) -> dict[int, Suggestion]:
+    """What `suggest_theta` makes of an ordinary run of each trial, its own certificate included.
+
+    `place` keeps them and is asked first; `tick` is told of the epochs trained. Raises UserError
+    for validation logits that cannot be used, as those of a diverged run.
+    """
+    found = {t: place and _read(place, label_noise, t) for t in trials}
+    missing = [t for t in trials if found[t] is None]
+    if missing:
+        splits = load_splits(protocol, label_noise)
+        with numerics(pick_device(protocol.device), protocol.precision):
+            for trial, network, data in trained(protocol, label_noise, missing, splits):
+                found[trial] = _suggest(protocol, label_noise, trial, network, data)
+                if place:
+                    _save(place, label_noise, trial, found[trial])
+                tick(protocol.epochs)
+    return found
+
+
+@torch.no_grad()
+def _suggest(protocol, label_noise, trial, network, data) -> Suggestion:
+    index = data.val[trial]
+    parts = (data.inputs(data.x[some], "val", trial) for some in index.split(AT_A_TIME))
+    try:
+        return suggest_theta(torch.cat([network(x) for x in parts]), data.y[index])
+    except ValueError as error:
+        raise UserError(
+            f"theta auto on {protocol.dataset}, label noise {label_noise:g}, trial {trial}: {error}; "
+            "change lr or n_val, or give a grid"
+        ) from None
+
+
+def _save(place: Place, label_noise: float, trial: int, suggestion: Suggestion) -> None:
+    facts = {"rule": RULE, **dataclasses.asdict(suggestion)}
+    place.save_suggestion(label_noise, trial, facts)
+
+
+def _read(place: Place, label_noise: float, trial: int) -> Suggestion | None:
+    """None where there is none, or one by another rule."""
+    facts = place.read_suggestion(label_noise, trial)
+    if not facts or facts.pop("rule", None) != RULE:
+        return None
+    return Suggestion(**{**facts, "reasons": tuple(facts["reasons"])})
+
+
+def prepare(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    place: Place,
+    jobs: int,
+    tick: Callable[[int], None],
+) -> int:
+    """Find and keep every suggestion that `runs` still want; how many ordinary runs were trained."""
+    lacking = [
+        run for run in runs if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
+    ]
+    apart = pick_device(protocol.device).type == "cpu"  # elsewhere trials are trained side by side
+    alike: dict[tuple, list[int]] = {}
+    for run in lacking:
+        alike.setdefault((run.label_noise, run.trial if apart else 0), []).append(run.trial)
+    if jobs == 1 or len(alike) < 2 or not apart:
+        for (noise, _), trials in alike.items():
+            suggestions(protocol, noise, trials, place, tick)
+        return len(lacking)
+    from joblib import Parallel, delayed
+
+    work = (delayed(suggestions)(protocol, q, trials, place) for (q, _), trials in alike.items())
+    for found in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+        tick(protocol.epochs * len(found))
+    return len(lacking)
+
+
+def stay_behind(runs: Sequence[Run], place: Place, move: Callable[[], object]) -> None:
+    """Do `move`, which takes away what is stored, and leave the suggestions of `runs` where they were."""
+    kept = {(r.label_noise, r.trial): place.read_suggestion(r.label_noise, r.trial) for r in runs}
+    move()
+    for key, facts in kept.items():
+        if facts:
+            place.save_suggestion(*key, facts)
