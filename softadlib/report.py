@@ -69,6 +69,11 @@ def _body(notebook: Path) -> str:
         for c in document["cells"]
         if not {"parameters", "injected-parameters"} & set(c["metadata"].get("tags", []))
     ]
+    for cell in document["cells"]:
+        for output in cell.get(
+            "outputs", []
+        ):  # sliders need a kernel; the picture beside them stays
+            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
     return exporter.from_notebook_node(document)[0]
 
 

@@ -14,6 +14,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def record(path: Path) -> None:
@@ -26,6 +27,10 @@ def record(path: Path) -> None:
     for cell in notebook["cells"]:
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": tags} if tags else {}
+        for output in cell.get(
+            "outputs", []
+        ):  # dead without its kernel: the picture beside it stays
+            output.get("data", {}).pop(WIDGET, None)
     nbformat.write(notebook, path)
 
 
