@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,4 @@ def check_writable(folder: Path) -> None:
     with saying(folder):
         if not nearest.is_dir():
             raise NotADirectoryError(20, f"{nearest} is not a folder")
-        probe = nearest / f".softad-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=nearest).close()  # nameless where the system can

@@ -34,14 +34,31 @@ def pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
         {**(table.schema.metadata or {}), TAG: fingerprint.encode()}
     )
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(table, sink, write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 
 def unpack(path: Path) -> tuple[pd.DataFrame, str]:
     """Rows and the fingerprint of the protocol that made them; UserError for a broken file."""
+    import pyarrow as pa
+
     table = _table(path)
-    return table.to_pandas(), (table.schema.metadata or {}).get(TAG, b"").decode()
+    tag = (table.schema.metadata or {}).get(TAG, b"").decode(errors="replace")
+    types = {"str": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
+    names = [c for c in table.column_names if c in ALL]
+    try:
+        return table.select(names).cast(
+            pa.schema([(c, types[_dtype(c)]) for c in names])
+        ).to_pandas(), tag
+    except pa.ArrowException:
+        raise _broken(path) from None
+
+
+def _broken(path: Path) -> UserError:
+    return UserError(
+        f"{path} is broken (cut short, or not a parquet file); "
+        f"delete {path.parent} and run the same command again"
+    )
 
 
 def _table(path: Path, **options) -> "pa.Table":
@@ -49,13 +66,10 @@ def _table(path: Path, **options) -> "pa.Table":
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, **options) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True, **options) as file:
             table = file.read(use_threads=False)
-    except (pa.ArrowException, OSError):
-        raise UserError(
-            f"{path} is broken (cut short, or not a parquet file); "
-            f"delete {path.parent} and run the same command again"
-        ) from None
+    except (pa.ArrowException, OSError, ValueError):
+        raise _broken(path) from None
     missing = [c for c in COLUMNS if c not in table.column_names]
     if missing:
         raise UserError(

@@ -4,6 +4,7 @@ outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
                                      provenance.json    written last: its presence means done
                                      train.ipynb        the executed notebook
                                      parts/*.parquet    finished stacks of a sweep under way
+                                     parts/*.json       sessions of its shards
                                      held-out/*.npz     losses of AdaFlood's auxiliary models
                                      suggested/*.json   θ of an ordinary run, of grids that say auto
                                      progress.json      how far a sweep under way is
@@ -14,8 +15,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from . import guard
 from .errors import UserError
 from .files import check_writable, home, params_dir, saying, write
 from .methods import METHODS
@@ -31,8 +34,54 @@ from .rows import RUN, load, merge, pack, unpack
 
 
 def profile_dir(profile: str) -> Path:
-    """outputs/<profile>."""
-    return home() / "outputs" / profile
+    """outputs/<profile>. Raises UserError for a name that leads elsewhere."""
+    return _inside(profile)
+
+
+def _inside(*names: str) -> Path:
+    root = home() / "outputs"
+    path = root.joinpath(*names)
+    for name in names:
+        if not name or Path(name).name != name or name[0] == "." or set(name) & set("\\\0"):
+            raise UserError(f"{name!r} cannot be a folder in {root}; use a plain name")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise UserError(
+            f"{path} leads out of {root}, to {path.resolve()}; remove that link, or make {root} itself one"
+        )
+    return path
+
+
+@contextlib.contextmanager
+def claim(profile: str, pairs: Iterable[tuple[str, str]], shared: bool = False) -> Iterator[None]:
+    """Be the one who writes the results of these (dataset, method) pairs, until the block ends.
+
+    Processes started inside may claim them too. `shared` is for shards, who only add parts: several
+    may, but nobody alone meanwhile. Raises UserError, naming who holds one already. Whoever comes
+    first to a profile removes what killed processes left half-written.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(guard.working(profile_dir(profile)))
+        for dataset, method in pairs:
+            path = _inside(profile, dataset, method)
+            lock, what = path.with_name(f".{method}.lock"), f"{profile}: {dataset} × {method}"
+            stack.enter_context(guard.held(lock, what, shared))
+            if not shared:
+                _settle(path)
+        yield
+
+
+def _next(path: Path) -> Path:
+    return path.with_name(f".{path.name}.next")
+
+
+def _settle(path: Path) -> None:
+    """End what `Place.set_aside` began, if it was killed meanwhile."""
+    if _next(path).exists():
+        with saying(path):
+            if path.exists():
+                shutil.rmtree(_next(path))
+            else:
+                os.replace(_next(path), path)
 
 
 @dataclass(frozen=True)
@@ -46,7 +95,7 @@ class Place:
 
     @property
     def path(self) -> Path:
-        return profile_dir(self.profile) / self.dataset / self.method
+        return _inside(self.profile, self.dataset, self.method)
 
     @property
     def metrics(self) -> Path:
@@ -69,7 +118,11 @@ class Place:
 
     def kept(self, label_noise: Sequence[float]) -> pd.DataFrame:
         """Every row that this protocol may keep: finished ones and those of a sweep cut short."""
-        frames = [unpack(p)[0] for p in self._parts()]
+        frames = []
+        for part in self._parts():
+            with contextlib.suppress(UserError):  # a broken one is trained again
+                rows, fingerprint = unpack(part)
+                frames += [rows] if fingerprint == self.fingerprint else []
         if self.metrics.exists():
             rows, fingerprint = unpack(self.metrics)
             if fingerprint == self.fingerprint:
@@ -89,6 +142,28 @@ class Place:
             self.path / "parts" / f"{self.fingerprint}-{name}.parquet",
             pack(rows, self.fingerprint),
         )
+
+    def _sessions(self) -> list[Path]:
+        return sorted((self.path / "parts").glob(f"{self.fingerprint}-*.json"))
+
+    def save_session(self, facts: dict[str, Any]) -> None:
+        """Keep what a shard says of itself, for the provenance of the whole."""
+        text = json.dumps(facts)
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        write(self.path / "parts" / f"{self.fingerprint}-{name}.json", text + "\n")
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """What earlier calls under this protocol said of themselves, shards included."""
+        found = []
+        if self.provenance.exists():
+            facts = read_provenance(self.provenance)
+            found = facts["sessions"] if facts.get("fingerprint") == self.fingerprint else []
+        shards = []
+        for path in self._sessions():
+            with contextlib.suppress(OSError, ValueError, TypeError):  # cut short in copying
+                facts = dict(json.loads(path.read_text(encoding="utf-8")))
+                shards += [facts] if facts not in found else []
+        return [*found, *sorted(shards, key=lambda facts: str(facts.get("finished")))]
 
     def _held_out(self, label_noise: float, trial: int) -> Path:
         return self.path / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}.npz"
@@ -127,7 +202,10 @@ class Place:
         return unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
 
     def set_aside(self) -> Path | None:
-        """Move what is stored out of the way, unharmed; returns where to."""
+        """Move the stored results out of the way, unharmed; returns where to.
+
+        What this protocol keeps for its own later use stays. A kill in between loses nothing.
+        """
         old = self.stored_fingerprint()
         if old is None:
             return None
@@ -135,9 +213,21 @@ class Place:
         while target.exists():
             n += 1
             target = self.path.with_name(f"{self.method}.{old}-{n}")
+        following = _next(self.path)
         with saying(target):
+            shutil.rmtree(following, ignore_errors=True)
+            following.mkdir()
+            for path in self._own():
+                copy = following / path.relative_to(self.path)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copy2(path, copy)
             os.replace(self.path, target)
+            os.replace(following, self.path)
         return target
+
+    def _own(self) -> list[Path]:
+        """Files besides the results that are of this protocol."""
+        return [p for p in self.path.glob(f"*/{self.fingerprint}-*") if p.is_file()]
 
     def clear(self) -> None:
         """Forget what was kept: the next sweep starts from nothing."""
@@ -147,15 +237,13 @@ class Place:
                 self.metrics,
                 self.notebook,
                 self.progress,
-                *self._parts(),
-                *(self.path / "held-out").glob(f"{self.fingerprint}-*.npz"),
-                *(self.path / "suggested").glob(f"{self.fingerprint}-*.json"),
+                *self._own(),
             ):
                 path.unlink(missing_ok=True)
 
     def finish(self, rows: pd.DataFrame, provenance: dict[str, Any]) -> None:
         """Write the table, then its provenance, then drop the parts they replace."""
-        parts = self._parts()
+        parts = [*self._parts(), *self._sessions()]
         noise_varies = rows["label_noise"].nunique() > 1
         columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]] if noise_varies else list(COLUMNS)
         write(self.metrics, pack(rows[columns], self.fingerprint))
@@ -169,11 +257,19 @@ class Place:
 def read_provenance(path: Path) -> dict[str, Any]:
     """The facts beside a table; UserError for a broken file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UserError(
-            f"{path} is broken ({error}); delete {path.parent} and run the same command again"
-        ) from None
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts["sessions"], list) or not facts["protocol"]["label_noise"]:
+            raise ValueError("sessions or label_noise missing")
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise _broken(path, error) from None
+    return facts
+
+
+def _broken(path: Path, error: Exception) -> UserError:
+    what = f"{error} missing" if isinstance(error, KeyError) else error
+    return UserError(
+        f"{path} is broken ({what}); delete {path.parent} and run the same command again"
+    )
 
 
 def places(profile: str) -> list[Path]:
@@ -210,32 +306,35 @@ def provenances(profile: str) -> pd.DataFrame:
     lines = []
     for path in places(profile):
         facts = read_provenance(path / "provenance.json")
-        last = facts["sessions"][-1]
-        grid = facts["protocol"]["grids"].get(facts["method"], [0])
-        lines.append(
-            {
-                "dataset": facts["dataset"],
-                "method": facts["method"],
-                "runs": facts["runs"],
-                "diverged": len(facts["diverged"]),
-                "trials": facts["protocol"]["trials"],
-                "grid": 1 if isinstance(grid, str) else len(grid),
-                "epochs": facts["protocol"]["epochs"],
-                "samples": " + ".join(
-                    str(facts["protocol"][f"n_{part}"] or "all")
-                    for part in ("train", "val", "test")
-                ),
-                "dtype": facts["protocol"]["dtype"],
-                "device": last["device"],
-                "torch": last["torch"],
-                "seconds": round(sum(s["seconds"] for s in facts["sessions"]), 1),
-                "finished": last["finished"][:16],
-            }
-        )
+        try:
+            lines.append(_line(facts))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise _broken(path / "provenance.json", error) from None
     return pd.DataFrame(lines)
 
 
+def _line(facts: dict[str, Any]) -> dict[str, Any]:
+    protocol, last = facts["protocol"], facts["sessions"][-1]
+    grid = protocol["grids"].get(facts["method"], [0])
+    samples = (str(protocol[f"n_{part}"] or "all") for part in ("train", "val", "test"))
+    return {
+        "dataset": facts["dataset"],
+        "method": facts["method"],
+        "runs": facts["runs"],
+        "diverged": len(facts["diverged"]),
+        "trials": protocol["trials"],
+        "grid": 1 if isinstance(grid, str) else len(grid),
+        "epochs": protocol["epochs"],
+        "samples": " + ".join(samples),
+        "dtype": protocol["dtype"],
+        "device": last["device"],
+        "torch": last["torch"],
+        "seconds": round(sum(s["seconds"] for s in facts["sessions"]), 1),
+        "finished": last["finished"][:16],
+    }
+
+
 __all__ = [
-    "RUN", "Place", "check_writable", "home", "merge", "params_dir", "places", "profile_dir", "provenances",
+    "RUN", "Place", "check_writable", "claim", "home", "merge", "params_dir", "places", "profile_dir", "provenances",
     "read", "read_provenance", "write",
 ]  # fmt: skip
