@@ -100,9 +100,11 @@ def suggest_theta(
     `neighbour_bayes` of the validation error, "floor" is 0.01, and "balanced" the former, but no
     higher than the θ at which `held_loss` costs as much as the run lost by memorising. `drop`:
     tolerated loss of accuracy, in [0, 1]; `kappa` in (0, 1). Raises ValueError for shapes that
-    disagree, NaN, one class, n = 1.
+    disagree, NaN, one class, n = 1, probabilities in place of logits.
     """
     z, y = validation(logits, targets)
+    if z.min() >= 0 and np.abs(z.sum(1) - 1).max() < 1e-6:
+        raise ValueError("logits are probabilities, rows that sum to one; pass their logarithms")
     drop, kappa = between("drop", drop, 0, 1), between("kappa", kappa, 0, 1, "lh")
     if lower not in LOWER:
         raise ValueError(f"lower {lower!r} unknown; choose from {', '.join(LOWER)}")

@@ -359,6 +359,10 @@ class TestSuggest:
         assert loud.theta_low == suggest_theta(z, y, lower="neighbour").theta_low > 0.1
         assert loud.theta > 2 * calm.theta
 
+    def test_logarithms_of_probabilities_are_logits(self):
+        same = suggest_theta(np.log(C.softmax(Z)), Y)
+        assert same.theta == pytest.approx(suggest_theta(Z, Y).theta)
+
     def test_in_between_the_price_is_what_was_lost(self):
         z, y = draw(3000, 2, 2.0, 9)
         s = suggest_theta(1.9 * z, y)
@@ -408,7 +412,7 @@ class TestSuggest:
             suggest_theta(z, y, soft_labels=np.full(4000, 0.4))
 
     def test_fewest_samples_and_no_mistake(self):
-        s = suggest_theta([[1.0, 0.0], [0.0, 1.0]], [0, 1])
+        s = suggest_theta([[2.0, 0.0], [0.0, 2.0]], [0, 1])
         assert 0 < s.theta < LN2
         z, y = draw(1000, 2, 1.0, 13, flip=1e-9)
         sure = suggest_theta(1e4 * z, y, lower="neighbour")
@@ -425,6 +429,7 @@ class TestSuggest:
             ((Z[:, 0], Y), {}, r"shape \(n, K\)"),
             ((Z, 0 * Y), {}, "all of class 0; validation needs two"),
             ((np.where(Z[3, 1] == Z, np.nan, Z), Y), {}, r"NaN or infinity in 1 places.*\[3, 1\]"),
+            ((C.softmax(Z), Y), {}, "logits are probabilities, .*; pass their logarithms"),
             ((Z[:1], Y[:1]), {}, "1 validation samples; at least 2"),
             ((Z, Y[:-1]), {}, r"shape \(200,\), one per sample, got \(199,\)"),
             ((Z, Y + 1), {}, "run from 1 to 2; they must lie in 0 to 1"),
@@ -438,7 +443,13 @@ class TestSuggest:
             ((Z, Y), {"epochs": -np.ones(3)}, "cross-entropies"),
             ((Z, Y), {"epochs": []}, "epochs must have shape"),
             ((Z, Y), {"soft_labels": Z}, "probabilities"),
-            ((Z, Y), {"soft_labels": np.full((200, 2), 0.6)}, "sum to one"),
+            (
+                (Z, Y),
+                {"soft_labels": np.full((200, 2), 0.6)},
+                "sum to one in every row; row 0 sums to 1.2",
+            ),
+            ((Z, Y), {"soft_labels": np.where(Z > 3, np.nan, 0.5)}, "soft labels hold NaN"),
+            ((Z[:0], Y[:0]), {}, "0 validation samples"),
             (
                 (Z, Y),
                 {"soft_labels": np.full((5, 3), 1 / 3)},
