@@ -1,0 +1,116 @@
+"""The ways of choosing θ side by side: final rows in, one line per case, trial and arm out."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from .errors import UserError
+from .inference import paired
+from .selection import final, select
+
+RISK = {
+    ("gaussian", 0.0): 0.0344,
+    ("gaussian", 0.05): 0.2197,
+    ("gaussian", 0.1): 0.340,
+    ("sinusoid", 0.0): 0.0,
+    ("sinusoid", 0.05): 0.1985,
+    ("sinusoid", 0.1): 0.3251,
+    ("spiral", 0.0): 0.234,
+    ("spiral", 0.05): 0.351,
+    ("spiral", 0.1): 0.435,
+}
+"""R* in nats by dataset and label noise, by quadrature: no network has a smaller cross-entropy."""
+SLACK = 0.0069
+"""ψ(1)·0.01, what a tolerated drop of a point adds to θ where every margin is 1."""
+ARMS = {
+    "A": "oracle, R* + 0.0069",
+    "B": "suggested",
+    "C": "grid, accuracy, largest tie",
+    "D": "grid, accuracy, smallest tie",
+    "E": "grid, least loss",
+    "F": "ERM",
+    "G": "suggested, lower end",
+}
+CASE = ["dataset", "label_noise"]
+MEASURES = ["acc_test", "loss_test", "gap", "model_norm"]
+
+
+def oracle(dataset: str, label_noise: float) -> float | None:
+    """θ = R* + 0.0069 to four digits, as profile `choosing` has it; None where R* is not known."""
+    risk = RISK.get((dataset, label_noise))
+    return None if risk is None else round(risk + SLACK, 4)
+
+
+def arms(grid: pd.DataFrame, auto: pd.DataFrame, low: pd.DataFrame) -> pd.DataFrame:
+    """One line per dataset, label noise, trial and arm: θ, MEASURES, `regret`, `trainings`.
+
+    `grid` holds ERM and SoftAD over a grid and at the oracles' values, which no other arm may take;
+    `auto`, `low` SoftAD at the suggested θ and at its lower end. `regret`: test accuracy of the best
+    value of the grid, chosen on the test part, minus the arm's. Trials that lack an arm other than
+    the oracle are left out. Raises UserError where none is left.
+    """
+    ends = final(grid)
+    ends = ends[ends["method"].isin(["erm", "softad"])]
+    known = {oracle(*case) for case in RISK}
+    soft, own = ends["method"] == "softad", ends["knob"].isin(known)
+    swept = ends[soft & ~own]
+    theirs = [oracle(*case) for case in ends[CASE].itertuples(index=False)]
+    chosen = {
+        "A": ends[soft & (ends["knob"] == pd.Series(theirs, index=ends.index, dtype=float))],
+        "B": final(auto[auto["method"] == "softad"]),
+        "C": select(swept, "largest"),
+        "D": select(swept, "smallest"),
+        "E": swept.loc[swept.groupby([*CASE, "trial"])["loss_val"].idxmin()],
+        "F": ends[ends["method"] == "erm"],
+        "G": final(low[low["method"] == "softad"]),
+    }
+    size = swept.groupby([*CASE, "trial"]).size().rename("size")
+    best = swept.groupby([*CASE, "trial"])["acc_test"].max().rename("best")
+    lines = pd.concat([rows.assign(arm=arm) for arm, rows in chosen.items()], ignore_index=True)
+    lines = lines.join(best, on=[*CASE, "trial"]).join(size, on=[*CASE, "trial"])
+    lines["gap"] = lines["loss_test"] - lines["loss_train"]
+    lines["regret"] = lines.pop("best") - lines["acc_test"]
+    lines["trainings"] = lines["arm"].map({"A": 1, "B": 2, "F": 1, "G": 2}).fillna(lines["size"])
+    lines = _complete(lines.rename(columns={"knob": "theta"}))
+    if lines.empty:
+        raise UserError(
+            "no trial has every arm; first: softad train choosing, choosing-auto, choosing-low"
+        )
+    columns = [*CASE, "trial", "arm", "theta", *MEASURES, "regret", "trainings"]
+    return lines[columns].sort_values([*CASE, "trial", "arm"], ignore_index=True)
+
+
+def _complete(lines: pd.DataFrame) -> pd.DataFrame:
+    there = lines.groupby([*CASE, "trial"])["arm"].transform(lambda a: set(ARMS) <= {*a, "A"})
+    return lines[there.astype(bool)]
+
+
+def differences(lines: pd.DataFrame, one: str, other: str, measure: str) -> pd.DataFrame:
+    """`measure` of arm `one` minus that of `other`, a row per trial and a column per case."""
+    wide = lines.pivot_table(index="trial", columns=[*CASE, "arm"], values=measure)
+    first, second = (wide.xs(arm, axis=1, level="arm") for arm in (one, other))
+    return first - second
+
+
+def compared(lines: pd.DataFrame, one: str, other: str, level: float = 0.95) -> pd.DataFrame:
+    """Paired differences of test accuracy (points) and test loss (nats) with their intervals, by case.
+
+    Last comes the mean over the synthetic cases of one trial, over trials that have all of them:
+    cases of a trial share its inputs and weights, so they are no trials of their own.
+    """
+    rows = {}
+    each = {m: differences(lines, one, other, m) for m in ("acc_test", "loss_test")}
+    cases: Iterable = each["acc_test"].columns
+    pooled = [case for case in cases if case in RISK]
+    for case in [*cases, *([("mean of synthetic cases", np.nan)] if len(pooled) > 1 else [])]:
+        row = {}
+        for measure, scale in (("acc_test", 100), ("loss_test", 1)):
+            table = each[measure]
+            d = table[case] if case in table else table[pooled].mean(axis=1, skipna=False)
+            found = paired(scale * d.dropna(), np.zeros(d.notna().sum()), level)
+            name = {"acc_test": "points", "loss_test": "nats"}[measure]
+            row |= {name: found.mean, f"{name} low": found.low, f"{name} high": found.high}
+        rows[case] = row | {"n": found.n}
+    index = pd.MultiIndex.from_tuples(rows, names=CASE)
+    return pd.DataFrame(rows.values(), index=index)

@@ -1,0 +1,114 @@
+"""The arms of the θ study against rows whose answer is plain."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from homes import REPOSITORY
+
+from softadlib import bayes, choosing
+from softadlib.errors import UserError
+from softadlib.profiles import load
+
+
+def row(method, trial, knob, acc_val, loss_val, acc_test, noise=0.0, dataset="gaussian"):
+    """The test loss is ten times the validation loss, the training loss nine times."""
+    values = {"dataset": dataset, "method": method, "trial": trial, "label_noise": noise}
+    values |= {"knob": knob, "epoch": 9, "loss_train": 9 * loss_val, "loss_val": loss_val}
+    values |= {"loss_test": 10 * loss_val, "acc_train": 1.0, "acc_val": acc_val}
+    return values | {"acc_test": acc_test, "model_norm": 50.0}
+
+
+def rows(trials=2, noise=0.0, dataset="gaussian"):
+    """Three grid values, of which the first two tie; the oracle's is best of all and not in the grid."""
+    grid, auto, low = [], [], []
+    best = choosing.oracle("gaussian", 0.0)
+    for t in range(trials):
+        case = {"noise": noise, "dataset": dataset}
+        grid.append(row("erm", t, math.nan, 0.8, 0.5, 0.80, **case))
+        for knob, acc_val, loss_val, acc_test in (
+            (0.01, 0.9, 0.3, 0.87),
+            (0.1, 0.9, 0.4, 0.90),
+            (0.4, 0.85, 0.2, 0.88),
+            (best, 0.99, 0.1, 0.99),
+        ):
+            grid.append(row("softad", t, knob, acc_val, loss_val, acc_test, **case))
+        auto.append(row("softad", t, 0.05 + t / 100, 0.9, 0.35, 0.89 + t / 100, **case))
+        low.append(row("softad", t, 0.02, 0.9, 0.25, 0.86, **case))
+    return tuple(map(pd.DataFrame, (grid, auto, low)))
+
+
+def test_every_arm_takes_its_own():
+    lines = choosing.arms(*rows(1)).set_index("arm")
+    assert lines["theta"].drop("F").to_dict() == {
+        "A": 0.0413, "B": 0.05, "C": 0.1, "D": 0.01, "E": 0.4, "G": 0.02,
+    }  # fmt: skip
+    assert math.isnan(lines["theta"]["F"])
+    assert lines["acc_test"]["A"] == 0.99
+    assert lines["trainings"].to_dict() == {"A": 1, "B": 2, "C": 3, "D": 3, "E": 3, "F": 1, "G": 2}
+    # the best of the grid on the test part is .90, whatever the oracle reached
+    assert lines["regret"].round(9).to_dict() == {
+        "A": -0.09, "B": 0.01, "C": 0.0, "D": 0.03, "E": 0.02, "F": 0.1, "G": 0.04,
+    }  # fmt: skip
+    assert lines["gap"]["B"] == pytest.approx(0.35)
+
+
+def test_no_other_arm_takes_an_oracles_value():
+    grid, auto, low = rows(1)
+    others = [row("softad", 0, choosing.oracle("spiral", q), 1.0, 0.0, 1.0) for q in (0.0, 0.1)]
+    lines = choosing.arms(pd.concat([grid, pd.DataFrame(others)]), auto, low).set_index("arm")
+    assert lines["theta"][["C", "D", "E"]].tolist() == [0.1, 0.01, 0.4]
+    assert lines["theta"]["A"] == 0.0413, "nor the oracle that of another case"
+
+
+def test_trials_without_every_arm_are_left_out():
+    grid, auto, low = rows(3)
+    lines = choosing.arms(grid, auto[auto["trial"] != 1], low)
+    assert sorted(lines["trial"].unique()) == [0, 2]
+    no_oracle = choosing.arms(*rows(2, dataset="digits"))
+    assert set(no_oracle["arm"]) == set(choosing.ARMS) - {"A"}
+    with pytest.raises(UserError, match="softad train choosing"):
+        choosing.arms(grid, auto[:0], low)
+
+
+def test_differences_are_paired_by_trial():
+    lines = choosing.arms(*rows(2))
+    table = choosing.compared(lines, "B", "C")
+    # .89 − .90 and .90 − .90, in points; t(.975, 1) = 12.706205
+    assert table["points"].tolist() == pytest.approx([-0.5])
+    assert table["points low"].tolist() == pytest.approx([-0.5 - 12.706205 * 0.5], abs=1e-5)
+    assert table["nats"].tolist() == pytest.approx([3.5 - 4.0])
+    assert table["n"].tolist() == [2]
+
+
+def test_cases_of_a_trial_are_averaged_before_they_are_counted():
+    both = [pd.concat(t) for t in zip(rows(2), rows(2, noise=0.1), rows(3, dataset="digits"))]
+    table = choosing.compared(choosing.arms(*both), "B", "C")
+    assert table["n"].tolist() == [3, 2, 2, 2]
+    assert table.index[-1][0] == "mean of synthetic cases"
+    alone = table.loc[("gaussian", 0.0)]
+    np.testing.assert_allclose(table.iloc[-1], alone)  # both cases are alike: no more certain
+
+
+def test_the_profile_has_the_oracles_values_and_the_papers():
+    params = REPOSITORY / "params"
+    for dataset in ("gaussian", "sinusoid", "spiral"):
+        found = load("choosing", dataset, params)
+        theirs = {choosing.oracle(dataset, q) for q in found.label_noise}
+        swept = set(found.grids["softad"])
+        assert theirs < swept
+        assert swept - theirs < set(load("paper", dataset, params).grids["softad"])
+        for other in ("auto", "low"):
+            same = load(f"choosing-{other}", dataset, params)
+            assert same.fingerprint() == found.fingerprint()
+            assert (same.trials, same.label_noise) == (found.trials, found.label_noise)
+
+
+def test_risks_lie_where_theory_has_them():
+    # the sinusoid's labels are a function of the input: R* is the flips' own entropy
+    for q in (0.0, 0.05, 0.1):
+        assert choosing.RISK["sinusoid", q] == pytest.approx(bayes.flip_risk(q), abs=1e-4)
+        for dataset in ("gaussian", "spiral"):
+            assert choosing.RISK[dataset, q] >= bayes.flip_risk(q)
+    assert pytest.approx(bayes.psi(1.0) * 0.01, abs=5e-5) == choosing.SLACK
