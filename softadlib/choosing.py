@@ -37,7 +37,7 @@ MEASURES = ["acc_test", "loss_test", "gap", "model_norm"]
 
 
 def oracle(dataset: str, label_noise: float) -> float | None:
-    """θ = R* + 0.0069 to four digits, as profile `choosing` has it; None where R* is not known."""
+    """θ = R* + 0.0069 to four digits, as profile `choosing-oracle` has it; None where R* is not known."""
     risk = RISK.get((dataset, label_noise))
     return None if risk is None else round(risk + SLACK, 4)
 
