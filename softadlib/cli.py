@@ -79,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", metavar="FILE", help="write the figures there too")
     add("report", "Write outputs/PROFILE/index.html from the executed notebooks.")
+    command = add("audit", "Train the controls that the audit compares a profile's results with.")
+    command.add_argument("--dataset", action="append", metavar="D", help="this one (repeatable)")
+    command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: cores)")
+    command = add("results", "Print the paper's tables beside ours as Markdown.")
+    command.add_argument("--write", metavar="FILE", help="put them between the marks in FILE")
     return parser
 
 
@@ -198,6 +203,31 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _results(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from . import results
+
+    if not args.write:
+        print(results.markdown(args.profile), end="")
+        return 0
+    changed = results.write(args.profile, Path(args.write))
+    print(f"{args.write}: {'written' if changed else 'as it was'}")
+    return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from . import controls
+
+    jobs = (os.cpu_count() or 1) if args.jobs is None else _jobs(args.jobs, {})
+    todo = controls.plan(args.profile, args.dataset)
+    for _ in tqdm(controls.make(todo, jobs), total=len(todo), unit="run", disable=None):
+        pass
+    return 0
+
+
 def _notes(protocols: dict, left_out: list[str]) -> None:
     cliffs = [note for p in protocols.values() if (note := p.cliff_note())]
     for line in (*left_out, *cliffs):
@@ -213,6 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         verbs = {"run": _run, "train": _train, "report": _report, "data": _data, "bench": _bench}
+        verbs["audit"] = _audit
+        verbs |= {"results": _results}
         return verbs[args.command](args)
     except UserError as error:
         _say(str(error))
