@@ -17,7 +17,17 @@ import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from .functional import WEIGHTS, Grads
-from .recipe import Recipe, Tick, batches, no_tick
+from .recipe import (
+    FORGETFUL,
+    Keeper,
+    Measured,
+    Recipe,
+    Tick,
+    batches,
+    found_measures,
+    no_tick,
+    saved_measures,
+)
 from .stack import Stack
 
 PACKED_BELOW = 2**14
@@ -227,6 +237,28 @@ class Chain(Stack):
 
         return direction
 
+    def _stepper(self, run: int, recipe: Recipe) -> Callable[[Tensor], None]:
+        """One step of one run on the samples at some positions of its trial's training part."""
+        direction, trial, data = self._direction(run), int(self.trial[run]), self.splits
+        stepped = [self.params[name][run] for name in self.large]
+        stepped += [self.packed[run]] if self.small else []
+        optimizer = self.optimizer = recipe.build(stepped)
+        train, known = data.train[trial], {k: v[trial] for k, v in self.samples.items()}
+
+        def step(positions: Tensor) -> None:
+            index = train[positions]
+            x = data.inputs(data.x[index], "train", trial)
+            own = {name: values[positions] for name, values in known.items()}
+            grads = direction(x, data.y[index], **own)
+            directions = [grads[name] for name in self.large]
+            if self.small:
+                directions.append(torch.cat([grads[name].flatten() for name in self.small]))
+            for p, g in zip(stepped, directions):
+                p.grad = g
+            optimizer.step()
+
+        return step
+
     @torch.no_grad()
     def train(
         self,
@@ -236,34 +268,35 @@ class Chain(Stack):
         *,
         keep: int | None = None,
         tick: Tick = no_tick,
-    ) -> dict[int, dict[str, np.ndarray]]:
-        rows: dict[int, list[dict[str, np.ndarray]]] = {epoch: [] for epoch in sorted(eval_epochs)}
-        for run in range(len(self) if keep is None else keep):
-            direction = self._direction(run)
-            stepped = [self.params[name][run] for name in self.large]
-            stepped += [self.packed[run]] if self.small else []
-            trial, optimizer = int(self.trial[run]), recipe.build(stepped)
-            train, data = self.splits.train[trial], self.splits
-            known = {name: values[trial] for name, values in self.samples.items()}
-            for epoch in range(recipe.epochs + 1):
-                order = batches([seeds[trial]], epoch, len(train), recipe.batch_size)
-                for (positions,) in order if epoch else ():
-                    index = train[positions]
-                    x = data.inputs(data.x[index], "train", trial)
-                    own = {name: values[positions] for name, values in known.items()}
-                    grads = direction(x, data.y[index], **own)
-                    directions = [grads[name] for name in self.large]
-                    if self.small:
-                        together = torch.cat([grads[name].flatten() for name in self.small])
-                        directions.append(together)
-                    for p, g in zip(stepped, directions):
-                        p.grad = g
-                    optimizer.step()
+        keeper: Keeper = FORGETFUL,
+    ) -> Measured:
+        n, found = self.splits.train.shape[1], keeper.found or {"run": 0, "measured": {}}
+        rows = {epoch: [] for epoch in sorted(eval_epochs)}
+        for epoch, row in found_measures(found["measured"]).items():
+            rows[epoch].append(row)
+        for run in range(found["run"], len(self) if keep is None else keep):
+            step, seed, first = self._stepper(run, recipe), seeds[int(self.trial[run])], 0
+            if keeper.found and run == found["run"]:
+                self.load_state_dict(found["state"])
+                first = found["epoch"] + 1
+                tick(run * recipe.epochs + found["epoch"])
+            for epoch in range(first, recipe.epochs + 1):
+                order = batches([seed], epoch, n, recipe.batch_size) if epoch else ()
+                for (positions,) in order:
+                    step(positions)
                 if epoch in rows:
                     rows[epoch].append(self.measure([run]))
                 tick(1 if epoch else 0)
-        return {
-            epoch: {name: np.concatenate([row[name] for row in some]) for name in some[0]}
-            for epoch, some in rows.items()
-            if some
-        }
+                if keeper.due(epoch):
+                    where = {"run": run, "epoch": epoch, "measured": saved_measures(_joined(rows))}
+                    keeper.save({**where, "state": self.state_dict()})
+        return _joined(rows)
+
+
+def _joined(rows: dict[int, list[dict[str, np.ndarray]]]) -> Measured:
+    """One row an epoch of the rows of its runs."""
+    return {
+        epoch: {name: np.concatenate([row[name] for row in some]) for name in some[0]}
+        for epoch, some in rows.items()
+        if some
+    }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .methods import Method
-from .recipe import Recipe, Trained
+from .recipe import Recipe, State, Trained
 from .splits import Splits
 from .stack import Stack
 
@@ -65,7 +65,9 @@ class Lanes(Trained):
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
-        steps = [lane.stepper(recipe.build(list(lane.params.values()))) for lane in self.lanes]
+        for lane in self.lanes:
+            lane.optimizer = recipe.build(list(lane.params.values()))
+        steps = [lane.stepper(lane.optimizer) for lane in self.lanes]
 
         def epoch(order: Iterable[Tensor]) -> None:
             for lane in self.lanes:
@@ -78,3 +80,10 @@ class Lanes(Trained):
                             step(positions)
 
         return epoch
+
+    def state_dict(self) -> State:
+        return {"lanes": [lane.state_dict() for lane in self.lanes]}
+
+    def load_state_dict(self, state: State) -> None:
+        for lane, found in zip(self.lanes, state["lanes"], strict=True):
+            lane.load_state_dict(found)

@@ -34,7 +34,7 @@ AUXILIARIES = ("folds", "last-layer")
 DATASETS = (*SYNTHETIC, *IMAGES)
 AUTO = {"auto": "theta", "auto-low": "theta_low", "auto-high": "theta_high"}
 """Words that stand for a grid of θ, and what each takes of `suggest_theta` in every trial."""
-SPEED_ONLY = ("device", "stack", "folder")
+SPEED_ONLY = ("device", "stack", "folder", "checkpoint_every")
 """Fields that may change where and how fast a run is made, never its numbers."""
 SWEEP_ONLY = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
 """Fields that say which runs and rows there are, never what one run does."""
@@ -74,10 +74,10 @@ def _real(
     return float(value)
 
 
-def _whole(name: str, value: Any, low: int) -> int:
+def _whole(name: str, value: Any, low: int, other: str = "") -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise UserError(
-            f"{name} must be a whole number of at least {low}, got {value!r}{_hint(value)}"
+            f"{name} must be {other}a whole number of at least {low}, got {value!r}{_hint(value)}"
         )
     return value
 
@@ -188,6 +188,8 @@ class Protocol:
     precision: str = "fp32"
     """Of matrix products and convolutions in float32: tf32 on CUDA, bf16 by autocast anywhere."""
     device: str = "auto"
+    checkpoint_every: int | str = "auto"
+    """Epochs after which a training's state is kept, 0 for never; auto: about a minute after the last."""
     stack: int = 0
     """Runs handed out together; 0 chooses. A GPU trains them side by side, a CPU one by one."""
 
@@ -239,6 +241,8 @@ class Protocol:
         for name in ("epochs", "trials", "curve_every"):
             _whole(name, getattr(self, name), 1)
         _whole("stack", self.stack, 0)
+        if self.checkpoint_every != "auto":
+            _whole("checkpoint_every", self.checkpoint_every, 0, "auto, or ")
         _whole("aux_folds", self.aux_folds, 2)
         if self.n_train and self.aux_folds > self.n_train and "adaflood" in self.grids:
             raise UserError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,57 @@ Tick = Callable[[int], None]
 
 def no_tick(runs: int) -> None:
     """For whoever does not watch."""
+
+
+State = dict[str, Any]
+"""Tensors, numbers and texts, in dicts and lists: what `torch.load(weights_only=True)` reads."""
+Measured = dict[int, dict[str, np.ndarray]]
+"""{epoch: {measure: (R,)}}."""
+
+
+class Keeper:
+    """Where a training leaves its state between epochs, and what an earlier one left; this one forgets.
+
+    The orders of samples are functions of (seed, epoch): no generator's state is among it.
+    """
+
+    found: State | None = None
+
+    def due(self, epoch: int) -> bool:
+        """Whether to save at the end of this epoch."""
+        return False
+
+    def save(self, state: State) -> None:
+        """Keep the state of the end of an epoch."""
+
+
+FORGETFUL = Keeper()
+
+
+def saved_measures(measured: Measured) -> State:
+    """Measures as tensors, to the bit."""
+    return {
+        epoch: {name: torch.from_numpy(values) for name, values in row.items()}
+        for epoch, row in measured.items()
+    }
+
+
+def found_measures(state: State) -> Measured:
+    """What `saved_measures` was given."""
+    return {
+        epoch: {name: values.numpy() for name, values in row.items()}
+        for epoch, row in state.items()
+    }
+
+
+def restore(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """`load_state_dict` into the tensors that are there already, as a captured step needs."""
+    before = {p: dict(own) for p, own in optimizer.state.items()}
+    optimizer.load_state_dict(state)
+    for p, own in before.items():
+        for name, tensor in own.items():
+            if isinstance(tensor, Tensor):
+                optimizer.state[p][name] = tensor.copy_(optimizer.state[p][name])
 
 
 @dataclass(frozen=True)
@@ -58,11 +110,19 @@ def batches(
 class Trained:
     """The loop over epochs, of engines that step all their runs batch by batch.
 
-    They have `splits`, `device`, a length, `measure`, and `begin`.
+    They have `splits`, `device`, a length, `measure`, `begin`, `state_dict` and `load_state_dict`.
     """
 
     def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
         """Make the optimizer; what comes back does one epoch in the order it is given."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        """Parameters, buffers and the optimizer's state, once `begin` was called."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from there; values are copied into the tensors that `begin` has seen."""
         raise NotImplementedError
 
     def train(
@@ -73,17 +133,26 @@ class Trained:
         *,
         keep: int | None = None,
         tick: Tick = no_tick,
-    ) -> dict[int, dict[str, np.ndarray]]:
+        keeper: Keeper = FORGETFUL,
+    ) -> Measured:
         """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
 
-        `seeds` (T,): one shuffling seed per trial. Returns {epoch: {measure: (keep,)}}.
+        `seeds` (T,): one shuffling seed per trial. `keeper` is asked for an earlier state to go on
+        from and given new ones. Returns {epoch: {measure: (keep,)}}.
         """
-        run_epoch, measured = self.begin(recipe), {}
+        run_epoch, measured, first = self.begin(recipe), {}, 0
         n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
-        for epoch in range(recipe.epochs + 1):
+        if found := keeper.found:
+            self.load_state_dict(found["state"])
+            measured, first = found_measures(found["measured"]), found["epoch"] + 1
+            tick(len(kept) * found["epoch"])
+        for epoch in range(first, recipe.epochs + 1):
             if epoch:
                 run_epoch(batches(seeds, epoch, n, recipe.batch_size, self.device))
                 tick(len(kept))
             if epoch in eval_epochs:
                 measured[epoch] = self.measure(kept)
+            if keeper.due(epoch):
+                rows = saved_measures(measured)
+                keeper.save({"epoch": epoch, "measured": rows, "state": self.state_dict()})
         return measured

@@ -21,7 +21,7 @@ from .footprint import activations
 from .graphs import Replayed
 from .methods import Method
 from .metrics import MEASURES, as_rows, evaluate, model_norm, sums
-from .recipe import Recipe, Trained
+from .recipe import Recipe, State, Trained, restore
 from .splits import PARTS, Splits
 
 CPU_CHUNK = 1000
@@ -191,7 +191,8 @@ class Stack(Trained):
         return as_rows(found)
 
     def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
-        step = self.stepper(recipe.build(list(self.params.values())))
+        self.optimizer = recipe.build(list(self.params.values()))
+        step = self.stepper(self.optimizer)
 
         def epoch(order: Iterable[Tensor]) -> None:
             self.skeleton.train()
@@ -199,3 +200,14 @@ class Stack(Trained):
                 step(positions)
 
         return epoch
+
+    def state_dict(self) -> State:
+        optimizer = self.optimizer.state_dict()
+        return {"params": self.params, "buffers": self.buffers, "optimizer": optimizer}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        for own, found in ((self.params, state["params"]), (self.buffers, state["buffers"])):
+            for name, value in own.items():
+                value.copy_(found[name])
+        restore(self.optimizer, state["optimizer"])

@@ -5,6 +5,7 @@ outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
                                      train.ipynb        the executed notebook
                                      parts/*.parquet    finished stacks of a sweep under way
                                      parts/*.json       sessions of its shards
+                                     checkpoints/*.pt   trainings under way, `checkpoints.packed`
                                      held-out/*.npz     losses of AdaFlood's auxiliary models
                                      suggested/*.json   θ of an ordinary run, of grids that say auto
                                      progress.json      how far a sweep under way is
@@ -165,6 +166,26 @@ class Place:
                 shards += [facts] if facts not in found else []
         return [*found, *sorted(shards, key=lambda facts: str(facts.get("finished")))]
 
+    def _checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{self.fingerprint}-{name}.pt"
+
+    def read_checkpoint(self, name: str) -> bytes | None:
+        """The state of a training under way; None where there is none."""
+        try:
+            return self._checkpoint(name).read_bytes()
+        except OSError:
+            return None
+
+    def save_checkpoint(self, name: str, content: bytes) -> None:
+        """Keep it for whoever goes on."""
+        write(self._checkpoint(name), content)
+
+    def drop_checkpoint(self, name: str) -> None:
+        """It has served."""
+        with contextlib.suppress(OSError):
+            self._checkpoint(name).unlink(missing_ok=True)
+            self._checkpoint(name).parent.rmdir()  # stays where others lie
+
     def _held_out(self, label_noise: float, trial: int) -> Path:
         return self.path / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}.npz"
 
@@ -248,10 +269,11 @@ class Place:
         columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]] if noise_varies else list(COLUMNS)
         write(self.metrics, pack(rows[columns], self.fingerprint))
         write(self.provenance, json.dumps(provenance, indent=1, allow_nan=False) + "\n")
-        for path in (*parts, self.progress):
+        for path in (*parts, *self.path.glob(f"checkpoints/{self.fingerprint}-*"), self.progress):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            (self.path / "parts").rmdir()  # stays where another protocol's parts still lie
+        for folder in ("parts", "checkpoints"):
+            with contextlib.suppress(OSError):
+                (self.path / folder).rmdir()  # stays where another protocol's files still lie
 
 
 def read_provenance(path: Path) -> dict[str, Any]:

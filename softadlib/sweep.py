@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import files, store
 from .chain import links
+from .checkpoints import Desk
 from .errors import UserError
 from .footprint import footprint, runs_that_fit
 from .hardware import free_memory, numerics, pick_device
@@ -20,6 +21,7 @@ from .methods import method_of
 from .metrics import MEASURES
 from .models import build
 from .protocol import Protocol, Run
+from .recipe import Measured
 from .splits import Splits, load_splits
 from .trainer import LAYOUTS, trainer
 
@@ -148,15 +150,31 @@ class Sweep:
         return (stamps[-1] - stamps[0]) / (2 * size * TIMED_BATCHES)
 
     def rows(
-        self, runs: Sequence[Run], layout: str, eval_epochs: set[int], tick: Callable[[int], None]
+        self,
+        runs: Sequence[Run],
+        layout: str,
+        eval_epochs: set[int],
+        tick: Callable[[int], None],
+        desk: Desk | None = None,
     ) -> pd.DataFrame:
-        """Train one lot."""
-        measured = self.engine(runs, layout).train(
-            self.protocol.recipe,
-            self.protocol.seeds,
-            eval_epochs,
-            tick=lambda n: tick(n * self.method.gradients),
-        )
+        """Train one lot; on a CPU run by run, so that no state depends on who else is in it."""
+        frames, desk = [], desk or Desk(self.protocol)
+        for some in [[run] for run in runs] if self.device.type == "cpu" else [runs]:
+            engine = self.engine(some, layout)
+            keeper = desk.keeper(some, type(engine).__name__, self.device, eval_epochs)
+            measured = engine.train(
+                self.protocol.recipe,
+                self.protocol.seeds,
+                eval_epochs,
+                tick=lambda n: tick(n * self.method.gradients),
+                keeper=keeper,
+            )
+            frames.append(self.table(some, measured))
+            desk.put(frames[-1], keeper)
+        return store.merge(frames)
+
+    def table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
+        """One row per run and epoch measured."""
         frames = [
             pd.DataFrame(
                 {
@@ -181,19 +199,24 @@ def train_runs(
     tick: Callable[[int], None] = lambda units: None,
     save: Callable[[pd.DataFrame], object] = lambda rows: None,
     samples: dict[str, Tensor] | None = None,
+    place: store.Place | None = None,
 ) -> pd.DataFrame:
     """Train runs of one method and label noise; one row per run and epoch asked.
 
-    `save` is given the rows of each lot as it ends. A lot for which the memory turns out too small
-    is halved. `samples` as `Sweep`'s; `auxiliary.samples` makes them.
+    `save` is given the rows of each lot as it ends, and of a CPU's runs once a minute. A lot for
+    which the memory turns out too small is halved. `samples` as `Sweep`'s; `auxiliary.samples`
+    makes them. `place` keeps what a training under way needs to be gone on with. `attrs["resumed"]`
+    of the rows: epochs of runs that were not trained here but gone on from.
     """
-    frames = []
+    frames, desk = [], Desk(protocol, save, place)
     with numerics(pick_device(protocol.device), protocol.precision):
         sweep = Sweep(protocol, runs, samples=samples)
-        for rows in in_lots(sweep, lambda *lot: sweep.rows(*lot, eval_epochs, tick)):
+        for rows in in_lots(sweep, lambda *lot: sweep.rows(*lot, eval_epochs, tick, desk)):
             frames.append(rows)
-            save(rows)
-    return store.merge(frames)
+            desk.flush()
+    rows = store.merge(frames)
+    rows.attrs["resumed"] = desk.resumed
+    return rows
 
 
 def in_lots(sweep: Sweep, work: Callable[[list[Run], str], Result]) -> Iterator[Result]:
