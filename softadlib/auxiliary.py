@@ -8,7 +8,8 @@ that the sample is in. Models are those after the last epoch, in evaluation mode
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from .splits import Splits, load_splits
 from .store import Place
 from .sweep import Sweep, in_lots
 from .trainer import trainer
+
+if TYPE_CHECKING:
+    from .executors import Executor
 
 CHUNKS, TUNING_EPOCHS = 10, 25
 """Of the last layer, as the authors' code has them."""
@@ -51,6 +55,38 @@ def samples(
     aux = np.full((protocol.trials, len(known[trials[0]])), np.nan)
     aux[trials] = [known[t] for t in trials]
     return {"aux": torch.from_numpy(aux)}
+
+
+def prepare(protocol: Protocol, runs: Sequence[Run], place: Place, executor: "Executor") -> None:
+    """Find and keep what the method of `runs` wants to know of the samples of their trials."""
+    if not runs or not get_method(runs[0].method).samples:
+        return
+    missing = {(r.label_noise, r.trial) for r in runs}
+    missing = {m for m in missing if place.read_held_out(*m) is None}
+    keep = place if executor.writes else None
+    tasks = [(protocol, *some, keep) for some in together(missing, executor.device(protocol))]
+    for noise, trials, losses in executor.map(_find, tasks):
+        for trial, found in zip(trials, losses) if keep is None else ():
+            place.save_held_out(noise, trial, found)
+
+
+def together(
+    trials: Iterable[tuple[float, int]], device: torch.device
+) -> list[tuple[float, list[int]]]:
+    """(label noise, trials) of each task: on a CPU a trial each, elsewhere they are trained side by side."""
+    alike: dict[tuple, list[int]] = {}
+    for noise, trial in sorted(trials):
+        alike.setdefault((noise, trial if device.type == "cpu" else 0), []).append(trial)
+    return [(noise, some) for (noise, _), some in alike.items()]
+
+
+def _find(
+    protocol: Protocol, noise: float, trials: list[int], place: Place | None
+) -> tuple[float, list[int], np.ndarray]:
+    losses = held_out(protocol, noise, trials)
+    for trial, found in zip(trials, losses) if place else ():
+        place.save_held_out(noise, trial, found)
+    return noise, trials, losses
 
 
 def held_out(protocol: Protocol, label_noise: float, trials: Sequence[int]) -> np.ndarray:

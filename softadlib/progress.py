@@ -1,16 +1,73 @@
-"""One tqdm bar over every training unit of a plan, fed by the sweeps' progress files."""
+"""Units as they are done: added up for each study, and one tqdm bar over all studies of a plan.
+
+A unit is one epoch of one run times its gradients per step.
+"""
 
 import json
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from .files import write
+from .hardware import peak_gflops
+
+Tick = Callable[[int], None]
+"""Called with the number of units just done."""
+
+
+def silent(units: int) -> None:
+    """Tell nobody."""
+
+
+class Tally:
+    """Adds up a study's units, tells `tick`, and leaves them in `progress.json` twice a second at most.
+
+    `mine`: this machine does the work, so that its peak says something. `leave`: write that file.
+    """
+
+    def __init__(self, study, tick: Tick, mine: bool = True, leave: bool = True):
+        self.study, self.tick, self.total = study, tick, study.units()
+        self.mine, self.leave = mine, leave
+        self.per_run = study.protocol.epochs * study.gradients
+        self.count, self.before, self.written = 0, 0, 0.0
+        self.started = time.monotonic()
+
+    def already(self, units: int) -> None:
+        """Of earlier calls: done, but not this one's speed."""
+        self.before = units
+        self(units)
+
+    def speed(self, runs: float, measured: float) -> dict[str, float]:
+        """Of this call so far: runs per minute, and operations as a share of the machine's best."""
+        seconds = max(time.monotonic() - self.started, 1e-3)
+        work = self.study.work
+        gflops = (runs * self.per_run * work.unit + measured * work.measure) / seconds / 1e9
+        facts = {"runs_per_minute": round(60 * runs / seconds, 2), "gflops": round(gflops, 2)}
+        if self.mine:
+            facts["share_of_peak"] = round(gflops / peak_gflops(self.study.device), 3)
+        return facts
+
+    def __call__(self, units: int) -> None:
+        self.count += units
+        self.tick(units)
+        if self.leave and time.monotonic() - self.written > 0.5:
+            self.written = time.monotonic()
+            runs = (self.count - self.before) / self.per_run
+            facts = {"done": self.count, "total": self.total, **self.speed(runs, runs)}
+            write(self.study.place.progress, json.dumps(facts))
+
+    def over(self) -> None:
+        """Nothing is under way any more."""
+        if self.leave:
+            self.study.place.progress.unlink(missing_ok=True)
 
 
 class Bar:
     """Context: `tasks` as (name, units, progress file); call `finished` as each of them ends.
 
-    Off a terminal nothing is drawn. A unit is one epoch of one run times its gradients per step.
+    Off a terminal nothing is drawn.
     """
 
     def __init__(self, tasks: Sequence[tuple[str, int, Path | None]]):
@@ -79,4 +136,5 @@ def speed_words(under_way: Sequence[dict]) -> list[str]:
     """Runs per minute and share of the machine's peak, of all sweeps under way together."""
     rate = sum(facts.get("runs_per_minute", 0) for facts in under_way)
     share = sum(facts.get("share_of_peak", 0) for facts in under_way)
-    return [f"{rate:.3g} runs/min", f"{share:.0%} of peak"] if rate else []
+    words = [f"{rate:.3g} runs/min"] if rate else []
+    return words + ([f"{share:.0%} of peak"] if share else [])

@@ -6,28 +6,27 @@ where the first pass did. On a CPU with one thread, where every run is trained a
 for bit; elsewhere the first pass measures every curve.
 """
 
+import dataclasses
 import functools
-import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import torch
 
-from . import auxiliary, provenance, selection, store, suggested
+from . import auxiliary, executors, provenance, selection, store, suggested
 from .errors import UserError
 from .footprint import Work, work
-from .hardware import peak_gflops, pick_device
+from .hardware import pick_device
 from .methods import method_of
 from .metrics import MEASURES
+from .progress import Tally, Tick, silent
 from .protocol import AUTO, Protocol, Run
 from .sweep import train_runs
 from .synthetic import SYNTHETIC
-
-Tick = Callable[[int], None]
-"""Called with the number of run × gradient × epoch units just done."""
 
 
 def curve_epochs(protocol: Protocol) -> set[int]:
@@ -41,19 +40,27 @@ CPU_TASK = 8
 
 @dataclass
 class Study:
-    """The work left for one protocol and method, given the rows already kept."""
+    """The work left for one protocol and method, given the rows already kept.
+
+    `device`: what it is done on, by default this machine's. `trials`: those (label noise, trial)
+    alone, as a shard does.
+    """
 
     protocol: Protocol
     method: str
+    device: torch.device | None = None
+    trials: Collection[tuple[float, int]] | None = None
 
     def __post_init__(self):
+        if self.device:  # others' machines may have what this one has not
+            self.protocol = dataclasses.replace(self.protocol, device=self.device.type)
         self.gradients = method_of(self.protocol, self.method).gradients
         self.place = store.Place(
             self.protocol.profile, self.protocol.dataset, self.method, self.protocol.fingerprint()
         )
-        self.device = pick_device(self.protocol.device)
+        self.device = self.device or pick_device(self.protocol.device)
         self.resolve()
-        single = len(self.runs) == len(self.protocol.label_noise) * self.protocol.trials
+        single = len(self.runs) == self.choices
         replays = self.device.type == "cpu" and self.protocol.curves == "selected" and not single
         self.first_epochs = {self.protocol.epochs}
         if self.protocol.curves != "none" and not replays:
@@ -62,7 +69,10 @@ class Study:
 
     def resolve(self) -> None:
         """Find out what the runs are: suggested knobs are known once they are stored."""
-        self.runs = suggested.resolved(self.protocol, self.protocol.runs(self.method), self.place)
+        runs = self.protocol.runs(self.method)
+        if self.trials is not None:
+            runs = tuple(r for r in runs if (r.label_noise, r.trial) in self.trials)
+        self.runs = suggested.resolved(self.protocol, runs, self.place)
 
     @functools.cached_property
     def work(self) -> Work:
@@ -106,166 +116,133 @@ class Study:
 
     def units(self) -> int:
         """Run × gradient × epoch of the whole study, replays and the runs that suggest included."""
-        replayed = (
-            self.protocol.trials * len(self.protocol.label_noise) if self.replay_epochs else 0
-        )
+        replayed = self.choices if self.replay_epochs else 0
         ordinary = len(self.runs) if self.protocol.grids.get(self.method) in AUTO else 0
         return ((len(self.runs) + replayed) * self.gradients + ordinary) * self.protocol.epochs
 
+    @property
+    def choices(self) -> int:
+        """How many runs are selected: one of each label noise and trial."""
+        return len({(r.label_noise, r.trial) for r in self.runs})
+
     def tasks(self, runs: Sequence[Run], jobs: int) -> list[list[Run]]:
-        """Runs to hand out together, all of one label noise: on a CPU a few for each process."""
-        size = self.protocol.stack or max(1, len(runs))
+        """Runs of one label noise to hand out together: on a CPU a few for each process."""
+        size = self.protocol.stack or max(1, -(-len(runs) // jobs))
         if self.device.type == "cpu" and not self.protocol.stack:
             long = self.protocol.dataset not in SYNTHETIC
             even = CPU_TASK if jobs == 1 else -(-len(runs) // (4 * jobs))
             size = 1 if long else min(CPU_TASK, even)
-        out = []
-        for noise in self.protocol.label_noise:
-            some = [r for r in runs if r.label_noise == noise]
-            out += [some[i : i + size] for i in range(0, len(some), size)]
-        return out
+        return [list(runs[i : i + size]) for i in range(0, len(runs), size)]
 
 
 def _key(noise: float, trial: int, knob: float) -> tuple:
     return (noise, int(trial), None if math.isnan(knob) else knob)
 
 
-def _train_and_save(study: Study, runs: list[Run], epochs: set[int], tick: Tick) -> pd.DataFrame:
+def _train_and_save(
+    protocol: Protocol,
+    runs: list[Run],
+    epochs: set[int],
+    samples: dict[str, torch.Tensor] | None,
+    place: store.Place | None,
+    tick: Tick,
+) -> pd.DataFrame:
     # Saved by whoever trained it, so that a death loses what was in flight and no more.
-    samples = auxiliary.samples(study.protocol, runs, study.place)
-    return train_runs(study.protocol, runs, epochs, tick, study.place.save_part, samples)
-
-
-def _prepare(study: Study, runs: Sequence[Run], jobs: int) -> None:
-    """Find and keep what the method wants to know of the training samples, one task a trial."""
-    if not method_of(study.protocol, study.method).samples:
-        return
-    apart = study.device.type == "cpu"  # elsewhere trials are trained side by side
-    alike: dict[tuple, list[Run]] = {}
-    for run in runs:
-        alike.setdefault((run.label_noise, run.trial if apart else 0), []).append(run)
-    if jobs == 1 or len(alike) < 2 or not apart:
-        for some in alike.values():
-            auxiliary.samples(study.protocol, some, study.place)
-        return
-    from joblib import Parallel, delayed
-
-    work = (delayed(auxiliary.samples)(study.protocol, r, study.place) for r in alike.values())
-    Parallel(n_jobs=jobs)(work)
+    save = place.save_part if place else lambda rows: None
+    return train_runs(protocol, runs, epochs, tick, save, samples)
 
 
 def _pass(
-    study: Study, runs: Sequence[Run], epochs: set[int], jobs: int, tick: Tick
+    study: Study, runs: Sequence[Run], epochs: set[int], executor: executors.Executor, tick: Tick
 ) -> list[pd.DataFrame]:
-    tasks = study.tasks(runs, jobs) if runs else []
-    if jobs == 1 or len(tasks) < 2 or study.device.type != "cpu":
-        return [_train_and_save(study, task, epochs, tick) for task in tasks]
-    from joblib import Parallel, delayed
-
-    units = study.protocol.epochs * study.gradients
+    units, here = study.protocol.epochs * study.gradients, executor.workers == 1 and executor.writes
+    place = study.place if executor.writes else None
+    hear = tick if here else silent
+    tasks = []
+    for noise in study.protocol.label_noise:
+        if some := [r for r in runs if r.label_noise == noise]:
+            samples = auxiliary.samples(study.protocol, some, study.place)
+            chunks = study.tasks(some, executor.workers)
+            tasks += [(study.protocol, task, epochs, samples, place, hear) for task in chunks]
     frames = []
-    work = (delayed(_train_and_save)(study, task, epochs, _silent) for task in tasks)
-    for rows in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+    for rows in executor.map(_train_and_save, tasks):
         frames.append(rows)
-        tick(units * len(rows[store.RUN].drop_duplicates()))
+        if place is None:
+            study.place.save_part(rows)
+        if not here:
+            tick(units * len(rows[store.RUN].drop_duplicates()))
     return frames
 
 
-def _silent(units: int) -> None: ...
-
-
 def run(
-    protocol: Protocol, method: str, *, jobs: int = 1, resume: bool = True, tick: Tick | None = None
+    protocol: Protocol,
+    method: str,
+    *,
+    jobs: int = 1,
+    resume: bool = True,
+    tick: Tick | None = None,
+    executor: executors.Executor | None = None,
+    trials: Collection[tuple[float, int]] | None = None,
 ) -> pd.DataFrame:
     """Do what is left of one dataset × method and return all its rows.
 
-    `jobs` processes, one thread each, on a CPU; a GPU takes one. `resume=False` forgets earlier
-    results first. `tick` is told of every unit done, those of earlier calls included. Raises
-    UserError where `outputs/` cannot be written or an earlier file is broken.
+    `jobs` processes, one thread each, on a CPU, and one on a GPU, unless an `executor` says
+    otherwise. `resume=False` forgets earlier results first. `tick` is told of every unit done,
+    those of earlier calls included. Of `trials`, (label noise, trial) each, only the parts are
+    left, for a call without to merge. Raises UserError where `outputs/` cannot be written or an
+    earlier file is broken.
     """
-    study = Study(protocol, method)
+    executor = executor or executors.local(jobs, pick_device(protocol.device))
+    study = Study(protocol, method, executor.device(protocol), trials)
     place, started = study.place, time.time()
     store.check_writable(place.path)
     if not resume:
         place.clear()
         study.resolve()
-    progress = _Progress(study, tick or _silent)
-    ordinary = suggested.prepare(protocol, study.runs, place, jobs, progress)
+    progress = Tally(study, tick or silent, executor.writes, trials is None)
+    ordinary = suggested.prepare(study.protocol, study.runs, place, executor, progress)
     study.resolve()
     rows, others = study.kept()
-    if others or place.stored_fingerprint() not in (None, place.fingerprint):
+    earlier = place.sessions()
+    if trials is None and (others or place.stored_fingerprint() not in (None, place.fingerprint)):
         # results of an edited protocol: neither mixed in nor destroyed
         suggested.stay_behind(study.runs, place, place.set_aside)
         if len(rows):
             place.save_part(rows)
     todo = study.missing(rows, study.runs, study.first_epochs)
-    _prepare(study, todo, jobs)
+    auxiliary.prepare(study.protocol, todo, place, executor)
     left = _units_left(study, rows, todo) + ordinary * protocol.epochs
     progress.already(study.units() - left)
-    rows = store.merge([rows, *_pass(study, todo, study.first_epochs, jobs, progress)])
+    rows = store.merge([rows, *_pass(study, todo, study.first_epochs, executor, progress)])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
-    replayed = store.merge(_pass(study, replays, study.replay_epochs, jobs, progress))
+    replayed = store.merge(_pass(study, replays, study.replay_epochs, executor, progress))
     _same_ends(study, rows, replayed)
     rows = store.merge([rows, replayed])
-    if todo or replays or not study.done():
-        earlier = (
-            store.read_provenance(place.provenance)["sessions"] if place.provenance.exists() else []
-        )
+    if todo or replays or (trials is None and not earlier):
         measured = len(todo) * len(study.first_epochs) + len(replays) * len(study.replay_epochs)
         session = provenance.session(
             study.device,
             seconds=round(time.time() - started, 2),
             runs_trained=len(todo),
             runs_replayed=len(replays),
-            jobs=jobs,
+            jobs=executor.workers,
             **({"runs_for_theta": ordinary} if ordinary else {}),
             **progress.speed(len(todo) + len(replays) + ordinary, measured),
         )
-        place.finish(rows, provenance.describe(protocol, method, rows, [*earlier, session]))
-    place.progress.unlink(missing_ok=True)
+        earlier.append({**session, **executor.facts()})
+        if trials is not None:
+            place.save_session(earlier[-1])
+    if trials is None and (todo or replays or not study.done()):
+        place.finish(rows, provenance.describe(protocol, method, rows, earlier))
+    progress.over()
     return rows
 
 
 def _units_left(study: Study, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
-    replays = study.protocol.trials * len(study.protocol.label_noise) if study.replay_epochs else 0
+    replays = study.choices if study.replay_epochs else 0
     if study.replay_epochs and not todo:
         replays = len(study.missing(rows, study.selected(rows), study.replay_epochs))
     return (len(todo) + replays) * study.protocol.epochs * study.gradients
-
-
-class _Progress:
-    """Adds up units and leaves them in `progress.json`, at most twice a second, for whoever watches."""
-
-    def __init__(self, study: Study, tick: Tick):
-        self.study, self.tick, self.total = study, tick, study.units()
-        self.per_run = study.protocol.epochs * study.gradients
-        self.count, self.before, self.written = 0, 0, 0.0
-        self.started = time.monotonic()
-
-    def already(self, units: int) -> None:
-        """Of earlier calls: done, but not this one's speed."""
-        self.before = units
-        self(units)
-
-    def speed(self, runs: float, measured: float) -> dict[str, float]:
-        """Of this call so far: runs per minute, and operations as a share of the machine's best."""
-        seconds = max(time.monotonic() - self.started, 1e-3)
-        work = self.study.work
-        gflops = (runs * self.per_run * work.unit + measured * work.measure) / seconds / 1e9
-        return {
-            "runs_per_minute": round(60 * runs / seconds, 2),
-            "gflops": round(gflops, 2),
-            "share_of_peak": round(gflops / peak_gflops(self.study.device), 3),
-        }
-
-    def __call__(self, units: int) -> None:
-        self.count += units
-        self.tick(units)
-        if time.monotonic() - self.written > 0.5:
-            self.written = time.monotonic()
-            runs = (self.count - self.before) / self.per_run
-            facts = {"done": self.count, "total": self.total, **self.speed(runs, runs)}
-            store.write(self.study.place.progress, json.dumps(facts))
 
 
 def _same_ends(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .auxiliary import AT_A_TIME, trained
+from .auxiliary import AT_A_TIME, together, trained
 from .errors import UserError
+from .executors import Executor
 from .hardware import numerics, pick_device
+from .progress import silent
 from .protocol import AUTO, Protocol, Run
 from .splits import load_splits
 from .store import Place
@@ -86,27 +88,36 @@ def prepare(
     protocol: Protocol,
     runs: Sequence[Run],
     place: Place,
-    jobs: int,
+    executor: Executor,
     tick: Callable[[int], None],
 ) -> int:
     """Find and keep every suggestion that `runs` still want; how many ordinary runs were trained."""
-    lacking = [
-        run for run in runs if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
+    lacking = {
+        (run.label_noise, run.trial)
+        for run in runs
+        if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
+    }
+    here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
+    tasks = [
+        (protocol, *some, keep, tick if here else silent)
+        for some in together(lacking, executor.device(protocol))
     ]
-    apart = pick_device(protocol.device).type == "cpu"  # elsewhere trials are trained side by side
-    alike: dict[tuple, list[int]] = {}
-    for run in lacking:
-        alike.setdefault((run.label_noise, run.trial if apart else 0), []).append(run.trial)
-    if jobs == 1 or len(alike) < 2 or not apart:
-        for (noise, _), trials in alike.items():
-            suggestions(protocol, noise, trials, place, tick)
-        return len(lacking)
-    from joblib import Parallel, delayed
-
-    work = (delayed(suggestions)(protocol, q, trials, place) for (q, _), trials in alike.items())
-    for found in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
-        tick(protocol.epochs * len(found))
+    for noise, found in executor.map(_find, tasks):
+        for trial, suggestion in found.items() if keep is None else ():
+            _save(place, noise, trial, suggestion)
+        if not here:
+            tick(protocol.epochs * len(found))
     return len(lacking)
+
+
+def _find(
+    protocol: Protocol,
+    noise: float,
+    trials: list[int],
+    place: Place | None,
+    tick: Callable[[int], None],
+) -> tuple[float, dict[int, Suggestion]]:
+    return noise, suggestions(protocol, noise, trials, place, tick)
 
 
 def stay_behind(runs: Sequence[Run], place: Place, move: Callable[[], object]) -> None:
