@@ -5,6 +5,7 @@ the run is trained once more with its weights watched, then ERM with lr × mean 
 with loss × mean |φ|. One table a dataset, outputs/<profile>/<dataset>/controls.parquet.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -33,19 +34,33 @@ TABLE = (*COLUMNS[:3], "label_noise", *COLUMNS[3:5], "control", "factor", *ALONG
 
 
 class Watch:
-    """An objective that adds up w = n·∂/∂ℓᵢ of every batch it sees; its value is left alone."""
+    """An objective that adds up w = n·∂/∂ℓᵢ of every batch it sees; no number of the run changes."""
 
     def __init__(self, objective: Callable):
         self.objective = objective
         self.epochs: list[dict[str, float]] = []
         self._sums = [0.0] * 4
 
-    def __call__(self, losses: Tensor, knob: Tensor, **settings) -> Tensor:
-        w = WEIGHTS[self.objective](losses.detach(), knob, **settings)
+    def weights(self, losses: Tensor, knob: Tensor, **settings) -> Tensor:
+        """The objective's own, (n,) → (n,), having added them up."""
+        w = WEIGHTS[self.objective](losses, knob, **settings)
         below = w < 0
         found = torch.stack([w.abs().sum(), below.sum(), w.abs()[below].sum()]).tolist()
         self._sums = [a + b for a, b in zip(self._sums, [len(w), *found])]
+        return w
+
+    def __call__(self, losses: Tensor, knob: Tensor, **settings) -> Tensor:
+        self.weights(losses.detach(), knob, **settings)
         return self.objective(losses, knob, **settings)
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Meanwhile engines that take gradients in closed form take this one's so too."""
+        WEIGHTS[self] = self.weights
+        try:
+            yield
+        finally:
+            del WEIGHTS[self]
 
     def tick(self, runs: int) -> None:
         """The end of an epoch, if it had steps."""
@@ -64,7 +79,8 @@ def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) ->
     known = [m.name for m in METHODS.values() if m.objective in WEIGHTS and m.gradients == 1]
     choose("method", run.method, known)
     watch = Watch(METHODS[run.method].objective)
-    ends = _trained(protocol, run, watch, splits, watch.tick)
+    with watch.known():
+        ends = _trained(protocol, run, watch, splits, watch.tick)
     along = pd.DataFrame(watch.epochs).assign(epoch=range(1, protocol.epochs + 1))
     facts = ends[["dataset", "method", *rows.RUN]].iloc[0].to_dict()
     measured = ends[["epoch", *MEASURES]]
@@ -187,14 +203,29 @@ def _protocol(profile: str, dataset: str) -> Protocol:
 def _kept(protocol: Protocol) -> pd.DataFrame:
     path = path_of(protocol.profile, protocol.dataset)
     if path.exists():
-        found, fingerprint = rows.unpack(path)
+        found, fingerprint = _read(path)
         if fingerprint == protocol.fingerprint():
             return found
     return pd.DataFrame(columns=TABLE)
 
 
+def _read(path: Path) -> tuple[pd.DataFrame, str]:
+    """A table and the fingerprint of the protocol that made it; UserError for a broken file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        found = table.to_pandas()[list(TABLE)]
+    except (pa.ArrowException, OSError, ValueError, KeyError):
+        raise UserError(
+            f"{path} is broken; delete it, and softad audit {path.parent.parent.name} makes it again"
+        ) from None
+    return found, (table.schema.metadata or {}).get(rows.TAG, b"").decode(errors="replace")
+
+
 def read(profile: str) -> pd.DataFrame:
     """The controls of all datasets of a profile, columns `TABLE`; where there are none, no rows."""
     paths = sorted(store.profile_dir(profile).glob("*/controls.parquet"))
-    found = [rows.unpack(path)[0][list(TABLE)] for path in paths]
+    found = [_read(path)[0] for path in paths]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=TABLE)

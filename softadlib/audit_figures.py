@@ -1,0 +1,101 @@
+"""Pictures of the audit: comparisons as intervals, weights along a run. No file is opened here."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from .audit import CASE, label
+from .controls import WATCHED
+
+RULES = {"largest": ("xkcd:pinkish red", "o"), "smallest": ("xkcd:bright blue", "s")}
+"""Colour and marker of each tie rule."""
+DASHES = ("-", "--", ":", "-.")
+"""Of the label noises, least first."""
+ALONG = {
+    "weight": "mean |w|",
+    "ascent": "share with ℓ < θ",
+    "ascent_weight": "mean |w| of those",
+}
+
+
+def intervals(
+    tables: Mapping[str, pd.DataFrame], claim: str, unit: str, order: Sequence[str]
+) -> Figure:
+    """SoftAD minus each rival with its 95 % bootstrap interval: a panel per dataset and label noise.
+
+    `tables`: tie rule → `audit.compare`. A hollow mark is an interval on both sides of zero.
+    """
+    every = pd.concat(tables.values())
+    cases = every[CASE].drop_duplicates().sort_values(["label_noise"], kind="stable")
+    rivals = [r for r in order if (every["against"] == r).any()]
+    columns = min(len(cases), 4)
+    lines = -(-len(cases) // columns)
+    size = (2.7 * columns, (0.42 * len(rivals) + 1.1) * lines + 0.5)
+    fig, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
+    for ax, case in zip(axes.flat, cases.itertuples(index=False)):
+        for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
+            part = table[(table[CASE] == tuple(case)).all(axis=1)].set_index("against")
+            _marks(ax, part, rivals, shift, *RULES[rule])
+        ax.axvline(0, color="0.3", linewidth=1)
+        ax.set_title(
+            case.dataset + (f", {case.label_noise:.0%} flipped" if case.label_noise else "")
+        )
+        ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
+        ax.set_ylim(len(rivals) - 0.5, -0.5)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    for ax in axes.flat[len(cases) :]:
+        ax.set_axis_off()
+    fig.supxlabel(f"SoftAD − rival, {claim} ({unit})" if unit else f"SoftAD − rival, {claim}")
+    handles = [
+        Line2D([], [], color=colour, marker=mark, label=f"ties to the {rule}")
+        for rule, (colour, mark) in RULES.items()
+    ]
+    fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize="small")
+    return fig
+
+
+def _marks(ax, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour, mark) -> None:
+    for place, rival in enumerate(rivals):
+        if rival not in part.index:
+            continue
+        line = part.loc[rival]
+        ax.plot([line["low"], line["high"]], [place + shift] * 2, color=colour, linewidth=1.8)
+        inside = line["low"] <= 0 <= line["high"] or np.isnan(line["low"])
+        style = {"color": colour, "markersize": 5, "markerfacecolor": "white" if inside else colour}
+        ax.plot([line["mean"]], [place + shift], mark, **style)
+
+
+def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
+    """`controls.ALONG` against the epoch, mean over trials: a column per dataset, a line per rule and noise.
+
+    `chosen`: tie rule → the rows of the watched runs that it selects.
+    """
+    every = pd.concat(chosen.values())
+    every = every[every["control"] == WATCHED]
+    datasets, noises = every["dataset"].unique(), sorted(every["label_noise"].unique())
+    shape = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig, axes = plt.subplots(len(ALONG), len(datasets), figsize=(2.6 * len(datasets), 6), **shape)
+    for column, dataset in zip(axes.T, datasets):
+        for rule, rows in chosen.items():
+            rows = rows[(rows["control"] == WATCHED) & (rows["dataset"] == dataset)]
+            for dash, noise in zip(DASHES, noises):
+                mean = rows[rows["label_noise"] == noise].groupby("epoch")[list(ALONG)].mean()
+                for ax, name in zip(column, ALONG):
+                    ax.plot(mean.index, mean[name], dash, color=RULES[rule][0], linewidth=1.4)
+        column[0].set_title(dataset)
+        column[-1].set_xlabel("epoch")
+        column[1].set_ylim(-0.02, 1.02)
+    for ax, text in zip(axes[:, 0], ALONG.values()):
+        ax.set_ylabel(text)
+    handles = [Line2D([], [], color=c, label=f"ties to the {r}") for r, (c, _) in RULES.items()]
+    handles += [
+        Line2D([], [], color="0.4", linestyle=dash, label=f"{noise:.0%} flipped")
+        for dash, noise in zip(DASHES, noises)
+    ]
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig
