@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from .errors import UserError
-from .inference import paired
+from .inference import Estimate, bootstrap, paired
 from .selection import final, select
 
 RISK = {
@@ -114,3 +115,39 @@ def compared(lines: pd.DataFrame, one: str, other: str, level: float = 0.95) -> 
         rows[case] = row | {"n": found.n}
     index = pd.MultiIndex.from_tuples(rows, names=CASE)
     return pd.DataFrame(rows.values(), index=index)
+
+
+def verdicts(lines: pd.DataFrame, margin: float = 0.5, level: float = 0.95) -> pd.DataFrame:
+    """What the success of B asks for and what would refute it, by case, each with its n.
+
+    `accuracy kept`: the lower limit of B − C is above −`margin` points. `accuracy lost`: its upper
+    limit is below that; neither, and n was too small to say. `loss lower`: the upper limit of B − C
+    is below 0 nats. `worse than D`: the upper limit of B − D in accuracy is below 0.
+    """
+    c, d = (compared(lines, "B", other, level) for other in "CD")
+    return pd.DataFrame(
+        {
+            "accuracy kept": c["points low"] > -margin,
+            "accuracy lost": c["points high"] < -margin,
+            "loss lower": c["nats high"] < 0,
+            "worse than D": d["points high"] < 0,
+            "n": c["n"],
+        }
+    )
+
+
+def rank_correlation(lines: pd.DataFrame, seed: int = 0, level: float = 0.95) -> Estimate:
+    """Spearman's ρ of the suggested θ with R*, over trials and synthetic cases.
+
+    The interval resamples trials, each with all its cases; trials that lack one are left out.
+    """
+    own = lines[(lines["arm"] == "B") & lines["dataset"].isin([d for d, _ in RISK])]
+    wide = own.pivot_table(index="trial", columns=CASE, values="theta").dropna()
+    risk = np.array([RISK[case] for case in wide.columns])
+    return bootstrap(
+        wide.to_numpy(),
+        lambda theta: stats.spearmanr(theta.ravel(), np.tile(risk, len(theta))).statistic,
+        seed,
+        level,
+        repeats=1999,
+    )

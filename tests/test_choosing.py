@@ -111,3 +111,32 @@ def test_risks_lie_where_theory_has_them():
         for dataset in ("gaussian", "spiral"):
             assert choosing.RISK[dataset, q] >= bayes.flip_risk(q)
     assert pytest.approx(bayes.psi(1.0) * 0.01, abs=5e-5) == choosing.SLACK
+
+
+def test_verdicts_by_hand():
+    grid, auto, low = rows(3)
+    auto["acc_test"] = [0.899, 0.900, 0.901]  # against C's .90: 0 ± .25 points
+    auto["loss_test"] = [3.85, 3.8, 3.75]  # against C's 4: −.2 ± .12
+    (found,) = choosing.verdicts(choosing.arms(grid, auto, low)).itertuples(index=False)
+    assert found == (True, False, True, False, 3)
+    auto["acc_test"] = [0.869, 0.8691, 0.8689]  # three points below C and a little below D's .87
+    auto["loss_test"] = [3.9, 4.0, 4.1]
+    (found,) = choosing.verdicts(choosing.arms(grid, auto, low)).itertuples(index=False)
+    assert found == (False, True, False, True, 3)
+    auto["acc_test"] = [0.80, 0.90, 1.00]  # too uncertain for either
+    (found,) = choosing.verdicts(choosing.arms(grid, auto, low)).itertuples(index=False)
+    assert found == (False, False, False, False, 3)
+
+
+def test_rank_correlation():
+    parts = [rows(4, noise=q, dataset=d) for d, q in choosing.RISK]
+    grid, auto, low = (pd.concat(tables, ignore_index=True) for tables in zip(*parts))
+    risk = [choosing.RISK[case] for case in auto[choosing.CASE].itertuples(index=False, name=None)]
+    auto["knob"] = np.sqrt(risk)  # any increasing function
+    lines = choosing.arms(grid, auto, low)
+    assert choosing.rank_correlation(lines) == pytest.approx((1, 1, 1))
+    auto["knob"] = -np.sqrt(risk)
+    assert choosing.rank_correlation(choosing.arms(grid, auto, low)).value == pytest.approx(-1)
+    shuffled = np.random.default_rng(0).random(len(auto))
+    found = choosing.rank_correlation(choosing.arms(grid, auto.assign(knob=shuffled), low))
+    assert -0.6 < found.low < found.value < found.high < 0.6
