@@ -1,0 +1,293 @@
+"""A training that was cut goes on from inside, to the same bits; a file that is not whole is no state."""
+
+import io
+import pickle
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from homes import TINY, make_home
+from test_graphs import Recorded
+from test_trainer import KNOBS, SEEDS, SETTINGS, networks, samples, splits, stack
+
+from softadlib import checkpoints, store, sweep
+from softadlib.checkpoints import Checkpoint, packed, unpacked
+from softadlib.errors import UserError
+from softadlib.graphs import Replayed
+from softadlib.methods import METHODS
+from softadlib.metrics import MEASURES
+from softadlib.protocol import Protocol
+from softadlib.recipe import Keeper
+from softadlib.trainer import Chain, Lanes, Recipe, Stack
+
+EPOCHS, EVERY, CUT = 10, 3, 8
+RECIPES = {
+    "adam": Recipe("adam", 1e-2, 10, EPOCHS, weight_decay=1e-3),
+    "momentum": Recipe("sgd", 0.05, 10, EPOCHS, momentum=0.9),
+    "sgd": Recipe("sgd", 0.05, 10, EPOCHS),
+}
+ENGINES = {
+    "chain": (Chain, 3),
+    "stack of one": (Stack, 1),
+    "stack": (Stack, 3),
+    "lanes": (Lanes, 2),
+}
+
+
+class Accident(BaseException):
+    pass
+
+
+class Pocket(Keeper):
+    """Keeps the last state as the bytes that a file would hold."""
+
+    def __init__(self, content=None):
+        self.found, self.content = content and unpacked(content), content
+
+    def due(self, epoch):
+        return 0 < epoch < EPOCHS and epoch % EVERY == 0
+
+    def save(self, state):
+        self.content = packed(state)
+
+
+def engine(name, method):
+    make, runs = ENGINES[name]
+    trials = (0, 1, 1)[:runs]
+    nets, data = networks(trials, torch.float32), splits(torch.float32)
+    knobs = KNOBS[METHODS[method].knob][:runs]
+    return make(METHODS[method], nets, data, trials, knobs, SETTINGS, samples=samples())
+
+
+def cut_at(epochs):
+    """A tick that ends everything once so many epochs of runs are over; `count` of them."""
+
+    def tick(runs):
+        tick.count += runs
+        if tick.count >= epochs:
+            raise Accident
+
+    tick.count = 0
+    return tick
+
+
+@pytest.mark.parametrize(
+    ("method", "recipe"),
+    [("softad", "adam"), ("sam", "adam"), ("sam", "momentum"), ("adaflood", "sgd")],
+)
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_goes_on_ends_where_the_uninterrupted_ends_bit_for_bit(name, method, recipe):
+    recipe, measured = RECIPES[recipe], {0, 2, 5, 7, 10}
+    whole, first, second = (engine(name, method) for _ in range(3))
+    runs = len(whole)
+    expected = whole.train(recipe, SEEDS, measured)
+    pocket, done = Pocket(), CUT * runs
+    if name == "chain":  # run after run: in the middle of the second
+        done = EPOCHS + CUT
+    with pytest.raises(Accident):
+        first.train(recipe, SEEDS, measured, tick=cut_at(done), keeper=pocket)
+    resumed, ticks = Pocket(pocket.content), []
+    got = second.train(recipe, SEEDS, measured, tick=ticks.append, keeper=resumed)
+    assert list(got) == list(expected)
+    for epoch in expected:
+        for measure in MEASURES:
+            np.testing.assert_array_equal(got[epoch][measure], expected[epoch][measure])
+    for run in range(runs):
+        for ours, theirs in zip(second.state(run), whole.state(run)):
+            assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
+    assert sum(ticks) == runs * EPOCHS
+    assert done - ticks[0] < EVERY * (1 if name == "chain" else runs), "lost with the accident"
+    assert ticks[0] > 0
+
+
+def test_a_captured_step_goes_on_with_its_own_tensors(monkeypatch):
+    """As a CUDA graph does: its addresses are fixed, so values must come to them."""
+    monkeypatch.setattr(Replayed, "capture", staticmethod(Recorded()))
+    for recipe in RECIPES.values():
+        made, whole = stack("softad"), stack("softad")
+        made.begin(recipe)
+        saved = unpacked(packed(_after(whole, recipe, 3)))
+        _after(made, recipe, 1)  # its optimizer has made its state
+        tensors = {id(t) for s in made.optimizer.state.values() for t in s.values()}
+        made.load_state_dict(saved)
+        assert {id(t) for s in made.optimizer.state.values() for t in s.values()} == tensors
+        for both in zip(_leaves(made.state_dict()), _leaves(saved), strict=True):
+            assert torch.equal(*both)
+
+
+def _after(made, recipe, epochs):
+    run_epoch = made.begin(recipe)
+    for epoch in range(epochs):
+        run_epoch([torch.arange(10 * epoch, 10 * epoch + 10).expand(2, -1)])
+    return made.state_dict()
+
+
+def _leaves(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in _leaves(value)]
+    return [leaf for value in tree for leaf in _leaves(value)] if isinstance(tree, list) else []
+
+
+# Files
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path)
+
+
+def protocol(**changes):
+    settings = {"epochs": 10, "checkpoint_every": 3, "model": "mlp1x1000", "dtype": "float32"}
+    facts = {"profile": "tiny", "dataset": "gaussian", "device": "cpu"}
+    return Protocol.from_dict({**facts, **TINY, **settings, **changes})
+
+
+def place(made):
+    return store.Place(made.profile, "gaussian", "softad", made.fingerprint())
+
+
+def train(made, tick=lambda units: None):
+    runs, where = list(made.runs("softad")), place(made)
+    return sweep.train_runs(made, runs, {0, 5, 10}, tick, where.save_part, None, where)
+
+
+def files(made):
+    return sorted((place(made).path / "checkpoints").glob("*"))
+
+
+def cut(made, epochs=18):
+    with pytest.raises(Accident):
+        train(made, cut_at(epochs))
+
+
+def test_at_most_checkpoint_every_epochs_are_lost_and_the_rows_are_the_same(home):
+    made = protocol()
+    whole = train(protocol(profile="whole", checkpoint_every=0))
+    cut(made)  # the second run's eighth epoch
+    assert len(files(made)) == 1
+    stored = place(made).kept([0.0])
+    assert len(stored) == 3, "the run that had ended is stored"
+    ticks = []
+    rows = train(made, ticks.append)
+    pd.testing.assert_frame_equal(rows, whole)
+    assert rows.attrs["resumed"] == 6
+    assert ticks.count(6) == 1, "six epochs of the second run were there, two are done again"
+    assert not (place(made).path / "checkpoints").exists()
+
+
+def test_another_lots_state_is_not_ones_own(home):
+    made = protocol(trials=1)
+    cut(made, 8)
+    (left,) = files(made)
+    other = protocol(trials=1, lr=0.2)
+    assert train(other).attrs["resumed"] == 0, "another protocol"
+    one = made.runs("softad")[:1]
+    rows = sweep.train_runs(made, one, {10}, lambda n: None, lambda r: None, None, place(made))
+    assert rows.attrs["resumed"] == 0, "measured elsewhere"
+    assert files(made) == [left], "neither used nor destroyed"
+
+
+@pytest.mark.parametrize("fact", ["device", "torch"])
+def test_a_state_of_another_machine_is_not_gone_on_from(home, monkeypatch, fact):
+    made = protocol()
+    with monkeypatch.context() as patch:
+        if fact == "device":
+            patch.setattr(checkpoints, "device_name", lambda device: "another")
+        else:
+            patch.setattr(checkpoints.torch, "__version__", "1.0")
+        cut(made)
+    assert train(made).attrs["resumed"] == 0
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("evil.txt", "w"))
+
+
+def evil():
+    content = io.BytesIO()
+    torch.save({"facts": Evil()}, content)
+    return content.getvalue()
+
+
+def signed(content):
+    return content + checkpoints.hashlib.sha256(content).digest()
+
+
+DAMAGE = {
+    "empty": lambda old: b"",
+    "cut": lambda old: old[: len(old) // 2],
+    "cut at the end": lambda old: old[:-1],
+    "garbage": lambda old: bytes(np.random.default_rng(1).bytes(5000)),
+    "one bit": lambda old: old[:3000] + bytes([old[3000] ^ 1]) + old[3001:],
+    "foreign": lambda old: packed({"facts": {"another": "program"}, "state": {}}),
+    "no dict": lambda old: packed([1, 2, 3]),
+    "a pickle": lambda old: signed(pickle.dumps(Evil())),
+    "a pickle inside": lambda old: signed(evil()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_file_is_ignored_and_overwritten(home, monkeypatch, damage):
+    monkeypatch.chdir(home)
+    made = protocol(trials=1, grids={"softad": [0.05]})
+    whole = train(protocol(trials=1, grids={"softad": [0.05]}, profile="whole", checkpoint_every=0))
+    cut(made, 8)
+    (path,) = files(made)
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    rows = train(made)
+    assert rows.attrs["resumed"] == 0
+    pd.testing.assert_frame_equal(rows, whole)
+    assert files(made) == []
+    assert not (home / "evil.txt").exists()
+
+
+def test_stock_torch_reads_the_file_too(home):
+    made = protocol()
+    cut(made)
+    (path,) = files(made)
+    found = torch.load(path, weights_only=True)
+    assert found["epoch"] == 6
+    assert found["facts"]["fingerprint"] == made.fingerprint()
+
+
+def test_auto_waits_a_minute_and_longer_where_saving_is_slow(home, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    made = protocol()
+    kept = Checkpoint(place(made), {}, 1000, "auto")
+    assert [kept.due(e) for e in (0, 1, 999)] == [False] * 3
+    now[0] += 61
+    assert [kept.due(e) for e in (0, 1, 1000)] == [False, True, False], "nor at start and end"
+    monkeypatch.setattr(
+        store.Place, "save_checkpoint", lambda *a: now.__setitem__(0, now[0] + 10.0)
+    )
+    kept.save({})
+    now[0] += 299
+    assert not kept.due(2), "ten seconds of saving for five minutes of work"
+    now[0] += 2
+    assert kept.due(2)
+    assert not Checkpoint(place(made), {}, 1000, 0).due(500), "0 keeps nothing"
+
+
+def test_a_state_that_cannot_be_written_stops_nothing(home, monkeypatch):
+    made = protocol()
+
+    def full(self, name, content):
+        raise UserError("No space left on device")
+
+    monkeypatch.setattr(store.Place, "save_checkpoint", full)
+    assert len(train(made)) == 3 * 4
+
+
+def test_checkpoint_every_says_nothing_about_the_numbers():
+    assert len({protocol(checkpoint_every=n).fingerprint() for n in (0, 1, 7, "auto")}) == 1
+    assert Protocol.from_dict({"profile": "p", "dataset": "gaussian"}).checkpoint_every == "auto"
+    for value in (-1, 1.5, "often", True, None):
+        with pytest.raises(UserError, match="checkpoint_every must be auto, or a whole number of"):
+            protocol(checkpoint_every=value)
