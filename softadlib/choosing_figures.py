@@ -73,7 +73,7 @@ def forest(tables: Mapping[str, pd.DataFrame], margin: float = 0.5) -> Figure:
     fig, axes = plt.subplots(2, count, figsize=(3.2 * count, 2 * height), sharex="row", sharey=True)
     for column, (title, table) in zip(axes.reshape(2, -1).T, tables.items()):
         at = -np.arange(len(table))
-        names = [d if np.isnan(q) else f"{d}, {100 * q:g} %" for d, q in table.index]
+        names = [f"{d}, {100 * q:g} %" if q > 0 else d for d, q in table.index]
         for ax, unit in zip(column, ("points", "nats")):
             ax.hlines(at, table[f"{unit} low"], table[f"{unit} high"], color="0.3", linewidth=1.6)
             ax.plot(table[unit], at, "o", ms=4, color="xkcd:pinkish red")
