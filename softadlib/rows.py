@@ -114,7 +114,11 @@ def load(
         tables = [t for t in pool.map(one, files.items()) if len(t)]
     if not tables:
         return merge([])
-    rows = pa.concat_tables(tables).to_pandas().astype({c: _dtype(c) for c in ALL})
+    table = pa.concat_tables(tables)
+    tables.clear()  # each column is let go as soon as pandas has it
+    rows = table.to_pandas(split_blocks=True, self_destruct=True)
+    del table
+    rows = rows.astype({c: _dtype(c) for c in ALL})
     names = [pd.factorize(rows[c], sort=True)[0] for c in NAMES]
     ordered = _steps([*names, *(rows[c].to_numpy() for c in ORDER[2:])])
     return merge([rows]) if ordered is None else rows

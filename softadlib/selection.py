@@ -25,16 +25,24 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     first or last value of a grid of more than one.
     """
     choose("ties", ties, TIES)
-    ends = final(rows)
-    group = [*CASE, "trial"]  # a trial's own grid: one suggested θ has no edges
-    low = ends.groupby(group)["knob"].transform("min")
-    high = ends.groupby(group)["knob"].transform("max")
+    # Numbers in place of names, and the other columns of the winners alone: there may be millions.
+    ends = rows[["trial", "knob", "epoch", "acc_val"]].reset_index(drop=True)
+    ends["case"] = rows.groupby(CASE, sort=False).ngroup().to_numpy()
+    run = ["case", "trial", "knob"]
+    if ends.duplicated(run).any():
+        ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
+    knobs = ends.groupby("case")["knob"]
+    low, high = knobs.transform("min"), knobs.transform("max")
     ends = ends.assign(at_edge=((ends["knob"] == low) | (ends["knob"] == high)) & (low < high))
-    best = ends.groupby(group)["acc_val"].transform("max")
-    winners = ends[ends["acc_val"] == best]
+    group = ["case", "trial"]
+    winners = ends[ends["acc_val"] == ends.groupby(group)["acc_val"].transform("max")]
     winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))
     winners = winners.sort_values("knob", ascending=ties == "smallest", kind="stable")
-    return winners.drop_duplicates(group).sort_values(group, ignore_index=True)
+    winners = winners.drop_duplicates(group)
+    found = rows.iloc[winners.index].assign(
+        at_edge=winners["at_edge"].to_numpy(), tied=winners["tied"].to_numpy()
+    )
+    return found.sort_values([*CASE, "trial"], ignore_index=True)
 
 
 def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:

@@ -15,6 +15,9 @@ DASH = "–"
 COLUMNS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
 """The paper's datasets, in the order of its tables."""
 
+MEANS = ("loss_train", "loss_test", "acc_test", "model_norm")
+SUMMARY = [*CASE, "gap", "gap_low", "gap_high", *MEANS, "knob", "knob_sd", "tied", "edge", "n"]
+
 
 def paper() -> pd.DataFrame:
     """The paper's four tables: table, quantity, dataset, method, mean, std (NaN where not printed)."""
@@ -31,13 +34,14 @@ def published(table: int) -> pd.DataFrame:
 def datasets_in(rows: pd.DataFrame, table: int) -> list[str]:
     """The datasets of a table of the paper, then those that only we have rows of."""
     theirs = {dataset for dataset, _ in published(table).index}
-    extra = sorted(set(rows["dataset"]) - set(COLUMNS))
+    extra = sorted(set(rows["dataset"].unique()) - set(COLUMNS))
     return [d for d in COLUMNS if d in theirs] + extra
 
 
 def methods_in(rows: pd.DataFrame) -> list[str]:
     """The methods of the paper, then those that only we have rows of."""
-    return [*PAPER, *(m for m in METHODS if m not in PAPER and m in set(rows["method"]))]
+    ours = set(rows["method"].unique())
+    return [*PAPER, *(m for m in METHODS if m not in PAPER and m in ours)]
 
 
 def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float]:
@@ -58,49 +62,15 @@ def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """
     chosen = select(rows, ties)
     chosen = chosen.assign(gap=chosen["loss_test"] - chosen["loss_train"])
+    cases = chosen.groupby(CASE)
+    found = cases[["gap", *MEANS, "knob", "tied"]].mean()
+    ends = [interval(values) for _, values in cases["gap"]]
+    found[["gap_low", "gap_high"]] = np.array(ends, dtype=float).reshape(-1, 2)
+    found = found.assign(knob_sd=cases["knob"].std(ddof=1), edge=cases["at_edge"].sum())
+    found = found.assign(n=cases.size()).reset_index()
     order = {name: i for i, name in enumerate(METHODS)}
-    lines = []
-    for case, group in chosen.groupby(CASE):
-        low, high = interval(group["gap"])
-        lines.append(
-            {
-                **dict(zip(CASE, case)),
-                "gap": group["gap"].mean(),
-                "gap_low": low,
-                "gap_high": high,
-                **{
-                    k: group[k].mean()
-                    for k in ("loss_train", "loss_test", "acc_test", "model_norm")
-                },
-                "knob": group["knob"].mean(),
-                "knob_sd": group["knob"].std(ddof=1),
-                "tied": group["tied"].mean(),
-                "edge": int(group["at_edge"].sum()),
-                "n": len(group),
-            }
-        )
-    if not lines:
-        return pd.DataFrame(
-            columns=[
-                *CASE,
-                "gap",
-                "gap_low",
-                "gap_high",
-                "loss_train",
-                "loss_test",
-                "acc_test",
-                "model_norm",
-                "knob",
-                "knob_sd",
-                "tied",
-                "edge",
-                "n",
-            ]
-        )
-    return (
-        pd.DataFrame(lines)
-        .sort_values(CASE, key=lambda s: s.map(order) if s.name == "method" else s)
-        .reset_index(drop=True)
+    return found[SUMMARY].sort_values(
+        CASE, key=lambda s: s.map(order) if s.name == "method" else s, ignore_index=True
     )
 
 
@@ -131,7 +101,7 @@ def loss_gap(
         "n": lambda r: f"{r['n']:.0f}",
     }
     theirs = published(table)["mean"].map(_num)
-    return _side_by_side(rows[rows["label_noise"] == label_noise], datasets, methods, theirs, cells)
+    return _side_by_side(_at(rows, label_noise), datasets, methods, theirs, cells)
 
 
 def hyperparameters(
@@ -153,7 +123,12 @@ def hyperparameters(
         "n": lambda r: f"{r['n']:.0f}",
     }
     theirs = published(table).apply(lambda r: _mean_sd(r["mean"], r["std"]), axis=1)
-    return _side_by_side(rows[rows["label_noise"] == label_noise], datasets, methods, theirs, cells)
+    return _side_by_side(_at(rows, label_noise), datasets, methods, theirs, cells)
+
+
+def _at(rows: pd.DataFrame, label_noise: float) -> pd.DataFrame:
+    same = rows["label_noise"] == label_noise
+    return rows if same.all() else rows[same]
 
 
 def _side_by_side(
@@ -169,7 +144,7 @@ def _side_by_side(
     the first of them is what the paper's column holds.
     """
     ours = {
-        ties: summary(rows, ties).set_index(["dataset", "method"])
+        ties: summary(rows, ties).set_index(["dataset", "method"]).to_dict("index")
         for ties in ("largest", "smallest")
     }
     keys = [(dataset, method) for dataset in datasets for method in methods]
@@ -177,7 +152,7 @@ def _side_by_side(
     for ties, means in ours.items():
         for name, cell in cells.items():
             columns[f"ours, ties to the {ties} value", name] = [
-                cell(means.loc[key]) if key in means.index else DASH for key in keys
+                cell(means[key]) if key in means else DASH for key in keys
             ]
     index = pd.MultiIndex.from_tuples(
         [(dataset, LABELS[method]) for dataset, method in keys], names=["dataset", "method"]
@@ -202,7 +177,8 @@ def missing_commands(
     `offered`: the datasets of the profile; others are trained by profile `paper`. `missing`: those
     that must be fetched first.
     """
-    have, out = set(zip(rows["dataset"], rows["method"])), []
+    have = set(rows[["dataset", "method"]].drop_duplicates().itertuples(index=False, name=None))
+    out = []
     for dataset in datasets:
         lacking = [m for m in methods if (dataset, m) not in have]
         if lacking:
