@@ -9,7 +9,7 @@ from . import functional as F
 from .errors import choose
 from .losses import _number
 from .ruled import BN_UPDATES as BN_UPDATES
-from .ruled import _Ruled
+from .ruled import _Ruled, or_class
 from .rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
 
 
@@ -36,6 +36,7 @@ class SAM(_Ruled):
     >>> loss = optimizer.step(closure)
     """
 
+    @or_class
     def __init__(
         self,
         base: Optimizer,
@@ -61,6 +62,7 @@ class ASAM(_Ruled):
     authors take `radius` 0.5 for CIFAR-10 and 1 for CIFAR-100. Kwon et al. (2021).
     """
 
+    @or_class
     def __init__(
         self,
         base: Optimizer,
@@ -105,6 +107,7 @@ class GNP(_Ruled):
     against their formula. Zhao et al. (2022).
     """
 
+    @or_class
     def __init__(
         self,
         base: Optimizer,
@@ -133,6 +136,7 @@ class FDGR(_Ruled):
     a = `step_size` > 0 the step of the difference. Karakida et al. (2023).
     """
 
+    @or_class
     def __init__(
         self,
         base: Optimizer,

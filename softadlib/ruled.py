@@ -1,7 +1,11 @@
 """What the optimizers of `optimizers` share: a gradient rule in front of a `torch.optim` optimizer."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +37,48 @@ def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
             m.track_running_stats, m.running_mean, m.running_var = track, mean, var
 
 
+@contextlib.contextmanager
+def _without_scaler() -> Iterator[None]:
+    """Torch refuses to unscale twice before an update: the second pass says what to do instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "unscale_()" not in str(error):
+            raise
+        raise ValueError(
+            "GradScaler unscales once a step, and the closure runs more than once: train in bfloat16 "
+            "(torch.autocast, no scaler), or divide the gradients by a fixed scale in the closure"
+        ) from error
+
+
+def _marks(params: list[Tensor]) -> dict[int, tuple[int, int]]:
+    """Which gradients are there, and how often they have been written to, by parameter."""
+    return {id(p): (id(p.grad), p.grad._version) for p in params if p.grad is not None}
+
+
+def or_class(init: Callable[..., None]) -> Callable[..., None]:
+    """Lets `base` be a class too: SAM(SGD, parameters, radius=0.05, lr=0.1) makes the SGD itself.
+
+    A setting whose name both know is the wrapper's. TypeError for a class without parameters.
+    """
+    ours = set(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def either(self: Optimizer, base: Any, *args: Any, **settings: Any) -> None:
+        if isinstance(base, type) and issubclass(base, Optimizer):
+            if not args and "params" not in settings:
+                name, given = type(self).__name__, base.__name__
+                raise TypeError(
+                    f"{name}({given}) needs what to optimize: "
+                    f"{name}({given}, model.parameters(), lr=0.1) or {name}({given}(…))"
+                )
+            params, *args = args or [settings.pop("params")]
+            base = base(params, **{k: settings.pop(k) for k in set(settings) - ours})
+        init(self, base, *args, **settings)
+
+    return either
+
+
 class _Ruled(Optimizer):
     """Steps `base` with the direction that a gradient rule makes of several runs of the closure.
 
@@ -43,6 +89,8 @@ class _Ruled(Optimizer):
     """
 
     first_sync = True
+    _left: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    _zeroed = False
 
     def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
         if not isinstance(base, Optimizer):
@@ -72,12 +120,13 @@ class _Ruled(Optimizer):
             name = type(self).__name__
             raise ValueError(
                 f"{name}.step needs a closure: it evaluates the loss more than once. GradScaler gives "
-                "none: train in bfloat16 (torch.autocast, no scaler), or in float32"
+                "none: train in bfloat16 (torch.autocast, no scaler), or in float32. Hugging Face's "
+                "Trainer gives none either: use a loop of your own, or Lightning"
             )
+        every = [p for group in self.param_groups for p in group["params"]]
         evaluate = torch.enable_grad()(closure)
         with contextlib.nullcontext() if self.first_sync else self.model.no_sync():
-            loss = evaluate()
-        every = [p for group in self.param_groups for p in group["params"]]
+            loss = self._first(evaluate, every)
         named = {n: p for n, p in zip(self._names(every), every) if p.grad is not None}
         if not named:
             raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
@@ -88,7 +137,7 @@ class _Ruled(Optimizer):
             if params is not start:  # there, the closure has been called already
                 for name, p in named.items():
                     p.copy_(params[name])
-                with _frozen_statistics(None if track else self.model):
+                with _frozen_statistics(None if track else self.model), _without_scaler():
                     evaluate()
             grads = {}
             for name, p in named.items():
@@ -113,7 +162,29 @@ class _Ruled(Optimizer):
             final = direction[name]
             p.grad = final.to_sparse(sparse[name]) if name in sparse else final
         self.base.step()
+        self._left = _marks(every)
         return loss
+
+    def _first(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
+        """The closure's first call; RuntimeError where it adds to gradients that were there."""
+        marks, self._zeroed = _marks(params), False
+        others = [
+            (p, p.grad) for p in params if id(p) in marks and self._left.get(id(p)) != marks[id(p)]
+        ]
+        loss = evaluate()
+        if not self._zeroed and any(p.grad is grad for p, grad in others):
+            name = type(self).__name__
+            raise RuntimeError(
+                f"{name}.step found gradients of an earlier backward(), and the closure added to them; "
+                f"{name} needs the whole gradient at each pass: call optimizer.zero_grad() and every "
+                "micro-batch's backward() in the closure (in Lightning accumulate_grad_batches=1)"
+            )
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zeroes the gradients, as every optimizer does."""
+        self._zeroed = True
+        super().zero_grad(set_to_none)
 
     def _sync_first(self, first_sync: bool) -> None:
         """Only for rules that use the first gradient to climb and for nothing else."""

@@ -54,7 +54,10 @@ def test_a_notebook_is_a_page(path):
     for cell in cells:
         assert set(cell.metadata) <= {"tags"}, "no execution or papermill metadata"
         assert len(cell.source.splitlines()) <= 25 or cell is cells[0]
-        assert not re.search(r"^\s*(def|class) ", cell.source, re.M), "logic belongs in softadlib"
+        if path.stem != "recipes":  # whose code is there to be pasted
+            assert not re.search(r"^\s*(def|class) ", cell.source, re.M), (
+                "logic belongs in softadlib"
+            )
         assert not any(o.output_type == "error" for o in cell.outputs)
         assert not any(o.get("name") == "stderr" for o in cell.outputs)
         assert not any("image/svg+xml" in o.get("data", {}) for o in cell.outputs)

@@ -242,6 +242,120 @@ def test_a_grad_scaler_with_a_closure_is_refused_by_torch(wrap):
         scaler.step(optimizer, closure=closure_of(model, optimizer))
 
 
+@every
+def test_unscaling_in_the_closure_is_refused_with_what_to_do(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = weights(model)
+
+    def closure():
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(X), Y)).backward()
+        scaler.unscale_(optimizer)
+
+    with pytest.raises(ValueError, match=r"GradScaler unscales once a step, .* bfloat16") as error:
+        optimizer.step(closure)
+    assert "\n" not in str(error.value)
+    torch.testing.assert_close(weights(model), before, rtol=0, atol=0)
+
+
+@every
+def test_a_fixed_scale_divided_out_in_the_closure_changes_no_bit(wrap):
+    plain, scaled = network(), network()
+    one, two = (wrap(SGD(m.parameters(), lr=0.3, momentum=0.9)) for m in (plain, scaled))
+
+    def closure():
+        two.zero_grad()
+        loss = nn.functional.cross_entropy(scaled(X), Y)
+        (loss * 1024).backward()
+        for p in scaled.parameters():
+            p.grad /= 1024
+        return loss
+
+    for _ in range(5):
+        two.step(closure)
+    torch.testing.assert_close(weights(scaled), step(plain, one, 5), rtol=0, atol=0)
+
+
+@every
+def test_gradients_of_an_earlier_backward_are_not_added_to(wrap):
+    """As a loop that accumulates would: the second pass would have one micro-batch only."""
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+
+    def backward():
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):  # from None, and after a step whose gradients were zeroed
+        backward()
+        before = weights(model)
+        with pytest.raises(RuntimeError, match="found gradients of an earlier backward") as error:
+            optimizer.step(backward)
+        assert "\n" not in str(error.value)
+        torch.testing.assert_close(weights(model), before, rtol=0, atol=0)
+        step(model, optimizer)
+        optimizer.zero_grad()
+
+
+@every
+@pytest.mark.parametrize("zero", ["optimizer", "model", "none"])
+def test_gradients_that_the_closure_or_the_last_step_leaves_are_no_objection(wrap, zero):
+    model, twin = network(), network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    if zero != "none":  # of an evaluation, say
+        nn.functional.cross_entropy(model(X), Y).backward()
+
+    def closure():
+        if zero == "optimizer":
+            optimizer.zero_grad(set_to_none=False)
+        else:
+            model.zero_grad()
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    end = weights(model)
+    torch.testing.assert_close(
+        step(twin, wrap(SGD(twin.parameters(), lr=0.1)), 3), end, rtol=0, atol=0
+    )
+
+
+# A class for an instance
+
+
+@every
+def test_a_class_and_its_settings_make_the_same_optimizer(wrap):
+    one, two = network(), network()
+    made = wrap(SGD, one.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
+    given = wrap(SGD(two.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01))
+    assert repr(made.base) == repr(given.base)
+    torch.testing.assert_close(step(one, made, 5), step(two, given, 5), rtol=0, atol=0)
+    groups = [{"params": two[0].parameters(), "lr": 0.0}, {"params": two[2].parameters()}]
+    assert [g["lr"] for g in wrap(SGD, params=groups, lr=0.1).param_groups] == [0.0, 0.1]
+
+
+def test_a_class_takes_the_wrappers_settings_in_their_order_and_by_name():
+    model = network()
+    assert SAM(SGD, model.parameters(), 0.3, lr=0.1).radius == 0.3
+    assert GNP(Adam, model.parameters(), 0.4, 0.3, lr=0.1).alpha == 0.4
+    official = ASAM(SGD, model.parameters(), lr=0.1, model=model, eta=0.5)
+    assert (official.radius, official.eta, official.model) == (0.5, 0.5, model)
+    assert FDGR(SGD, model.parameters(), strength=0.2, lr=0.1).strength == 0.2
+
+
+def test_settings_that_nobody_knows_are_refused():
+    model = network()
+    with pytest.raises(TypeError, match="momentun"):
+        SAM(SGD, model.parameters(), lr=0.1, momentun=0.9)
+    with pytest.raises(TypeError, match="lr"):
+        SAM(SGD(model.parameters(), lr=0.1), lr=0.2)
+
+
 @pytest.mark.parametrize("make", [SAM, partial(ASAM, variant="davda54")])
 def test_no_first_exchange_needs_the_module_that_exchanges(make):
     with pytest.raises(ValueError, match="first_sync=False needs model=, the Distributed"):
