@@ -10,6 +10,11 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logsumexp
 
 from .errors import UserError, choose
+from .functional import LN2
+from .inference import paired
+from .methods import METHODS
+from .selection import final
+from .synthetic import SYNTHETIC
 
 POINTWISE = ("softad", "iflood")
 """Flooding is none of them: it is a function of the mean loss, and leaves open how it comes about."""
@@ -121,3 +126,37 @@ def margin(eta: object, theta: float, **options) -> float:
     eta = np.asarray(eta, dtype=float)
     p, first = many(eta, theta, **options), int(np.argmax(eta))
     return float(p[first] - p[(eta > 0) & (np.arange(len(eta)) != first)].max())
+
+
+def classes_of(dataset: str) -> int:
+    """K of the known sets."""
+    return 2 if dataset in SYNTHETIC else 100 if dataset == "cifar100" else 10
+
+
+def drops(
+    rows: pd.DataFrame, methods: tuple[str, ...] = ("softad", "iflood", "flooding")
+) -> pd.DataFrame:
+    """Test accuracy at the last θ of the grid below ln 2 and the first above: a line per dataset and method.
+
+    `drop` is the mean over trials of the paired difference, `low` and `high` its 95 % interval (t),
+    `n` the trials. Datasets whose grid does not straddle ln 2 have no line.
+    """
+    lines, ends = [], final(rows[rows["label_noise"] == rows["label_noise"].min()])
+    for (dataset, method), part in ends.groupby(["dataset", "method"]):
+        wide = part.pivot(index="trial", columns="knob", values="acc_test")
+        if method not in methods or not wide.columns.min() < LN2 < wide.columns.max():
+            continue
+        below, above = (
+            wide.columns[wide.columns < LN2].max(),
+            wide.columns[wide.columns > LN2].min(),
+        )
+        pair = wide[[below, above]].dropna()
+        mean, low, high, n = paired(pair[below], pair[above])
+        facts = {"θ below": below, "accuracy": pair[below].mean(), "θ above": above}
+        facts |= {"there": pair[above].mean(), "drop": mean, "low": low, "high": high, "n": n}
+        lines.append({"dataset": dataset, "method": method, **facts})
+    table = pd.DataFrame(lines, columns=None if lines else ["dataset", "method"])
+    order = {"method": {m: i for i, m in enumerate(methods)}}
+    key = lambda column: column.map(order.get(column.name) or classes_of)  # noqa: E731
+    table = table.sort_values(["dataset", "method"], key=key, kind="stable", ignore_index=True)
+    return table.assign(method=table["method"].map(lambda m: METHODS[m].label))

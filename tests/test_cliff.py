@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from softadlib import cliff, synthetic
@@ -64,7 +65,8 @@ def test_posteriors_are_calibrated_on_drawn_data(dataset):
     """Among points where P(class 1 | x) is about p, a share p is of class 1."""
     x, y = synthetic.SYNTHETIC[dataset](6000, 0.0, np.random.default_rng(3))
     eta = cliff.posterior(dataset, x, curve=3000)
-    assert (eta[y == 1].mean() > 0.85) and (eta[y == 0].mean() < 0.15)
+    assert eta[y == 1].mean() > 0.85
+    assert eta[y == 0].mean() < 0.15
     for low, high in ((0, 0.05), (0.05, 0.35), (0.35, 0.65), (0.65, 0.95), (0.95, 1.0001)):
         inside = (low <= eta) & (eta < high)
         spread = math.sqrt(max((eta[inside] * (1 - eta[inside])).sum(), 1e-12))
@@ -88,6 +90,33 @@ def test_two_of_ten_tie_above_ln2_and_all_ten_turn_above_ln10():
     assert cliff.margin(pair, 1.0, starts=4) == pytest.approx(0, abs=1e-5)
     assert cliff.margin(spread, 2.0, starts=4) > 0.01
     assert cliff.margin(spread, 2.6, starts=4) < -0.01
+
+
+def rows_of(accuracy, dataset="gaussian", method="softad"):
+    """{θ: accuracy of each trial}."""
+    return pd.DataFrame(
+        [{"dataset": dataset, "method": method, "label_noise": 0.0, "trial": t, "knob": theta,
+          "epoch": 9, "acc_test": a}
+         for theta, accuracies in accuracy.items() for t, a in enumerate(accuracies)]
+    )  # fmt: skip
+
+
+def test_drops_take_the_neighbours_of_ln2_and_pair_trials():
+    known = {0.5: [1.0, 1.0], 0.6: [0.9, 0.8], 0.7: [0.2, 0.3], 1.0: [0.0, 0.0]}
+    sets = [
+        rows_of(known),
+        rows_of(known, "digits", "flooding"),
+        rows_of(known, "digits", "iflood"),
+    ]
+    sets += [rows_of({0.1: [1.0], 0.5: [1.0]}, "spiral"), rows_of(known, method="sam")]
+    table = cliff.drops(pd.concat(sets, ignore_index=True))
+    assert table["dataset"].tolist() == ["gaussian", "digits", "digits"]
+    assert table["method"].tolist() == ["SoftAD", "iFlood", "Flooding"]
+    line = table.iloc[0]
+    assert (line["θ below"], line["θ above"], line["n"]) == (0.6, 0.7, 2)
+    assert line[["accuracy", "there", "drop"]].tolist() == pytest.approx([0.85, 0.25, 0.6])
+    assert (line["low"], line["high"]) == pytest.approx((0.6 - 12.7062 * 0.1, 0.6 + 12.7062 * 0.1))
+    assert cliff.drops(rows_of({0.1: [1.0]})).empty
 
 
 def test_bad_input_is_one_line():
