@@ -64,7 +64,7 @@ def prepare(protocol: Protocol, runs: Sequence[Run], place: Place, executor: "Ex
     missing = {(r.label_noise, r.trial) for r in runs}
     missing = {m for m in missing if place.read_held_out(*m) is None}
     keep = place if executor.writes else None
-    tasks = [(protocol, *some, keep) for some in together(missing, executor.device(protocol))]
+    tasks = [(protocol, *some, keep) for some in together(missing, executor.where)]
     for noise, trials, losses in executor.map(_find, tasks):
         for trial, found in zip(trials, losses) if keep is None else ():
             place.save_held_out(noise, trial, found)

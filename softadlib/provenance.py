@@ -14,15 +14,22 @@ from . import __version__, selection, store
 from .protocol import Protocol
 
 
-def session(device: torch.device, **facts: Any) -> dict[str, Any]:
-    """One call's part in a result: when, on what, with which versions, and `facts`."""
+def machine(device: torch.device) -> dict[str, str]:
+    """What a result was made on and with, on the machine that is asked."""
     return {
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **facts,
         "device": device_name(device),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
+    }
+
+
+def session(made_with: dict[str, str], **facts: Any) -> dict[str, Any]:
+    """One call's part in a result: when, on what, with which versions, and `facts`."""
+    return {
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **facts,
+        **made_with,
         "softadlib": __version__,
         "commit": commit(),
     }

@@ -52,13 +52,13 @@ class Study:
     trials: Collection[tuple[float, int]] | None = None
 
     def __post_init__(self):
-        if self.device:  # others' machines may have what this one has not
-            self.protocol = dataclasses.replace(self.protocol, device=self.device.type)
         self.gradients = method_of(self.protocol, self.method).gradients
         self.place = store.Place(
             self.protocol.profile, self.protocol.dataset, self.method, self.protocol.fingerprint()
         )
         self.device = self.device or pick_device(self.protocol.device)
+        # others' machines may have a GPU that this one has not, or the other way round
+        self.told = dataclasses.replace(self.protocol, device=self.device.type)
         self.resolve()
         single = len(self.runs) == self.choices
         replays = self.device.type == "cpu" and self.protocol.curves == "selected" and not single
@@ -163,7 +163,7 @@ def _pass(
         if some := [r for r in runs if r.label_noise == noise]:
             samples = auxiliary.samples(study.protocol, some, study.place)
             chunks = study.tasks(some, executor.workers)
-            tasks += [(study.protocol, task, epochs, samples, place, hear) for task in chunks]
+            tasks += [(study.told, task, epochs, samples, place, hear) for task in chunks]
     frames = []
     for rows in executor.map(_train_and_save, tasks):
         frames.append(rows)
@@ -193,14 +193,14 @@ def run(
     earlier file is broken.
     """
     executor = executor or executors.local(jobs, pick_device(protocol.device))
-    study = Study(protocol, method, executor.device(protocol), trials)
+    study = Study(protocol, method, executor.where, trials)
     place, started = study.place, time.time()
     store.check_writable(place.path)
     if not resume:
         place.clear()
         study.resolve()
     progress = Tally(study, tick or silent, executor.writes, trials is None)
-    ordinary = suggested.prepare(study.protocol, study.runs, place, executor, progress)
+    ordinary = suggested.prepare(study.told, study.runs, place, executor, progress)
     study.resolve()
     rows, others = study.kept()
     earlier = place.sessions()
@@ -210,7 +210,7 @@ def run(
         if len(rows):
             place.save_part(rows)
     todo = study.missing(rows, study.runs, study.first_epochs)
-    auxiliary.prepare(study.protocol, todo, place, executor)
+    auxiliary.prepare(study.told, todo, place, executor)
     left = _units_left(study, rows, todo) + ordinary * protocol.epochs
     progress.already(study.units() - left)
     rows = store.merge([rows, *_pass(study, todo, study.first_epochs, executor, progress)])
@@ -221,7 +221,7 @@ def run(
     if todo or replays or (trials is None and not earlier):
         measured = len(todo) * len(study.first_epochs) + len(replays) * len(study.replay_epochs)
         session = provenance.session(
-            study.device,
+            executor.facts(),
             seconds=round(time.time() - started, 2),
             runs_trained=len(todo),
             runs_replayed=len(replays),
@@ -229,9 +229,9 @@ def run(
             **({"runs_for_theta": ordinary} if ordinary else {}),
             **progress.speed(len(todo) + len(replays) + ordinary, measured),
         )
-        earlier.append({**session, **executor.facts()})
+        earlier.append(session)
         if trials is not None:
-            place.save_session(earlier[-1])
+            place.save_session(session)
     if trials is None and (todo or replays or not study.done()):
         place.finish(rows, provenance.describe(protocol, method, rows, earlier))
     progress.over()

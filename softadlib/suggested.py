@@ -100,7 +100,7 @@ def prepare(
     here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
     tasks = [
         (protocol, *some, keep, tick if here else silent)
-        for some in together(lacking, executor.device(protocol))
+        for some in together(lacking, executor.where)
     ]
     for noise, found in executor.map(_find, tasks):
         for trial, suggestion in found.items() if keep is None else ():
