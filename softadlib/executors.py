@@ -1,11 +1,12 @@
 """Who does a study's tasks: this process, several of this machine, or a cluster (`cluster.Ray`)."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from . import provenance
+from . import guard, provenance
 
 Result = TypeVar("Result")
 
@@ -53,7 +54,8 @@ class Processes(Here):
             return super().map(function, tasks)
         from joblib import Parallel, delayed
 
-        calls = (delayed(function)(*task) for task in tasks)
+        me = os.getpid()
+        calls = (delayed(guard.following)(me, function, *task) for task in tasks)
         return Parallel(n_jobs=self.workers, return_as="generator_unordered", batch_size=1)(calls)
 
 

@@ -3,6 +3,7 @@
 A unit is one epoch of one run times its gradients per step.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .errors import UserError
 from .files import write
 from .hardware import peak_gflops
 
@@ -56,7 +58,8 @@ class Tally:
             self.written = time.monotonic()
             runs = (self.count - self.before) / self.per_run
             facts = {"done": self.count, "total": self.total, **self.speed(runs, runs)}
-            write(self.study.place.progress, json.dumps(facts))
+            with contextlib.suppress(UserError):  # a full disk is said where rows are stored
+                write(self.study.place.progress, json.dumps(facts))
 
     def over(self) -> None:
         """Nothing is under way any more."""

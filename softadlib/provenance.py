@@ -46,6 +46,7 @@ def describe(
         "dataset": protocol.dataset,
         "method": method,
         "runs": len(ends),
+        "rows": len(rows),
         "diverged": [
             {"label_noise": q, "trial": int(t), "knob": None if math.isnan(v) else v}
             for q, t, v in lost[store.RUN].itertuples(index=False)

@@ -209,8 +209,8 @@ class Place:
     def read_suggestion(self, label_noise: float, trial: int) -> dict[str, Any] | None:
         """What was suggested for one trial; None where there is nothing, or a broken file."""
         try:
-            return json.loads(self._suggested(label_noise, trial).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return dict(json.loads(self._suggested(label_noise, trial).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None  # it can be found again, to the same bits
 
     def save_suggestion(self, label_noise: float, trial: int, facts: dict[str, Any]) -> None:

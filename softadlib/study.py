@@ -107,7 +107,11 @@ class Study:
         """True where every wanted row is stored and its provenance written."""
         if not self.place.provenance.exists() or not self.place.metrics.exists():
             return False
+        facts = store.read_provenance(self.place.provenance)
         rows, others = self.kept()
+        told = (facts.get("rows", len(rows)), facts.get("runs"))
+        if told != (len(rows), len(self.runs)):
+            return False  # killed between the table and its provenance
         if others or self.missing(rows, self.runs, self.first_epochs):
             return False
         return not (
@@ -149,7 +153,7 @@ def _train_and_save(
 ) -> pd.DataFrame:
     # Saved by whoever trained it, so that a death loses what was in flight and no more.
     save = place.save_part if place else lambda rows: None
-    return train_runs(protocol, runs, epochs, tick, save, samples)
+    return train_runs(protocol, runs, epochs, tick, save, samples, place)
 
 
 def _pass(
@@ -189,51 +193,64 @@ def run(
     `jobs` processes, one thread each, on a CPU, and one on a GPU, unless an `executor` says
     otherwise. `resume=False` forgets earlier results first. `tick` is told of every unit done,
     those of earlier calls included. Of `trials`, (label noise, trial) each, only the parts are
-    left, for a call without to merge. Raises UserError where `outputs/` cannot be written or an
-    earlier file is broken.
+    left, for a call without to merge. Raises UserError where `outputs/` cannot be written, an
+    earlier file is broken, or another process is at work on the same.
     """
     executor = executor or executors.local(jobs, pick_device(protocol.device))
     study = Study(protocol, method, executor.where, trials)
-    place, started = study.place, time.time()
-    store.check_writable(place.path)
+    store.check_writable(study.place.path)
+    pair = (protocol.dataset, method)
+    with store.claim(protocol.profile, [pair], shared=trials is not None):
+        return _run(protocol, study, resume, tick or silent, executor)
+
+
+def _run(
+    protocol: Protocol, study: Study, resume: bool, tick: Tick, executor: executors.Executor
+) -> pd.DataFrame:
+    place, trials, started = study.place, study.trials, time.monotonic()
     if not resume:
         place.clear()
         study.resolve()
-    progress = Tally(study, tick or silent, executor.writes, trials is None)
+    progress = Tally(study, tick, executor.writes, trials is None)
     ordinary = suggested.prepare(study.told, study.runs, place, executor, progress)
     study.resolve()
     rows, others = study.kept()
     earlier = place.sessions()
     if trials is None and (others or place.stored_fingerprint() not in (None, place.fingerprint)):
-        # results of an edited protocol: neither mixed in nor destroyed
-        suggested.stay_behind(study.runs, place, place.set_aside)
         if len(rows):
             place.save_part(rows)
+        # results of an edited protocol: neither mixed in nor destroyed
+        suggested.stay_behind(study.runs, place, place.set_aside)
     todo = study.missing(rows, study.runs, study.first_epochs)
     auxiliary.prepare(study.told, todo, place, executor)
     left = _units_left(study, rows, todo) + ordinary * protocol.epochs
     progress.already(study.units() - left)
-    rows = store.merge([rows, *_pass(study, todo, study.first_epochs, executor, progress)])
+    frames = _pass(study, todo, study.first_epochs, executor, progress)
+    rows = store.merge([rows, *frames])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
-    replayed = store.merge(_pass(study, replays, study.replay_epochs, executor, progress))
+    frames += (again := _pass(study, replays, study.replay_epochs, executor, progress))
+    replayed = store.merge(again)
     _same_ends(study, rows, replayed)
     rows = store.merge([rows, replayed])
     if todo or replays or (trials is None and not earlier):
+        resumed = sum(frame.attrs.get("resumed", 0) for frame in frames)
+        trained = len(todo) + len(replays) + ordinary - resumed / protocol.epochs
         measured = len(todo) * len(study.first_epochs) + len(replays) * len(study.replay_epochs)
         session = provenance.session(
             executor.facts(),
-            seconds=round(time.time() - started, 2),
+            seconds=round(time.monotonic() - started, 2),
             runs_trained=len(todo),
             runs_replayed=len(replays),
             jobs=executor.workers,
             **({"runs_for_theta": ordinary} if ordinary else {}),
-            **progress.speed(len(todo) + len(replays) + ordinary, measured),
+            **({"epochs_resumed": resumed} if resumed else {}),
+            **progress.speed(trained, measured),
         )
         earlier.append(session)
         if trials is not None:
             place.save_session(session)
     if trials is None and (todo or replays or not study.done()):
-        place.finish(rows, provenance.describe(protocol, method, rows, earlier))
+        place.finish(rows, provenance.describe(protocol, study.method, rows, earlier))
     progress.over()
     return rows
 
