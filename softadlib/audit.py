@@ -11,12 +11,14 @@ from .controls import BY_LOSS, BY_LR
 from .errors import UserError
 from .inference import bootstrap, permutation_test, sign_test
 from .methods import METHODS
+from .protocol import TIES
 from .selection import final, select
 
 MATCHED = "erm × |φ|"
 """ERM with lr × mean |φ| of the SoftAD run that it stands beside."""
 OTHERS = ("erm", "flooding", "iflood", "sam")
 CASE = ["dataset", "label_noise"]
+KEY = ["claim", "ties", "label_noise"]
 LEVEL, RESAMPLES = 0.05, 2000
 
 
@@ -116,29 +118,32 @@ def verdict(found: pd.DataFrame) -> str:
     return "not shown" if 2.0 ** (1 - found["n"].min()) <= LEVEL else "not decidable"
 
 
-def verdicts(
+def comparisons(
     rows: pd.DataFrame, controls: pd.DataFrame, claims: Mapping[str, Claim] = CLAIMS, seed: int = 0
 ) -> pd.DataFrame:
+    """`compare` of every claim under both tie rules, told apart by the columns `claim` and `ties`."""
+    tables = []
+    for ties in TIES:
+        chosen = contenders(rows, controls, ties)
+        tables += [
+            compare(chosen, c, seed).assign(claim=c.name, ties=ties) for c in claims.values()
+        ]
+    found = [t for t in tables if len(t) and "n" in t]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=KEY)
+
+
+def verdicts(found: pd.DataFrame) -> pd.DataFrame:
     """A line per claim, tie rule and label noise: how many comparisons, what they find, the verdict, n."""
     lines = []
-    for ties in ("largest", "smallest"):
-        chosen = contenders(rows, controls, ties)
-        for claim in claims.values():
-            found = compare(chosen, claim, seed)
-            if found.empty:
-                continue
-            for noise, part in found.groupby("label_noise"):
-                counts = {
-                    word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")
-                }
-                lines.append(
-                    {"claim": claim.name, "ties": ties, "label noise": noise, **counts,
-                     "mean as claimed": f"{part['as claimed'].sum()} of {len(part)}",
-                     "verdict": verdict(part), "n": int(part["n"].min())}
-                )  # fmt: skip
-    order = {name: i for i, name in enumerate(claims)}
-    table = pd.DataFrame(lines, columns=None if lines else ["claim"])
-    return table.sort_values("claim", key=lambda c: c.map(order), kind="stable", ignore_index=True)
+    for key, part in found.groupby(KEY, sort=False):
+        counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
+        counts |= {"as claimed": f"{part['as claimed'].sum()} of {len(part)}"}
+        facts = {**counts, "verdict": verdict(part), "n": int(part["n"].min())}
+        lines.append({**dict(zip(KEY, key)), **facts})
+    order = {name: i for i, name in enumerate(CLAIMS)}
+    table = pd.DataFrame(lines, columns=None if lines else KEY)
+    by = table["claim"].map(lambda name: order.get(name, len(order)))
+    return table.loc[by.sort_values(kind="stable").index].reset_index(drop=True)
 
 
 def scaling(

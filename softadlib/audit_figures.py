@@ -50,7 +50,8 @@ def intervals(
         ax.xaxis.set_major_locator(MaxNLocator(4))
     for ax in axes.flat[len(cases) :]:
         ax.set_axis_off()
-    fig.supxlabel(f"SoftAD − rival, {claim} ({unit})" if unit else f"SoftAD − rival, {claim}")
+    name = f"SoftAD − rival, {claim} ({unit})" if unit else f"SoftAD − rival, {claim}"
+    fig.supxlabel(name, fontsize="medium")
     handles = [
         Line2D([], [], color=colour, marker=mark, label=f"ties to the {rule}")
         for rule, (colour, mark) in RULES.items()
@@ -93,9 +94,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     for ax, text in zip(axes[:, 0], ALONG.values()):
         ax.set_ylabel(text)
     handles = [Line2D([], [], color=c, label=f"ties to the {r}") for r, (c, _) in RULES.items()]
-    handles += [
-        Line2D([], [], color="0.4", linestyle=dash, label=f"{noise:.0%} flipped")
-        for dash, noise in zip(DASHES, noises)
-    ]
+    for dash, noise in zip(DASHES, noises if len(noises) > 1 else ()):
+        handles.append(Line2D([], [], color="0.4", linestyle=dash, label=f"{noise:.0%} flipped"))
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig

@@ -31,6 +31,10 @@ NONE = pd.DataFrame(columns=["dataset", "label_noise", "trial", "knob", "control
 NORM = CLAIMS["smallest norm"]
 
 
+def verdicts(rows, claim=NORM):
+    return audit.verdicts(audit.comparisons(rows, NONE, {claim.name: claim}))
+
+
 def test_differences_are_paired_and_signed():
     rows = table([1.0, 2.0, 3.0, 4.0], [2.0, 3.5, 3.0, 3.0])
     (line,) = audit.compare(audit.contenders(rows, NONE, "largest"), NORM).to_dict("records")
@@ -114,21 +118,21 @@ def test_verdicts_of_a_family():
 def test_a_few_trials_cannot_decide_whatever_they_show():
     """Five trials, all as claimed by far: the least two-sided p there is is 2/2⁵."""
     rows = table([0.0] * 5, [100.0 + t for t in range(5)])
-    line = audit.verdicts(rows, NONE, {"norm": NORM}).iloc[0]
+    line = verdicts(rows).iloc[0]
     assert line["verdict"] == "not decidable"
-    assert line["mean as claimed"] == "1 of 1"
+    assert line["as claimed"] == "1 of 1"
     assert line["n"] == 5
     rows = table([0.0] * 6, [100.0 + t for t in range(6)])
-    assert audit.verdicts(rows, NONE, {"norm": NORM}).iloc[0]["verdict"] == "holds"
+    assert verdicts(rows).iloc[0]["verdict"] == "holds"
 
 
 def test_verdicts_by_noise_and_rule_and_one_dataset_against_it():
     good = table([0.0] * 8, [1.0 + t for t in range(8)])
     bad = table([9.0 + t for t in range(8)], [1.0] * 8, dataset="spiral")
     noisy = table([0.0] * 8, [1.0 + t for t in range(8)], noise=0.05)
-    lines = audit.verdicts(pd.concat([good, bad, noisy]), NONE, {"norm": NORM})
+    lines = verdicts(pd.concat([good, bad, noisy], ignore_index=True))
     assert len(lines) == 4
-    by = lines.set_index(["ties", "label noise"])["verdict"]
+    by = lines.set_index(["ties", "label_noise"])["verdict"]
     assert by.loc[:, 0.0].tolist() == ["fails"] * 2
     assert by.loc[:, 0.05].tolist() == ["holds"] * 2
     assert lines["n"].tolist() == [8] * 4
@@ -137,7 +141,7 @@ def test_verdicts_by_noise_and_rule_and_one_dataset_against_it():
 def test_a_claim_without_rows_has_no_line_and_tables_stay_empty():
     rows = table([0.0], [1.0])
     assert audit.compare(rows, Claim("x", "model_norm", True, ("sam",))).empty
-    assert audit.verdicts(rows, NONE, {"θ": CLAIMS["larger θ"]}).empty
+    assert verdicts(rows, CLAIMS["larger θ"]).empty
 
 
 def test_scaling_by_hand():
