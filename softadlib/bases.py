@@ -38,7 +38,9 @@ def samples(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor |
     Of cross-entropy and NLL: a target of `ignore_index` weighs 0, so it is no sample at all; with
     `weight=` a sample weighs w_y, or Σ_c w_c p_c for class probabilities, and its loss is without
     the weight, in nats as θ is. Every torch loss of half-precision input is computed in float32.
-    Whatever another callable gives counts as it stands. ValueError for a single value.
+    Of another callable that has an `ignore_index`, so do not targets equal to it, where there is one
+    loss for each target. What any other callable gives counts as it stands, 0 for what it ignored.
+    ValueError for a single value.
     """
     if isinstance(base, nn.modules.loss._Loss):
         input, target = (v.float() if v.dtype in HALF else v for v in (input, target))
@@ -49,7 +51,9 @@ def samples(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor |
                 f"base {base!r} must give one loss per sample, shape (n,); "
                 "it gave a single value: use reduction='none'"
             )
-        return losses, None
+        ignored = getattr(base, "ignore_index", None)
+        whole = isinstance(ignored, int) and not target.is_floating_point()
+        return losses, target != ignored if whole and losses.shape == target.shape else None
     ignored = base.ignore_index
     if isinstance(base, nn.CrossEntropyLoss):
         losses = nn.functional.cross_entropy(

@@ -21,13 +21,6 @@ class _WholeBatch(Criterion):
             name = type(self).__name__
             raise ValueError(f"{name} takes no class weights; leave out weight= of {self.base!r}")
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        return self.value(losses if weights is None else losses[weights])
-
-    def value(self, losses: Tensor) -> Tensor:
-        """The losses that count (n,) → ()."""
-        raise NotImplementedError
-
 
 class CVaR(_WholeBatch):
     """min over θ of θ + mean(ℓ − θ)₊/(1−β): the mean of the worst share 1 − β of the losses.
@@ -39,8 +32,8 @@ class CVaR(_WholeBatch):
         super().__init__(base)
         self.beta = _number("beta", beta, low=0, below=1)
 
-    def value(self, losses: Tensor) -> Tensor:
-        return F.cvar(losses, self.beta)
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.cvar(losses, self.beta, weights=weights)
 
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}"
@@ -56,8 +49,8 @@ class ChiSquareDRO(_WholeBatch):
         super().__init__(base)
         self.radius = _number("radius", radius, low=0)
 
-    def value(self, losses: Tensor) -> Tensor:
-        return F.chi2_dro(losses, self.radius)
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.chi2_dro(losses, self.radius, weights=weights)
 
     def extra_repr(self) -> str:
         return f"radius={self.radius:g}"
@@ -73,8 +66,8 @@ class Tilted(_WholeBatch):
         super().__init__(base)
         self.t = _number("t", t)
 
-    def value(self, losses: Tensor) -> Tensor:
-        return F.tilted(losses, self.t)
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.tilted(losses, self.t, weights=weights)
 
     def extra_repr(self) -> str:
         return f"t={self.t:g}"

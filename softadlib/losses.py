@@ -58,7 +58,8 @@ class Criterion(nn.Module):
     `base` is any callable (input, target) → per-sample losses of any shape; default cross-entropy. A
     torch loss with another `reduction` is copied and set to "none". Targets that cross-entropy or
     NLL ignore do not count, and their class `weight` weighs the samples: Σ w·f(ℓ)/Σ w, ℓ without w
-    (`bases.samples`). `reduction` "sum" gives Σ w·f(ℓ), "none" w·f(ℓ) in the shape of the target.
+    (`bases.samples`). A callable of one's own that ignores targets says so by its `ignore_index`;
+    otherwise their zeros count as losses. `reduction` "sum" gives Σ w·f(ℓ), "none" w·f(ℓ) in the shape of the target.
     Means over samples are right over micro-batches and ranks of equal weight; otherwise take sums
     and divide by the weight of all. Subclasses write `reduce`.
     """

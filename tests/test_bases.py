@@ -61,10 +61,36 @@ def test_ignored_targets_are_no_samples_of_nll_and_adaflood():
     torch.testing.assert_close(whole, AdaFlood(levels)(LOGITS[KEPT], HOLES[KEPT], index[KEPT]))
 
 
+class Focal(nn.Module):
+    """A loss of one's own, which gives 0 for what it ignores."""
+
+    def __init__(self, ignore_index):
+        super().__init__()
+        self.ignore_index = ignore_index
+
+    def forward(self, logits, targets):
+        losses = tf.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
+        return (1 - (-losses).exp()) ** 2 * losses
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_callable_says_by_its_ignore_index_what_does_not_count(name):
+    focal = Focal(-100)
+    found = EVERY[name](base=focal)(LOGITS, HOLES)
+    torch.testing.assert_close(found, EVERY[name](base=focal)(LOGITS[KEPT], HOLES[KEPT]))
+    silent = EVERY[name](base=Focal(None))(LOGITS, HOLES)
+    zeros = focal(LOGITS, HOLES)
+    torch.testing.assert_close(silent, EVERY[name](base=lambda a, b: zeros)(LOGITS, HOLES))
+    assert not torch.isclose(silent, found)
+    pooled = EVERY[name](base=lambda a, b: focal(a, b)[KEPT])  # its own samples
+    torch.testing.assert_close(pooled(LOGITS, HOLES), found)
+
+
 def test_nothing_but_ignored_targets_is_nan_as_in_torch():
     none = torch.full((6,), -100)
     assert nn.CrossEntropyLoss()(LOGITS, none).isnan()
-    assert SoftAD(0.4)(LOGITS, none).isnan()
+    for make in EVERY.values():
+        assert make()(LOGITS, none).isnan()
     assert SoftAD(0.4, reduction="sum")(LOGITS, none) == 0
 
 
@@ -169,12 +195,20 @@ def test_an_unknown_reduction_is_refused_with_the_choices(bad):
         F.erm(LOGITS[:, 0], reduction=bad)
 
 
-@pytest.mark.parametrize("function", [F.erm, F.iflood, F.softad, F.flooding])
+@pytest.mark.parametrize(
+    "function", [F.erm, F.iflood, F.softad, F.flooding, F.cvar, F.chi2_dro, F.tilted]
+)
 def test_whole_weights_are_repeated_samples(function):
     values = LOGITS[:, 0].square()
+    values[1] = 99  # the greatest, and it counts nothing
     times = torch.tensor([1, 0, 2, 3, 1, 1])
     repeated = function(values.repeat_interleave(times), 0.4)
     torch.testing.assert_close(function(values, 0.4, weights=times), repeated)
+    leaf = values.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(function(leaf, 0.4, weights=times), leaf)
+    leaf = values.clone().requires_grad_()
+    again = function(leaf.repeat_interleave(times), 0.4)
+    torch.testing.assert_close(slope, torch.autograd.grad(again, leaf)[0])
 
 
 # Precision
@@ -245,10 +279,11 @@ def test_no_more_tensors_of_the_logits_size_are_kept_than_by_cross_entropy(name,
 # Transforms and copies
 
 
-@pytest.mark.parametrize("name", [*SMOOTH, "flooding"])
+@pytest.mark.parametrize("name", EVERY)
 def test_compiles_whole_with_ignored_targets_and_weights(name):
     torch.compiler.reset()  # every criterion shares one `forward`, and torch counts its versions
-    for base in (None, nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)):
+    weighted = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)
+    for base in (None, weighted) if name not in CONTRASTS else (None,):
         criterion = EVERY[name](base=base)
         compiled = torch.compile(criterion, backend="eager", fullgraph=True)
         for targets in (TARGETS, HOLES):
@@ -265,7 +300,7 @@ def test_adaflood_compiles_whole():
         compiled(LOGITS, TARGETS, index + 1)
 
 
-@pytest.mark.parametrize("name", [*SMOOTH, "flooding"])
+@pytest.mark.parametrize("name", EVERY)
 def test_torch_func_of_a_model_per_run_and_per_sample(name):
     criterion, model = EVERY[name](), nn.Linear(3, 3).double()
     params = {n: p.detach() for n, p in model.named_parameters()}

@@ -31,9 +31,9 @@ def weights(function, values, *args, **settings):
     return len(values) * torch.autograd.grad(value, leaf)[0]
 
 
-def close(a, b, rtol=1e-12, atol=1e-12):
-    a = torch.as_tensor(a, dtype=torch.float64)
-    torch.testing.assert_close(a, torch.as_tensor(b, dtype=torch.float64), rtol=rtol, atol=atol)
+def close(a, b, rtol=1e-12, atol=1e-12, equal_nan=False):
+    a, b = (torch.as_tensor(v, dtype=torch.float64) for v in (a, b))
+    torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
 # ρ and φ
@@ -64,12 +64,36 @@ def test_rho_and_its_gradient_to_full_precision_from_1e_18_to_1e30(dtype, rtol):
     assert F.rho(torch.zeros(1, dtype=dtype)) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rho_and_its_slope_and_the_weights_at_infinity(dtype):
+    x = torch.tensor([math.inf, -math.inf, math.nan, 0.75], dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(F.rho(x).sum(), x)
+    close(F.rho(x), [math.inf, math.inf, math.nan, 0.25], equal_nan=True)
+    for found in (slope, F.phi(x), F.softad_weights(x, 0.0, scale="text")):
+        close(found, [1.0, -1.0, math.nan, 0.6], rtol=1e-6, equal_nan=True)
+    lost = F.softad_weights(x, 0.0, 0.5)
+    close(lost[:3], [0.5, -0.5, math.nan], equal_nan=True)
+
+
 @pytest.mark.parametrize("scale", ["code", "text"])
 @pytest.mark.parametrize("size", [1e19, 1e30])
 def test_softad_of_huge_float32_losses_has_value_and_gradient(size, scale):
     x = torch.tensor([size, size])
     assert F.softad(x, 0.1, scale=scale).item() == pytest.approx(size, rel=1e-6)
     close(weights(F.softad, x, 0.1, scale=scale), [1.0, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("function", [F.softad, partial(F.softad, sigma=0.5), F.iflood])
+def test_losses_up_to_1e4_are_finite_with_the_right_sign(function, dtype):
+    """√(1+x²) in float16 overflows from 256 on; θ = 1 lies between."""
+    x = torch.tensor([0.0, 0.5, 2.0, 300.0, 1e4], dtype=dtype, requires_grad=True)
+    value = function(x, 1.0)
+    (slope,) = torch.autograd.grad(value, x)
+    assert value.isfinite()
+    assert value > 1
+    assert slope.sign().tolist() == [-1, -1, 1, 1, 1]
+    assert slope.abs().max() <= 0.2
 
 
 # Gradients by finite differences, weights by closed form
