@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import store
+from . import guard, store
 from .errors import MissingData, choose
 from .models import build
 from .profiles import datasets_of, load, read_yaml
@@ -56,6 +56,8 @@ class Plan:
     profile: str
     protocols: dict[str, Protocol]
     tasks: list[Task]
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """(dataset, method) of every training, done or not."""
     skipped: list[Task] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -110,6 +112,7 @@ def plan(
     for protocol in found.values():
         for method in methods_of(protocol, methods):
             study = Study(protocol, method)
+            out.pairs.append((protocol.dataset, method))
             task = Task(
                 f"{protocol.dataset} × {method}",
                 store.home() / "notebooks" / f"{TRAIN}.ipynb",
@@ -200,13 +203,17 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def execute(task: Task, home: str, timeout: int | None) -> Outcome:
-    """Run one notebook; the finished one appears whole at its place, one that failed beside it."""
+def execute(task: Task, home: str, timeout: int | None, family: str = "") -> Outcome:
+    """Run one notebook; the finished one appears whole at its place, one that failed beside it.
+
+    `family`: who has claimed the results, so that the kernel may write them.
+    """
     import papermill
 
     os.environ.update(SOFTAD_HOME=home, OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    os.environ[guard.FAMILY] = family
     started, running = (
-        time.time(),
+        time.monotonic(),
         task.target.with_name(f".{task.target.stem}.{os.getpid()}.ipynb"),
     )
     failed = task.target.with_name(f"{task.target.stem}.error.ipynb")
@@ -234,7 +241,7 @@ def execute(task: Task, home: str, timeout: int | None) -> Outcome:
         error = _explain(problem, task, failed)
     finally:
         running.unlink(missing_ok=True)
-    return Outcome(task, time.time() - started, error)
+    return Outcome(task, time.monotonic() - started, error)
 
 
 @contextlib.contextmanager
@@ -276,10 +283,14 @@ def _last_started(notebook: Path) -> str:
 
 
 def run(work: Plan, *, jobs: int, timeout: int | None = None) -> list[Outcome]:
-    """Execute a plan in `jobs` processes, trainings first; failures do not stop the others."""
+    """Execute a plan in `jobs` processes, trainings first; failures do not stop the others.
+
+    Raises UserError where another process is at work on one of its trainings.
+    """
     outcomes: list[Outcome] = []
     first = [t for t in work.tasks if not t.reads]
-    with Bar([(t.name, t.units, t.progress) for t in work.tasks]) as bar:
+    claim = store.claim(work.profile, work.pairs)
+    with claim, Bar([(t.name, t.units, t.progress) for t in work.tasks]) as bar:
         outcomes += _parallel(first, jobs, timeout, bar)
         _refresh_digests(work)
         outcomes += _parallel([t for t in work.tasks if t.reads], jobs, timeout, bar)
@@ -297,7 +308,8 @@ def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: Bar) -
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     outcomes: list[Outcome] = []
-    calls = (delayed(execute)(task, str(store.home()), timeout) for task in tasks)
+    known = (str(store.home()), timeout, os.environ.get(guard.FAMILY, ""))
+    calls = (delayed(guard.following)(os.getpid(), execute, task, *known) for task in tasks)
     try:
         for outcome in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(calls):
             outcomes.append(outcome)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__
+from . import __version__, guard
 from .errors import UserError
 
 
@@ -79,6 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", metavar="FILE", help="write the figures there too")
     add("report", "Write outputs/PROFILE/index.html from the executed notebooks.")
+    export = commands.add_parser("export", help="Send finished results elsewhere.").add_subparsers(
+        dest="action", required=True, metavar="mlflow"
+    )
+    mlflow = export.add_parser(
+        "mlflow", help="Parameters, metrics, pictures and provenance to an MLflow store."
+    )
+    mlflow.add_argument("profile", metavar="PROFILE", help="a folder under outputs/")
+    mlflow.add_argument(
+        "--uri",
+        metavar="URI",
+        help="sqlite:///FILE, http://HOST:PORT (default: $MLFLOW_TRACKING_URI, or outputs/mlflow.db)",
+    )
     command = add("audit", "Train the controls that the audit compares a profile's results with.")
     command.add_argument("--dataset", action="append", metavar="D", help="this one (repeatable)")
     command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: cores)")
@@ -149,7 +161,8 @@ def _train(args: argparse.Namespace) -> int:
     _notes(found, left_out)
     total = sum(one.units() for one in studies)
     form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    with tqdm(total=total, bar_format=form, disable=None) as bar:
+    claim = store.claim(args.profile, [(p.dataset, m) for p, m in pairs])
+    with claim, tqdm(total=total, bar_format=form, disable=None) as bar:
         for protocol, method in pairs:
             bar.set_description_str(f"{protocol.dataset} × {method}")
             study.run(protocol, method, jobs=jobs, resume=not args.fresh, tick=bar.update)
@@ -228,6 +241,20 @@ def _audit(args: argparse.Namespace) -> int:
     return 0
 
 
+def _export(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from . import tracking
+
+    with tqdm(desc=args.action, unit=" trainings", disable=None) as bar:
+        sent = tracking.export(args.profile, args.uri, bar.update)
+    print(
+        f"{sent.uri}: {sent.logged} trainings sent, {sent.found} there already, "
+        f"{sent.withdrawn} old runs marked as deleted"
+    )
+    return 0
+
+
 def _notes(protocols: dict, left_out: list[str]) -> None:
     cliffs = [note for p in protocols.values() if (note := p.cliff_note())]
     for line in (*left_out, *cliffs):
@@ -242,9 +269,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `softad` command; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
+        guard.stop_on_term()
         verbs = {"run": _run, "train": _train, "report": _report, "data": _data, "bench": _bench}
         verbs["audit"] = _audit
-        verbs |= {"results": _results}
+        verbs |= {"results": _results, "export": _export}
         return verbs[args.command](args)
     except UserError as error:
         _say(str(error))
@@ -254,9 +282,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{error.name} is not installed; install the workbook with: pip install 'softadlib[workbook]'"
         )
         return 2
-    except KeyboardInterrupt:
+    except OSError as error:
+        _say(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return 2
+    except KeyboardInterrupt as stop:
         _say("stopped; the same command goes on from here")
-        return 130
+        return 143 if isinstance(stop, guard.Terminated) else 130
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -92,7 +93,7 @@ def _alive(holder: dict[str, Any]) -> bool:
 @contextlib.contextmanager
 def family() -> Iterator[str]:
     """The name of this process and its children while it holds locks."""
-    known = os.environ.get(FAMILY)
+    known = os.environ.get(FAMILY) or None
     os.environ[FAMILY] = name = known or secrets.token_hex(8)
     try:
         yield name
@@ -192,3 +193,18 @@ def following(parent: int, work: Callable[..., Result], *args: Any) -> Result:
     """`work(*args)` in a process that `parent` started and that is not to outlive it."""
     follow(parent)
     return work(*args)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a scheduler sends it before it kills: ends as Ctrl-C does."""
+
+
+def stop_on_term() -> None:
+    """Let SIGTERM end this process the way Ctrl-C does, once; a second one ends it at once."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
