@@ -1,7 +1,5 @@
 """The ways of choosing θ side by side: final rows in, one line per case, trial and arm out."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -22,6 +20,8 @@ RISK = {
     ("spiral", 0.1): 0.435,
 }
 """R* in nats by dataset and label noise, by quadrature: no network has a smaller cross-entropy."""
+APART = 0.05
+"""The label noise that had no part in choosing the rule of `suggest_theta`."""
 SLACK = 0.0069
 """ψ(1)·0.01, what a tolerated drop of a point adds to θ where every margin is 1."""
 ARMS = {
@@ -97,22 +97,29 @@ def differences(lines: pd.DataFrame, one: str, other: str, measure: str) -> pd.D
 def compared(lines: pd.DataFrame, one: str, other: str, level: float = 0.95) -> pd.DataFrame:
     """Paired differences of test accuracy (points) and test loss (nats) with their intervals, by case.
 
-    Last comes the mean over the synthetic cases of one trial, over trials that have all of them:
-    cases of a trial share its inputs and weights, so they are no trials of their own.
+    Last come means over the synthetic cases of one trial, over trials that have all of them: cases
+    of a trial share its inputs and weights, so they are no trials of their own. The rule was chosen
+    on all but the cases of label noise `APART`.
     """
     rows = {}
     each = {m: differences(lines, one, other, m) for m in ("acc_test", "loss_test")}
-    cases: Iterable = each["acc_test"].columns
-    pooled = [case for case in cases if case in RISK]
-    for case in [*cases, *([("mean of synthetic cases", np.nan)] if len(pooled) > 1 else [])]:
+    cases = list(each["acc_test"].columns)
+    means = {
+        "synthetic cases": [case for case in cases if case in RISK],
+        "those kept apart": [case for case in cases if case in RISK and case[1] == APART],
+    }
+    pools = {(case[0], case[1]): [case] for case in cases}
+    pools |= {(words, np.nan): some for words, some in means.items() if len(some) > 1}
+    for key, some in pools.items():
         row = {}
-        for measure, scale in (("acc_test", 100), ("loss_test", 1)):
-            table = each[measure]
-            d = table[case] if case in table else table[pooled].mean(axis=1, skipna=False)
-            found = paired(scale * d.dropna(), np.zeros(d.notna().sum()), level)
-            name = {"acc_test": "points", "loss_test": "nats"}[measure]
-            row |= {name: found.mean, f"{name} low": found.low, f"{name} high": found.high}
-        rows[case] = row | {"n": found.n}
+        for measure, (unit, scale) in {
+            "acc_test": ("points", 100),
+            "loss_test": ("nats", 1),
+        }.items():
+            d = scale * each[measure][some].mean(axis=1, skipna=False).dropna()
+            found = paired(d, np.zeros(len(d)), level)
+            row |= {unit: found.mean, f"{unit} low": found.low, f"{unit} high": found.high}
+        rows[key] = row | {"n": found.n}
     index = pd.MultiIndex.from_tuples(rows, names=CASE)
     return pd.DataFrame(rows.values(), index=index)
 

@@ -86,9 +86,20 @@ def test_cases_of_a_trial_are_averaged_before_they_are_counted():
     both = [pd.concat(t) for t in zip(rows(2), rows(2, noise=0.1), rows(3, dataset="digits"))]
     table = choosing.compared(choosing.arms(*both), "B", "C")
     assert table["n"].tolist() == [3, 2, 2, 2]
-    assert table.index[-1][0] == "mean of synthetic cases"
+    assert table.index[-1][0] == "synthetic cases"
     alone = table.loc[("gaussian", 0.0)]
     np.testing.assert_allclose(table.iloc[-1], alone)  # both cases are alike: no more certain
+
+
+def test_cases_kept_apart_have_a_mean_of_their_own():
+    parts = [rows(2, noise=q, dataset=d) for d, q in choosing.RISK]
+    grid, auto, low = (pd.concat(tables, ignore_index=True) for tables in zip(*parts))
+    auto.loc[auto["label_noise"] == choosing.APART, "acc_test"] -= 0.03
+    table = choosing.compared(choosing.arms(grid, auto, low), "B", "C").droplevel(1)
+    assert len(table) == 11
+    # −.01 and 0 in the two trials, three points lower in three of nine cases
+    assert table["points"]["synthetic cases"] == pytest.approx(-0.5 - 1)
+    assert table["points"]["those kept apart"] == pytest.approx(-0.5 - 3)
 
 
 def test_profiles_differ_in_their_grids_alone():
