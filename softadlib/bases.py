@@ -13,7 +13,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class DistributionWarning(UserWarning):
-    """The criterion is a function of the whole batch, and this process sees a part of it."""
+    """The criterion is a function of the whole batch, and this process sees a part of it.
+
+    Given by Flooding, CVaR, ChiSquareDRO and Tilted in a process group of several processes.
+    """
 
 
 def per_sample(base: Base | None) -> Base:

@@ -6,8 +6,9 @@ Raising a loss never lowers them and no sample gets a negative weight: they neve
 from torch import Tensor
 
 from . import functional as F
+from .arguments import number
 from .bases import Base, classifies
-from .losses import Criterion, _number
+from .losses import Criterion
 
 
 class _WholeBatch(Criterion):
@@ -25,12 +26,17 @@ class _WholeBatch(Criterion):
 class CVaR(_WholeBatch):
     """min over θ of θ + mean(ℓ − θ)₊/(1−β): the mean of the worst share 1 − β of the losses.
 
-    (n, C), (n,) → (). `beta` in [0, 1), 0 is ERM. Rockafellar & Uryasev (2000).
+    (n, C), (n,) → (). `beta` in [0, 1), a share of the batch, 0 is ERM. Raises ValueError for another
+    β and for class weights. Over processes use `gathered`. Rockafellar & Uryasev (2000).
+
+    >>> import torch
+    >>> CVaR(0.5, base=torch.nn.L1Loss())(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.zeros(4))  # (4 + 3)/2
+    tensor(3.5000)
     """
 
     def __init__(self, beta: float, *, base: Base | None = None):
         super().__init__(base)
-        self.beta = _number("beta", beta, low=0, below=1)
+        self.beta = number("beta", beta, low=0, below=1)
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.cvar(losses, self.beta, weights=weights)
@@ -42,12 +48,17 @@ class CVaR(_WholeBatch):
 class ChiSquareDRO(_WholeBatch):
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²): the worst mean over reweightings q of the batch.
 
-    (n, C), (n,) → (). ½·mean (nq − 1)² ≤ `radius`, 0 is ERM. Duchi & Namkoong (2019).
+    (n, C), (n,) → (). ½·mean (nq − 1)² ≤ `radius`, without a unit, 0 is ERM. Raises ValueError for a
+    radius below 0 and for class weights. Over processes use `gathered`. Duchi & Namkoong (2019).
+
+    >>> import torch
+    >>> ChiSquareDRO(0.125, base=torch.nn.L1Loss())(torch.tensor([1.0, 3.0]), torch.zeros(2))  # 2 + √(2·0.125)
+    tensor(2.5000)
     """
 
     def __init__(self, radius: float, *, base: Base | None = None):
         super().__init__(base)
-        self.radius = _number("radius", radius, low=0)
+        self.radius = number("radius", radius, low=0)
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.chi2_dro(losses, self.radius, weights=weights)
@@ -59,12 +70,17 @@ class ChiSquareDRO(_WholeBatch):
 class Tilted(_WholeBatch):
     """ln(mean exp(tℓ))/t: towards the worst loss as t grows, the best as it falls; 0 is ERM.
 
-    (n, C), (n,) → (). `t` per nat. Li et al. (2021).
+    (n, C), (n,) → (). `t` per nat. Raises ValueError for a t that is no finite number and for class
+    weights. Over processes use `gathered`. Li et al. (2021).
+
+    >>> import torch
+    >>> Tilted(1, base=torch.nn.L1Loss())(torch.tensor([0.0, 3.0]).log1p(), torch.zeros(2))  # ln((1 + 4)/2)
+    tensor(0.9163)
     """
 
     def __init__(self, t: float, *, base: Base | None = None):
         super().__init__(base)
-        self.t = _number("t", t)
+        self.t = number("t", t)
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.tilted(losses, self.t, weights=weights)

@@ -67,7 +67,13 @@ def phi(x: Tensor) -> Tensor:
 def erm(
     losses: Tensor, knob: object = None, *, weights: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Mean of the losses, (n,) → (). `knob` is ignored; every method is called the same way."""
+    """mean ℓ, (n,) → (). `knob` is ignored; every method is called the same way. Vapnik (1992).
+
+    Raises ValueError for losses that are no float tensor (n,), as all functions here do.
+
+    >>> erm(torch.tensor([1.0, 2.0]))
+    tensor(1.5000)
+    """
     return reduced(checked(losses), weights, reduction)
 
 
@@ -75,7 +81,10 @@ def flooding(losses: Tensor, theta: float | Tensor, *, weights: Tensor | None = 
     """θ + |mean ℓ − θ|, (n,) → (). Gradient: sign(mean ℓ − θ)·∇mean ℓ.
 
     The sign is taken once per batch, so the value does not decompose over micro-batches.
-    `theta` in nats, float or (). Ishida et al. (2020).
+    `theta` in nats, float or (); ValueError for another shape. Ishida et al. (2020).
+
+    >>> flooding(torch.tensor([1.0, 2.0]), 2.0)  # 2 + |1.5 − 2|
+    tensor(2.5000)
     """
     return theta + (reduced(checked(losses, theta, per_sample=False), weights) - theta).abs()
 
@@ -89,7 +98,10 @@ def iflood(
 ) -> Tensor:
     """mean(θ + |ℓ − θ|), (n,) → (). Gradient: mean sign(ℓ − θ)·∇ℓ.
 
-    `theta` in nats, float, () or (n,). Xie et al. (2022).
+    `theta` in nats, float, () or (n,); ValueError for another shape. Xie et al. (2022).
+
+    >>> iflood(torch.tensor([1.0, 2.0]), 1.25)  # (1.5 + 2)/2
+    tensor(1.7500)
     """
     return reduced(theta + (checked(losses, theta) - theta).abs(), weights, reduction)
 
@@ -109,7 +121,13 @@ def softad(
     Per-sample gradient weights are σφ((ℓ−θ)/σ) under "code", the authors' implementation, and
     φ((ℓ−θ)/σ) under "text", the paper's figures; they coincide at σ = 1. `theta` in nats, float, ()
     or (n,); `sigma` > 0 in nats. η moves the value only, never the gradient in the weights.
-    Raises ValueError for σ ≤ 0 or an unknown scale. Holland & Nakatani (2024), Sec. 3.
+    Raises ValueError for σ ≤ 0 or an unknown scale. NaN for a loss of ∞. Holland & Nakatani (2024),
+    Sec. 3.
+
+    >>> softad(torch.tensor([0.25, 1.75]), 1.0)  # 1 + ρ(0.75)
+    tensor(1.2500)
+    >>> softad(torch.tensor([0.25, 1.75]), 1.0, reduction="none")
+    tensor([1.2500, 1.2500])
     """
     if scale not in SCALES:
         raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
@@ -128,7 +146,11 @@ def softad_weights(
 ) -> Tensor:
     """∂softad/∂ℓ_i · n: the weight of each sample's gradient, same shape as `losses`.
 
-    σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends.
+    σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends. θ and σ in
+    nats. Holland & Nakatani (2024), Sec. 3.
+
+    >>> softad_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)  # φ(0.75) = 0.6
+    tensor([-0.6000,  0.0000,  0.6000])
     """
     if not isinstance(sigma, Tensor) and sigma == 1:  # every kernel counts on small batches
         return phi(losses - theta)
@@ -167,6 +189,9 @@ def adaflood(
 
     `theta` (n,) in nats, in the order of `losses`; make it with `flood_levels`. Raises ValueError
     for any other shape, a single level included. Bae et al. (2024).
+
+    >>> adaflood(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0]))  # (2 + 2)/2
+    tensor(2.)
     """
     if not isinstance(theta, Tensor) or theta.shape != checked(losses).shape:
         got = tuple(theta.shape) if isinstance(theta, Tensor) else repr(theta)
@@ -182,6 +207,9 @@ def flood_levels(
     ℓ_i: the loss of sample i under a model that was not trained on it. γ in [0, 1] corrects towards
     certainty: 0 gives θ_i = αℓ_i + β, 1 gives 0; θ_i ≤ −ln γ, hence at most ln 2 from γ = ½ up.
     Raises ValueError for γ outside. Bae et al. (2024).
+
+    >>> flood_levels(torch.tensor([0.0, math.log(2)]), 0.5)  # −ln 1, −ln(½·½ + ½)
+    tensor([-0.0000, 0.2877])
     """
     number("gamma", gamma, "a number from 0 to 1", lambda v: 0 <= v <= 1)
     number("alpha", alpha, "a finite number", lambda v: True)

@@ -1,6 +1,5 @@
 """Criteria: drop-in replacements for `nn.CrossEntropyLoss` over `softadlib.functional`."""
 
-import math
 import warnings
 from collections.abc import Mapping
 
@@ -9,36 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from . import functional as F
+from .arguments import levels, number
 from .bases import Base, per_sample, samples, warn_if_distributed
 
 
 class CalibrationWarning(UserWarning):
-    """θ is so high that the criterion's minimiser predicts the wrong class."""
-
-
-def _number(
-    name: str,
-    value: float,
-    *,
-    positive: bool = False,
-    low: float = -math.inf,
-    below: float = math.inf,
-) -> float:
-    try:
-        number = math.nan if isinstance(value, Tensor) and value.requires_grad else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if (
-        isinstance(value, (bool, np.bool_, str))
-        or not math.isfinite(number)
-        or (positive and number <= 0)
-    ):
-        wanted = "a positive number" if positive else "a finite number"
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
-    if not low <= number < below:
-        wanted = f"at least {low:g}" + (f" and below {below:g}" if below < math.inf else "")
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
-    return number
+    """θ ≥ ln 2 (nats) with cross-entropy: the criterion's minimiser predicts the wrong class."""
 
 
 def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
@@ -98,7 +73,14 @@ class Criterion(nn.Module):
 
 
 class ERM(Criterion):
-    """mean ℓ: empirical risk minimisation, the baseline. (n, C), (n,) → ()."""
+    """mean ℓ: empirical risk minimisation, the baseline.
+
+    (n, C), (n,) → (), in the unit of ℓ, nats for cross-entropy. Raises ValueError for a base that is
+    no callable or reduces, and for an unknown `reduction`, as all criteria do. Vapnik (1992).
+
+    >>> ERM()(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ln 2
+    tensor(0.6931)
+    """
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.erm(losses, weights=weights, reduction=self.reduction)
@@ -107,7 +89,7 @@ class ERM(Criterion):
 class _Thresholded(Criterion):
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
-        self.theta = _number("theta", theta)
+        self.theta = number("theta", theta)
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"theta={self.theta:g}", super().extra_repr()]))
@@ -116,8 +98,12 @@ class _Thresholded(Criterion):
 class Flooding(_Thresholded):
     """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, whole batch at once.
 
-    (n, C), (n,) → (). θ in nats. Over micro-batches and ranks use `FloodingParts`; in a process
-    group this warns (`DistributionWarning`). Ishida et al. (2020).
+    (n, C), (n,) → (). θ in nats, any finite number (0 or less is ERM). Over micro-batches and ranks
+    use `FloodingParts`; in a process group this warns (`DistributionWarning`). Raises ValueError for
+    a θ that is no finite number. Ishida et al. (2020).
+
+    >>> Flooding(theta=0.7)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # 0.7 + (0.7 − ln 2)
+    tensor(0.7069)
     """
 
     whole = True
@@ -130,7 +116,14 @@ class Flooding(_Thresholded):
 
 
 class IFlood(_Thresholded):
-    """mean(θ + |ℓ − θ|): flooding sample by sample. (n, C), (n,) → (). Xie et al. (2022)."""
+    """mean(θ + |ℓ − θ|): flooding sample by sample.
+
+    (n, C), (n,) → (). θ in nats. Raises ValueError for a θ that is no finite number; warns
+    (`CalibrationWarning`) when θ ≥ ln 2 with cross-entropy. Xie et al. (2022).
+
+    >>> IFlood(theta=0.1, base=nn.L1Loss())(torch.tensor([0.0, 1.0]), torch.zeros(2))  # (0.2 + 1)/2
+    tensor(0.6000)
+    """
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(theta, base=base, reduction=reduction)
@@ -143,13 +136,14 @@ class IFlood(_Thresholded):
 class SoftAD(_Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
-    (n, C), (n,) → (). θ, σ in nats, σ > 0. `scale="text"` puts σ in place of σ².
-    Raises ValueError for values out of range; warns (`CalibrationWarning`) when θ ≥ ln 2.
-    Holland & Nakatani (2024).
+    (n, C), (n,) → (). θ, σ in nats, σ > 0; η has no unit. `scale="text"` puts σ in place of σ².
+    Raises ValueError for values out of range and an unknown scale; warns (`CalibrationWarning`) when
+    θ ≥ ln 2 with cross-entropy. NaN for a loss of ∞. Holland & Nakatani (2024).
 
-    >>> import torch
-    >>> criterion = SoftAD(theta=0.1)
-    >>> criterion(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))
+    >>> criterion = SoftAD(theta=0.25, base=nn.L1Loss())
+    >>> criterion(torch.tensor([1.0, 0.25]), torch.zeros(2))  # 0.25 + (ρ(0.75) + 0)/2, ρ(0.75) = 0.25
+    tensor(0.3750)
+    >>> SoftAD(theta=0.1)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ℓ = ln 2
     tensor(0.2627)
     """
 
@@ -164,8 +158,8 @@ class SoftAD(_Thresholded):
         reduction: str = "mean",
     ):
         super().__init__(theta, base=base, reduction=reduction)
-        self.sigma = _number("sigma", sigma, positive=True)
-        self.eta = _number("eta", eta)
+        self.sigma = number("sigma", sigma, positive=True)
+        self.eta = number("eta", eta)
         if scale not in F.SCALES:
             raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(F.SCALES)}")
         self.scale = scale
@@ -186,7 +180,8 @@ class AdaFlood(Criterion):
 
     (n, C), (n,), (n,) indices → (). `theta`: levels in nats, a vector whose i-th entry is sample i's,
     or a mapping index → level; `functional.flood_levels` makes them of the losses of auxiliary
-    models. An index without a level is an IndexError, never a level of 0. Bae et al. (2024).
+    models. Raises IndexError for an index without a level, never taking 0, and ValueError for levels
+    that are no finite vector. Bae et al. (2024).
 
     >>> criterion = AdaFlood({7: 0.1, 3: 0.4})
     >>> criterion(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([3, 7]))
@@ -201,9 +196,9 @@ class AdaFlood(Criterion):
         reduction: str = "mean",
     ):
         super().__init__(base, reduction=reduction)
-        ids, levels = _levels(theta)
+        ids, found = levels(theta)
         self.register_buffer("ids", ids)
-        self.register_buffer("theta", levels)
+        self.register_buffer("theta", found)
 
     def forward(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor:
         """Logits, targets and the samples' indices (n,), in whatever order → ()."""
@@ -230,21 +225,3 @@ class AdaFlood(Criterion):
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"{len(self.ids)} levels", super().extra_repr()]))
-
-
-def _levels(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Tensor]:
-    """Indices (N,), ascending, and their levels (N,); ValueError for what cannot be levels."""
-    wanted = "theta must be a vector of finite levels or a mapping from index to level"
-    try:
-        ids = sorted(theta) if isinstance(theta, Mapping) else None
-        levels = torch.as_tensor(theta if ids is None else [float(theta[i]) for i in ids])
-        ids = torch.as_tensor(range(len(levels)) if ids is None else ids)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{wanted}, got {theta!r}") from error
-    if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
-        raise ValueError(f"{wanted}, got {levels.dtype} of shape {tuple(levels.shape)}")
-    if ids.dtype != torch.int64:
-        raise ValueError(f"{wanted}, got indices of {ids.dtype}")
-    if not levels.isfinite().all():
-        raise ValueError(f"{wanted}, got {levels[~levels.isfinite()][0].item()}")
-    return ids, levels.detach().clone()

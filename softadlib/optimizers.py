@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import functional as F
+from .arguments import number
 from .errors import choose
-from .losses import _number
 from .ruled import BN_UPDATES as BN_UPDATES
 from .ruled import _Ruled, or_class
 from .rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
@@ -23,17 +23,24 @@ class SAM(_Ruled):
     The learning rate, weight decay and state are those of `base`; clip in a step pre-hook of `base`.
     Under DDP both passes average gradients, as one process with the whole batch; `first_sync=False`
     with `model=` the DDP module lets every process climb by its own part, saving one exchange
-    (m-sharpness). Not for GradScaler, which has no closures: use bfloat16. Foret et al. (2021).
+    (m-sharpness). `SAM(torch.optim.SGD, model.parameters(), radius=0.05, lr=0.1)` makes the base itself.
+    float16 with a GradScaler, which has no closures, is refused: use bfloat16, or a fixed scale that
+    the closure multiplies the loss by and divides the gradients by.
+    Raises ValueError for a radius below 0 and where `step` gets no closure, RuntimeError for a closure
+    that adds to gradients of before or gives none. Foret et al. (2021).
 
     >>> import torch
-    >>> model = nn.Linear(2, 1)
-    >>> optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), radius=0.05)
+    >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer = SAM(torch.optim.SGD([w], lr=0.1), radius=0.5)
     >>> def closure():
     ...     optimizer.zero_grad()
-    ...     loss = model(torch.ones(3, 2)).square().mean()
+    ...     loss = w.square().sum() / 2  # g(w) = w, of norm 5
     ...     loss.backward()
     ...     return loss
-    >>> loss = optimizer.step(closure)
+    >>> optimizer.step(closure).item()
+    12.5
+    >>> w.data  # w − 0.1·(w + 0.5·w/5) = 0.89·w
+    tensor([2.6700, 3.5600])
     """
 
     @or_class
@@ -48,7 +55,7 @@ class SAM(_Ruled):
     ):
         super().__init__(base, bn_update, model)
         self._sync_first(first_sync)
-        self.radius = _number("radius", radius, low=0)
+        self.radius = number("radius", radius, low=0)
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
         return F.sam_gradient(gradient, params, self.radius, self.bn_update)
@@ -57,9 +64,22 @@ class SAM(_Ruled):
 class ASAM(_Ruled):
     """Adaptive SAM: steps `base` with the gradient taken at w + r·T²g/‖Tg‖, T as large as |w|.
 
-    `step(closure)` as for `SAM`, two calls. `variant="official"`: T = |w| + `eta` for parameters
+    `base` and `step(closure)` as for `SAM`, two calls. `variant="official"`: T = |w| + `eta` for parameters
     named *weight* in `model`, which it needs, and 1 for the others. "davda54": T = |w| for all. The
-    authors take `radius` 0.5 for CIFAR-10 and 1 for CIFAR-100. Kwon et al. (2021).
+    authors take `radius`, which has no unit, 0.5 for CIFAR-10 and 1 for CIFAR-100. `eta` in weight
+    space. Raises ValueError for numbers below 0, an unknown variant and "official" without `model`.
+    Kwon et al. (2021).
+
+    >>> import torch
+    >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer = ASAM(torch.optim.SGD([w], lr=0.1), radius=0.5, variant="davda54")
+    >>> def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = w.sum()  # g = (1, 1) everywhere
+    ...     loss.backward()
+    ...     return loss
+    >>> optimizer.step(closure).item(), w.data
+    (7.0, tensor([2.9000, 3.9000]))
     """
 
     @or_class
@@ -81,7 +101,7 @@ class ASAM(_Ruled):
             raise ValueError(
                 "variant='official' needs model=, to know which parameters are weights"
             )
-        self.radius, self.eta = _number("radius", radius, low=0), _number("eta", eta, low=0)
+        self.radius, self.eta = number("radius", radius, low=0), number("eta", eta, low=0)
         self.variant = variant
 
     def _names(self, params: list[Tensor]) -> list[str]:
@@ -102,9 +122,21 @@ class ASAM(_Ruled):
 class GNP(_Ruled):
     """Gradient norm penalty: steps `base` with (1−α)·g(w) + α·g(w + r·g/‖g‖), α = λ/r.
 
-    `step(closure)` as for `SAM`, two calls. λ is the weight of ‖∇L‖ beside L; α = 0 gives `base`,
+    `base` and `step(closure)` as for `SAM`, two calls. λ is the weight of ‖∇L‖ beside L; α = 0 gives `base`,
     α = 1 SAM. `mixing="official"` normalises the first g, as the authors' code does by default,
-    against their formula. Zhao et al. (2022).
+    against their formula. `radius` in weight space, α without a unit. Raises ValueError for numbers
+    below 0 and an unknown mixing. Zhao et al. (2022).
+
+    >>> import torch
+    >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer = GNP(torch.optim.SGD([w], lr=0.1), alpha=0.5, radius=0.5)
+    >>> def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = w.square().sum() / 2  # g(w) = w, of norm 5
+    ...     loss.backward()
+    ...     return loss
+    >>> optimizer.step(closure).item(), w.data  # w − 0.1·(0.5·w + 0.5·1.1·w) = 0.895·w
+    (12.5, tensor([2.6850, 3.5800]))
     """
 
     @or_class
@@ -120,7 +152,7 @@ class GNP(_Ruled):
     ):
         super().__init__(base, bn_update, model)
         choose("mixing", mixing, GNP_MIXINGS)
-        self.alpha, self.radius = _number("alpha", alpha, low=0), _number("radius", radius, low=0)
+        self.alpha, self.radius = number("alpha", alpha, low=0), number("radius", radius, low=0)
         self.mixing = mixing
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
@@ -131,9 +163,21 @@ class GNP(_Ruled):
 class FDGR(_Ruled):
     """Gradient regularisation by finite differences: steps `base` with g + λ·(g(w + a·g) − g)/a.
 
-    `step(closure)` as for `SAM`, two calls; three with `scheme="centered"`, which puts
+    `base` and `step(closure)` as for `SAM`, two calls; three with `scheme="centered"`, which puts
     (g(w + a·g) − g(w − a·g))/2a. λ = `strength` is the weight of ‖∇L‖²/2 beside L (0 gives `base`),
-    a = `step_size` > 0 the step of the difference. Karakida et al. (2023).
+    a = `step_size` > 0 the step of the difference, both in units of a learning rate. Raises ValueError
+    for numbers out of range and an unknown scheme. Karakida et al. (2023).
+
+    >>> import torch
+    >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> optimizer = FDGR(torch.optim.SGD([w], lr=0.1), strength=0.5, step_size=0.5)
+    >>> def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = w.square().sum() / 2  # g(w) = w
+    ...     loss.backward()
+    ...     return loss
+    >>> optimizer.step(closure).item(), w.data  # w − 0.1·(w + 0.5·(1.5·w − w)/0.5) = 0.85·w
+    (12.5, tensor([2.5500, 3.4000]))
     """
 
     @or_class
@@ -149,8 +193,8 @@ class FDGR(_Ruled):
     ):
         super().__init__(base, bn_update, model)
         choose("scheme", scheme, FD_SCHEMES)
-        self.strength = _number("strength", strength, low=0)
-        self.step_size = _number("step_size", step_size, positive=True)
+        self.strength = number("strength", strength, low=0)
+        self.step_size = number("step_size", step_size, positive=True)
         self.scheme = scheme
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:

@@ -21,7 +21,8 @@ class FloodingParts(_Thresholded):
     `forward` gives the sum of a part's losses and keeps it; `finish(parameters)`, once per batch,
     takes the mean loss R of every part of every process and turns the gradients of the sums into
     those of θ + |R − θ|, which it returns. Parts may differ in size. Gradients must be zero before
-    the first part, and averaged over the processes, as DDP leaves them. θ in nats.
+    the first part, and averaged over the processes, as DDP leaves them. (n, C), (n,) → (). θ in nats.
+    Raises ValueError for a θ that is no finite number. Flooding is of Ishida et al. (2020).
 
     >>> model, flooding = nn.Linear(3, 2), FloodingParts(theta=0.1)
     >>> for x, y in [(torch.ones(4, 3), torch.zeros(4).long()), (torch.ones(2, 3), torch.tensor([1, 0]))]:
@@ -66,8 +67,12 @@ class FloodingParts(_Thresholded):
 def gathered(losses: Tensor, group: object = None) -> Tensor:
     """The losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
 
-    Only one's own carry a gradient, times the number of processes, since DDP divides by it: the
-    average is then the gradient of the whole batch. n may differ. One process: `losses` itself.
+    N = Σ n over the processes of `group`, default all, each of which must call it; n may differ. Only
+    one's own carry a gradient, times the number of processes, since DDP divides by it: the average
+    is then the gradient of the whole batch. One process: `losses` itself.
+
+    >>> F.cvar(gathered(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
+    tensor(3.5000)
     """
     world = _world(group)
     if world == 1:
