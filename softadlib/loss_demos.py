@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from .loss_limits import Levels
 from .losses import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
 from .metrics import model_norm
 
@@ -66,11 +67,12 @@ def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
 
 
 def network(inputs: int, outputs: int, seed: int, width: int = 64) -> nn.Module:
-    """One hidden layer, float64, weights by `seed`."""
+    """One hidden layer, weights by `seed`, drawn in float64: float32 draws differ between CPUs."""
+    wide = {"dtype": torch.float64}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
-    return net.double()
+        first, last = nn.Linear(inputs, width, **wide), nn.Linear(width, outputs, **wide)
+    return nn.Sequential(first, nn.ReLU(), last)
 
 
 def train(net: nn.Module, criterion: nn.Module, part: Part, epochs: int, lr: float) -> nn.Module:
@@ -173,3 +175,22 @@ def claims(runs: pd.DataFrame) -> pd.DataFrame:
         }
         found[name] = {claim: f"{yes.sum()}/{len(yes)}" for claim, yes in held.items()}
     return pd.DataFrame(found)
+
+
+def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
+    """Training accuracy of iFlood's and SoftAD's runs, per loss and place of θ among its levels."""
+    found = {}
+    for name, level in levels.items():
+        mine = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
+        edges = [-math.inf, level.right_below, level.equal, math.inf]
+        places = ["below `right below`", "between", "above equal scores"]
+        place = pd.cut(mine["theta"], edges, right=False, labels=places)
+        for where, part in mine.groupby(place, observed=True):
+            accuracy = part["score_train"]
+            found[name, where] = {
+                "runs": len(part),
+                "least": accuracy.min(),
+                "mean": accuracy.mean(),
+                "greatest": accuracy.max(),
+            }
+    return pd.DataFrame(found).T.astype({"runs": int})

@@ -25,6 +25,8 @@ class Levels:
     """Every sample with less is classified rightly: the place of ln 2."""
     wrong_from: float
     """Every sample with this or more is classified wrongly: the place of ln K; ∞ if there is none."""
+    equal: float
+    """Loss of equal scores, about where training starts."""
 
 
 def _entropy(*parts: tuple[float, float]) -> float:
@@ -46,7 +48,8 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     b = smoothing / classes
     a = 1 - smoothing + b
     least, tied = _entropy((1, a), (classes - 1, b)), _entropy((2, (a + b) / 2), (classes - 2, b))
-    return Levels(least, tied, math.inf if smoothing else math.log(classes))
+    equal = math.log(classes)
+    return Levels(least, tied, math.inf if smoothing else equal, equal)
 
 
 def hinge_levels(classes: int, margin: float = 1.0) -> Levels:
@@ -58,7 +61,8 @@ def hinge_levels(classes: int, margin: float = 1.0) -> Levels:
         raise ValueError(
             f"need at least 2 classes and a positive margin, got {classes} and {margin}"
         )
-    return Levels(0.0, margin / classes, margin * (classes - 1) / classes)
+    equal = margin * (classes - 1) / classes
+    return Levels(0.0, margin / classes, equal, equal)
 
 
 def _gaussian(sd: float, points: int = 4001) -> tuple[Tensor, Tensor]:

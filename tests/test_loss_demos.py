@@ -12,7 +12,7 @@ from torch import nn
 
 from softadlib import ERM, CalibrationWarning, IFlood, SoftAD, loss_demos, loss_figures
 from softadlib.loss_demos import TASKS
-from softadlib.loss_limits import cross_entropy_levels
+from softadlib.loss_limits import cross_entropy_levels, hinge_levels
 
 
 @pytest.mark.parametrize(("load", "total"), [(loss_demos.diabetes, 442), (loss_demos.digits, 1797)])
@@ -107,6 +107,24 @@ def test_claims_follow_the_rows():
     table = loss_demos.claims(rows)
     assert table["hinge"].tolist() == ["0/1", "0/1", "1/1", "1/1", "0/1", "0/1"]
     assert table["Huber"].tolist() == ["1/1", "1/1", "0/1", "1/1", "0/1", "0/1"]
+
+
+def test_training_accuracy_by_the_place_of_theta():
+    columns = ["loss", "method", "theta", "score_train"]
+    rows = [
+        ("hinge", "softad", 0.1, 0.5),
+        ("hinge", "iflood", 0.8, 0.7),
+        ("hinge", "softad", 0.9, 0.0),
+    ]
+    rows += [
+        ("hinge", "softad", 0.05, 1.0),
+        ("hinge", "flooding", 0.05, 0.0),
+        ("hinge", "erm", math.nan, 0),
+    ]
+    table = loss_demos.by_level(pd.DataFrame(rows, columns=columns), {"hinge": hinge_levels(10)})
+    assert table["runs"].tolist() == [1, 2, 1], "right below .1, equal scores at .9"
+    assert table["mean"].tolist() == [1.0, pytest.approx(0.6), 0.0]
+    assert (table["least"].iloc[1], table["greatest"].iloc[1]) == (0.5, 0.7)
 
 
 def test_the_picture_shows_the_means():

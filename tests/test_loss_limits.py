@@ -71,6 +71,8 @@ def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, kind):
         "hinge": (nn.MultiMarginLoss(margin=1.5, reduction="none"), hinge_levels(classes, 1.5)),
     }[kind]
     losses = loss(x.expand(classes, -1), torch.arange(classes))
+    equal = loss(torch.zeros(1, classes, dtype=torch.float64), torch.tensor([0])).item()
+    assert equal == pytest.approx(levels.equal)
     for y in range(classes):
         others = torch.cat([x[0, :y], x[0, y + 1 :]]).max()
         assert losses[y] >= levels.least - 1e-9
