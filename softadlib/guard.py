@@ -176,8 +176,8 @@ _followed: set[int] = set()
 
 
 def follow(parent: int) -> None:
-    """End this process within a second of the death of `parent`, which started it."""
-    if os.getppid() != parent or parent in _followed:
+    """End this process within a second of the death of `parent`, which started it or is it."""
+    if os.getpid() == parent or parent in _followed:
         return
     _followed.add(parent)
 
@@ -186,6 +186,8 @@ def follow(parent: int) -> None:
             time.sleep(0.5)
         os._exit(1)  # what is stored is whole at every moment
 
+    if os.getppid() != parent:
+        watch()  # it died before this process got here
     threading.Thread(target=watch, daemon=True, name="follow").start()
 
 
