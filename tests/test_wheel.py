@@ -1,0 +1,112 @@
+"""A wheel, built and installed where there is nothing but torch, numpy and what those two ask for.
+
+The empty environment is a new venv without pip. Into its site-packages go the wheel, installed by pip
+without dependencies, and links to the files of torch, numpy and the packages their metadata require,
+transitively: torch itself is too big to install anew. `-I` hides the working folder, the user's
+packages and PYTHONPATH, and the test looks for packages that must not be seen.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from importlib import metadata
+
+import pytest
+from homes import REPOSITORY
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import softadlib
+
+HIDDEN = ["pandas", "scipy", "sklearn", "yaml", "matplotlib", "torchvision", "pytest", "lightning"]
+LOOK = """
+import doctest, importlib, importlib.util, json, sys
+import softadlib
+names = ["losses", "contrasts", "parts", "optimizers", "functional", "monotone", "threshold"]
+tests = {n: doctest.testmod(importlib.import_module(f"softadlib.{n}")) for n in names}
+print(json.dumps({
+    "file": softadlib.__file__,
+    "version": softadlib.__version__,
+    "public": [n for n in softadlib.__all__ if getattr(softadlib, n) is not None],
+    "attempted": sum(t.attempted for t in tests.values()),
+    "failed": {n: t.failed for n, t in tests.items() if t.failed},
+    "seen": [n for n in sys.argv[1:] if importlib.util.find_spec(n)],
+}))
+"""
+
+
+def closure(*names: str) -> set[str]:
+    """These distributions and all that they require here."""
+    found, left = set(), [canonicalize_name(n) for n in names]
+    while left:
+        name = left.pop()
+        try:
+            asked = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # for another platform
+            continue
+        found.add(name)
+        wanted = [Requirement(r) for r in asked]
+        here = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
+        left += {canonicalize_name(r.name) for r in here} - found
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "softadlib", source / "softadlib", ignore=ignore)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", built]
+    subprocess.run([*pip, "wheel", source, *options], check=True, capture_output=True)
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def empty(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--quiet", wheel], check=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    for name in closure("torch", "numpy"):
+        distribution = metadata.distribution(name)
+        root = distribution.locate_file("")
+        tops = {path.parts[0] for path in distribution.files or [] if path.parts[0] != ".."}
+        for top in tops - {"__pycache__"}:
+            if not (site / top).exists():
+                os.symlink(root / top, site / top)
+    return python
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_its_examples_with_torch_and_numpy_alone(empty, tmp_path):
+    command = [empty, "-I", "-W", "error::UserWarning", "-c", LOOK, *HIDDEN, "torch", "numpy"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["file"].startswith(str(empty.parent.parent))
+    assert said["seen"] == ["torch", "numpy"]
+    assert said["failed"] == {}, done.stdout
+    assert said["attempted"] > 40
+    assert said["version"] == softadlib.__version__
+    assert said["public"] == softadlib.__all__
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel):
+    import zipfile
+
+    names = zipfile.ZipFile(wheel).namelist()
+    for path in (REPOSITORY / "softadlib").glob("*.py"):
+        assert f"softadlib/{path.name}" in names
+    assert "softadlib/py.typed" in names
+    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert not [n for n in names if not n.startswith("softadlib")]
