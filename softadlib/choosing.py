@@ -51,6 +51,7 @@ def arms(grid: pd.DataFrame, auto: pd.DataFrame, low: pd.DataFrame) -> pd.DataFr
     value of the grid, chosen on the test part, minus the arm's. Trials that lack an arm other than
     the oracle are left out. Raises UserError where none is left.
     """
+    grid, auto, low = (rows.reset_index(drop=True) for rows in (grid, auto, low))
     ends = final(grid)
     ends = ends[ends["method"].isin(["erm", "softad"])]
     known = {oracle(*case) for case in RISK}

@@ -62,6 +62,12 @@ def test_no_other_arm_takes_an_oracles_value():
     assert lines["theta"]["A"] == 0.0413, "nor the oracle that of another case"
 
 
+def test_tables_put_together_may_share_an_index():
+    grid, auto, low = rows(2)
+    parts = pd.concat([grid[:7].reset_index(drop=True), grid[7:].reset_index(drop=True)])
+    pd.testing.assert_frame_equal(choosing.arms(parts, auto, low), choosing.arms(grid, auto, low))
+
+
 def test_trials_without_every_arm_are_left_out():
     grid, auto, low = rows(3)
     lines = choosing.arms(grid, auto[auto["trial"] != 1], low)
