@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,9 @@ from .progress import Tally, Tick, silent
 from .protocol import AUTO, Protocol, Run
 from .sweep import train_runs
 from .synthetic import SYNTHETIC
+
+OnRows = Callable[[pd.DataFrame], object]
+"""Called with the rows of a few finished runs."""
 
 
 def curve_epochs(protocol: Protocol) -> set[int]:
@@ -157,7 +160,12 @@ def _train_and_save(
 
 
 def _pass(
-    study: Study, runs: Sequence[Run], epochs: set[int], executor: executors.Executor, tick: Tick
+    study: Study,
+    runs: Sequence[Run],
+    epochs: set[int],
+    executor: executors.Executor,
+    tick: Tick,
+    on_rows: OnRows,
 ) -> list[pd.DataFrame]:
     units, here = study.protocol.epochs * study.gradients, executor.workers == 1 and executor.writes
     place = study.place if executor.writes else None
@@ -173,6 +181,7 @@ def _pass(
         frames.append(rows)
         if place is None:
             study.place.save_part(rows)
+        on_rows(rows)
         if not here:
             tick(units * len(rows[store.RUN].drop_duplicates()))
     return frames
@@ -187,25 +196,34 @@ def run(
     tick: Tick | None = None,
     executor: executors.Executor | None = None,
     trials: Collection[tuple[float, int]] | None = None,
+    on_rows: OnRows | None = None,
 ) -> pd.DataFrame:
     """Do what is left of one dataset × method and return all its rows.
 
     `jobs` processes, one thread each, on a CPU, and one on a GPU, unless an `executor` says
     otherwise. `resume=False` forgets earlier results first. `tick` is told of every unit done,
     those of earlier calls included. Of `trials`, (label noise, trial) each, only the parts are
-    left, for a call without to merge. Raises UserError where `outputs/` cannot be written, an
-    earlier file is broken, or another process is at work on the same.
+    left, for a call without to merge. `on_rows` is called in this process with the rows of a few
+    runs once they are saved, replays included; what it raises ends the call. Raises UserError where
+    `outputs/` cannot be written, an earlier file is broken, or another process is at work on the same.
     """
     executor = executor or executors.local(jobs, pick_device(protocol.device))
     study = Study(protocol, method, executor.where, trials)
     store.check_writable(study.place.path)
     pair = (protocol.dataset, method)
     with store.claim(protocol.profile, [pair], shared=trials is not None):
-        return _run(protocol, study, resume, tick or silent, executor)
+        return _run(
+            protocol, study, resume, tick or silent, executor, on_rows or (lambda rows: None)
+        )
 
 
 def _run(
-    protocol: Protocol, study: Study, resume: bool, tick: Tick, executor: executors.Executor
+    protocol: Protocol,
+    study: Study,
+    resume: bool,
+    tick: Tick,
+    executor: executors.Executor,
+    on_rows: OnRows,
 ) -> pd.DataFrame:
     place, trials, started = study.place, study.trials, time.monotonic()
     if not resume:
@@ -225,10 +243,10 @@ def _run(
     auxiliary.prepare(study.told, todo, place, executor)
     left = _units_left(study, rows, todo) + ordinary * protocol.epochs
     progress.already(study.units() - left)
-    frames = _pass(study, todo, study.first_epochs, executor, progress)
+    frames = _pass(study, todo, study.first_epochs, executor, progress, on_rows)
     rows = store.merge([rows, *frames])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
-    frames += (again := _pass(study, replays, study.replay_epochs, executor, progress))
+    frames += (again := _pass(study, replays, study.replay_epochs, executor, progress, on_rows))
     replayed = store.merge(again)
     _same_ends(study, rows, replayed)
     rows = store.merge([rows, replayed])

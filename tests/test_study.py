@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 from homes import TINY, make_home
+from joblib.externals.loky import get_reusable_executor
 
 from softadlib import selection, store, study
 from softadlib.errors import UserError
@@ -272,3 +273,31 @@ def test_an_unwritable_output_folder_is_refused_before_training(home, monkeypatc
     with pytest.raises(UserError, match="cannot be written"):
         study.run(protocol(), "erm")
     assert calls == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_on_rows_hears_every_row_once_in_this_process_after_it_was_saved(jobs):
+    get_reusable_executor().shutdown()  # workers of an earlier test write to its folder
+    place, heard, saved = study.Study(protocol(), "softad").place, [], []
+
+    def on_rows(rows):
+        heard.append(rows)
+        kept = place.kept([0.0]).set_index([*store.RUN, "epoch"])
+        saved.append(rows.set_index([*store.RUN, "epoch"]).index.isin(kept.index).all())
+
+    rows = study.run(protocol(), "softad", jobs=jobs, on_rows=on_rows)
+    assert len(heard) > 1
+    assert all(saved)
+    replayed = sum(len(r) for r in heard) - len(rows)
+    assert replayed == 2, "the last epoch of the two selected runs, once more by their replays"
+    pd.testing.assert_frame_equal(store.merge(heard), rows)
+    study.run(protocol(), "softad", on_rows=lambda rows: pytest.fail("nothing was left to do"))
+
+
+def test_what_on_rows_raises_ends_the_call_and_loses_nothing():
+    def on_rows(rows):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        study.run(protocol(), "softad", on_rows=on_rows)
+    assert len(study.Study(protocol(), "softad").place.kept([0.0]))
