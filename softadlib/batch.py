@@ -7,10 +7,10 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import guard, store
 from .errors import MissingData, choose
@@ -20,6 +20,9 @@ from .progress import Bar
 from .protocol import Protocol
 from .splits import load_splits
 from .study import Study
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
 
 TRAIN = "train"
 """The notebook executed once per dataset × method; all others draw."""
@@ -104,6 +107,7 @@ def plan(
     datasets: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    cluster: "Cluster | None" = None,
 ) -> Plan:
     """Every notebook to execute, and those already done. Raises UserError for any bad input."""
     found, left_out = protocols(profile, datasets, overrides)
@@ -111,7 +115,8 @@ def plan(
     out = Plan(profile, found, [], left_out=left_out)
     for protocol in found.values():
         for method in methods_of(protocol, methods):
-            study = Study(protocol, method)
+            where = cluster.device(protocol) if cluster else None
+            study = Study(protocol, method, where)
             out.pairs.append((protocol.dataset, method))
             task = Task(
                 f"{protocol.dataset} × {method}",
@@ -282,19 +287,47 @@ def _last_started(notebook: Path) -> str:
     return f" In [{begun[-1]}]" if begun else ""
 
 
-def run(work: Plan, *, jobs: int, timeout: int | None = None) -> list[Outcome]:
+def run(
+    work: Plan, *, jobs: int, timeout: int | None = None, cluster: "Cluster | None" = None
+) -> list[Outcome]:
     """Execute a plan in `jobs` processes, trainings first; failures do not stop the others.
 
-    Raises UserError where another process is at work on one of its trainings.
+    On a `cluster` the trainings are over before their notebooks, which then draw. Raises UserError
+    where another process is at work on one of its trainings.
     """
     outcomes: list[Outcome] = []
-    first = [t for t in work.tasks if not t.reads]
     claim = store.claim(work.profile, work.pairs)
     with claim, Bar([(t.name, t.units, t.progress) for t in work.tasks]) as bar:
-        outcomes += _parallel(first, jobs, timeout, bar)
+
+        def execute_all(tasks: Sequence[Task]) -> Iterator[Outcome]:
+            if cluster:
+                from .away import elsewhere
+
+                return elsewhere(tasks, cluster, timeout)
+            return _parallel(tasks, jobs, timeout)
+
+        def take(found: Iterable[Outcome]) -> None:
+            for outcome in found:
+                outcomes.append(outcome)
+                bar.finished(outcome.task.name, outcome.error)
+
+        if cluster:
+            take(_untrained(work, cluster))
+        ended = {o.task.name for o in outcomes}
+        take(execute_all([t for t in work.tasks if not t.reads and t.name not in ended]))
         _refresh_digests(work)
-        outcomes += _parallel([t for t in work.tasks if t.reads], jobs, timeout, bar)
+        take(execute_all([t for t in work.tasks if t.reads]))
     return outcomes
+
+
+def _untrained(work: Plan, cluster: "Cluster") -> Iterator[Outcome]:
+    """Train on the cluster; those notebooks whose training failed."""
+    from .cluster import train
+
+    pairs = {f"{d} × {m}": (p, m) for d, p in work.protocols.items() for m in p.methods}
+    tasks = {(pairs[t.name][0].dataset, pairs[t.name][1]): t for t in work.tasks if t.units}
+    errors = train([pairs[t.name] for t in tasks.values()], cluster)
+    return (Outcome(tasks[pair], 0.0, f"{tasks[pair].name}: {e}") for pair, e in errors.items())
 
 
 def _refresh_digests(work: Plan) -> None:
@@ -303,24 +336,19 @@ def _refresh_digests(work: Plan) -> None:
     work.tasks = [fresh.get(t.name, t) if t.reads else t for t in work.tasks]
 
 
-def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None, bar: Bar) -> list[Outcome]:
+def _parallel(tasks: Sequence[Task], jobs: int, timeout: int | None) -> Iterator[Outcome]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    outcomes: list[Outcome] = []
+    ended: set[str] = set()
     known = (str(store.home()), timeout, os.environ.get(guard.FAMILY, ""))
     calls = (delayed(guard.following)(os.getpid(), execute, task, *known) for task in tasks)
     try:
         for outcome in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(calls):
-            outcomes.append(outcome)
-            bar.finished(outcome.task.name, outcome.error)
+            ended.add(outcome.task.name)
+            yield outcome
     except TerminatedWorkerError:
-        ended = {o.task.name for o in outcomes}
         for task in tasks:
             if task.name not in ended:
-                outcome = Outcome(
-                    task, 0.0, f"{task.name}: its process was killed (out of memory?); run again"
-                )
-                outcomes.append(outcome)
-                bar.finished(outcome.task.name, outcome.error)
-    return outcomes
+                error = f"{task.name}: its process was killed (out of memory?); run again"
+                yield Outcome(task, 0.0, error)

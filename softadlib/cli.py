@@ -4,9 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from . import __version__, guard
+from . import __version__, guard, options
 from .errors import UserError
 
 
@@ -24,37 +23,16 @@ def _parser() -> argparse.ArgumentParser:
         )
         return sub
 
-    def sweep(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "--dataset", action="append", metavar="D", help="this dataset only (repeatable)"
-        )
-        sub.add_argument(
-            "--method", action="append", metavar="M", help="this method only (repeatable)"
-        )
-        sub.add_argument(
-            "-p",
-            dest="parameters",
-            nargs=2,
-            action="append",
-            default=[],
-            metavar=("NAME", "VALUE"),
-            help="override one parameter of params/, VALUE as YAML",
-        )
-        sub.add_argument(
-            "-j",
-            "--jobs",
-            type=int,
-            metavar="N",
-            help="processes, one thread each (default: one per core on a CPU, else one)",
-        )
-
     command = add("run", "Execute the notebooks of a profile: train, then draw.")
-    sweep(command)
+    options.sweep(command)
     command.add_argument(
         "--timeout", type=int, metavar="S", help="give up on a cell after S seconds"
     )
+    command.add_argument(
+        "--emit-slurm", type=int, metavar="N", help="print an array script of N shards, run nothing"
+    )
     command = add("train", "Run the sweeps of a profile without notebooks; the same files.")
-    sweep(command)
+    options.sweep(command)
     command.add_argument("--fresh", action="store_true", help="forget earlier results first")
     data = commands.add_parser("data", help="List or prepare image sets.").add_subparsers(
         dest="action", required=True, metavar="list | prepare"
@@ -99,43 +77,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    import yaml
-
-    values = {}
-    for name, text in pairs:
-        try:
-            values[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"parameter {name}: {text!r} is not YAML") from None
-    return values
-
-
-def _jobs(value: int | None, protocols: dict) -> int:
-    """As asked; else one per core where the CPU trains, and one where the processes would share a GPU."""
-    from .trainer import pick_device
-
-    if value is None:
-        devices = {pick_device(p.device).type for p in protocols.values()}
-        return (os.cpu_count() or 1) if devices == {"cpu"} else 1
-    if value < 1:
-        raise UserError(f"--jobs must be at least 1, got {value}")
-    return value
-
-
 def _run(args: argparse.Namespace) -> int:
+    import contextlib
+
     from . import batch
 
     if args.timeout is not None and args.timeout < 1:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
-    work = batch.plan(args.profile, args.dataset, args.method, _overrides(args.parameters))
-    jobs = _jobs(args.jobs, work.protocols)
-    _notes(work.protocols, work.left_out)
-    if work.skipped:
-        _say(
-            f"{len(work.skipped)} of {len(work.skipped) + len(work.tasks)} notebooks are already done"
-        )
-    outcomes = batch.run(work, jobs=jobs, timeout=args.timeout)
+    if args.emit_slurm is not None:
+        print(options.array_script(args), end="")
+        return 0
+    if args.shard is not None:
+        return _train(args)  # a part has nothing to draw yet
+    overrides = options.overrides(args.parameters)
+    with options.cluster(args) or contextlib.nullcontext() as cluster:
+        work = batch.plan(args.profile, args.dataset, args.method, overrides, cluster)
+        jobs = 1 if cluster else options.jobs(args.jobs, work.protocols)
+        _notes(work.protocols, work.left_out)
+        if work.skipped:
+            every = len(work.skipped) + len(work.tasks)
+            _say(f"{len(work.skipped)} of {every} notebooks are already done")
+        outcomes = batch.run(work, jobs=jobs, timeout=args.timeout, cluster=cluster)
     failures = [o.error for o in outcomes if o.error]
     for line in failures:
         _say(line)
@@ -147,26 +109,26 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
+    import contextlib
 
-    from . import batch, store, study
+    from . import sweeps
 
-    found, left_out = batch.protocols(args.profile, args.dataset, _overrides(args.parameters))
-    pairs = [(p, m) for p in found.values() for m in batch.methods_of(p, args.method)]
-    jobs = _jobs(args.jobs, found)
-    store.check_writable(store.profile_dir(args.profile))
-    studies = [study.Study(p, m) for p, m in pairs]
-    for one in () if args.fresh else studies:
-        one.done()  # a broken table is refused before anything starts
-    _notes(found, left_out)
-    total = sum(one.units() for one in studies)
-    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    claim = store.claim(args.profile, [(p.dataset, m) for p, m in pairs])
-    with claim, tqdm(total=total, bar_format=form, disable=None) as bar:
-        for protocol, method in pairs:
-            bar.set_description_str(f"{protocol.dataset} × {method}")
-            study.run(protocol, method, jobs=jobs, resume=not args.fresh, tick=bar.update)
-    return 0
+    overrides = options.overrides(args.parameters)
+    with options.cluster(args) or contextlib.nullcontext() as cluster:
+        errors, word = sweeps.run(
+            args.profile,
+            args.dataset,
+            args.method,
+            overrides,
+            jobs=lambda found: 1 if cluster else options.jobs(args.jobs, found),
+            fresh=getattr(args, "fresh", False),
+            shard=args.shard,
+            cluster=cluster,
+            note=_notes,
+        )
+    for line in (*errors, *([word] if word else [])):
+        _say(line)
+    return 1 if errors else 0
 
 
 def _data(args: argparse.Namespace) -> int:
@@ -234,7 +196,7 @@ def _audit(args: argparse.Namespace) -> int:
 
     from . import controls
 
-    jobs = (os.cpu_count() or 1) if args.jobs is None else _jobs(args.jobs, {})
+    jobs = (os.cpu_count() or 1) if args.jobs is None else options.jobs(args.jobs, {})
     todo = controls.plan(args.profile, args.dataset)
     for _ in tqdm(controls.make(todo, jobs), total=len(todo), unit="run", disable=None):
         pass

@@ -1,0 +1,73 @@
+"""Notebooks executed on a cluster's nodes: what they read travels with them, what they show comes back."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from . import store
+from .batch import Outcome, Task, execute
+from .cluster import Cluster, Ray
+from .errors import UserError
+
+RESULTS = ("metrics.parquet", "provenance.json")
+
+
+def elsewhere(tasks: Sequence[Task], cluster: Cluster, timeout: int | None) -> Iterator[Outcome]:
+    """Each task's outcome, its notebook written here, be it whole or as it stopped."""
+    home = store.home()
+    calls = []
+    for task in tasks:
+        there = {p: p.read_bytes() for p in _wanted(task)}
+        files = {str(p.relative_to(home)): content for p, content in there.items()}
+        # results are there, whatever trained them: a node without a GPU draws them too
+        given = {**task.parameters, **({"device": "cpu"} if task.units else {})}
+        calls.append((dataclasses.replace(task, parameters=given), str(home), files, timeout))
+    ended = set()
+    executor = Ray(cluster, "cpu")
+    try:
+        for name, seconds, error, target, content in executor.map(_execute, calls):
+            if content is not None:
+                store.write(home / target, content)
+            task = next(t for t in tasks if t.name == name)
+            if not error:
+                _failed(task).unlink(missing_ok=True)
+            ended.add(name)
+            yield Outcome(task, seconds, error)
+    except UserError as problem:  # workers that died twice
+        for task in tasks:
+            if task.name not in ended:
+                yield Outcome(task, 0.0, f"{task.name}: {problem}")
+
+
+def _failed(task: Task) -> Path:
+    return task.target.with_name(f"{task.target.stem}.error.ipynb")
+
+
+def _wanted(task: Task) -> Iterator[Path]:
+    """The notebook, the profiles, small tables that pages draw, and what it reads of results."""
+    home = store.home()
+    yield task.source
+    yield from (p for p in store.params_dir().rglob("*.yaml"))
+    yield from (home / "outputs").glob("*.json")
+    profile = task.parameters.get("profile")
+    folders = [task.target.parent] if task.units else store.places(profile) if task.reads else []
+    for folder in folders:
+        yield from (folder / name for name in RESULTS if (folder / name).exists())
+
+
+def _execute(
+    task: Task, home: str, files: dict[str, bytes], timeout: int | None
+) -> tuple[str, float, str, str, bytes | None]:
+    """On a node, in the scratch workbook: name, seconds, error, where the notebook belongs, and it."""
+    scratch = Path(os.environ["SOFTAD_HOME"])
+    for name, content in files.items():
+        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+        (scratch / name).write_bytes(content)
+    source, target = (scratch / p.relative_to(home) for p in (task.source, task.target))
+    moved = dataclasses.replace(task, source=source, target=target, progress=None)
+    outcome = execute(moved, str(scratch), timeout)
+    made = _failed(moved) if outcome.error else target
+    content = made.read_bytes() if made.exists() else None
+    error = outcome.error.replace(str(scratch), home)
+    return task.name, outcome.seconds, error, str(made.relative_to(scratch)), content

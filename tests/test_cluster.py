@@ -1,0 +1,205 @@
+"""Ray for real: two nodes of two workers each, one of which dies. One cluster for all tests."""
+
+import json
+import os
+import signal
+import sys
+
+import nbformat
+import pandas as pd
+import pytest
+from homes import make_home, tree, write_notebook
+
+from softadlib import cli, cluster, store, study
+from softadlib.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*ray.*:FutureWarning")
+
+GRIDS = {"softad": [0.05, 0.1, 0.3], "sam": [0.1], "adaflood": [0.1]}
+DATASETS = {
+    "gaussian": {"trials": 3, "grids": GRIDS, "aux_folds": 2},
+    "spiral": {"grids": {"softad": "auto"}},
+}
+PAIRS = [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", m) for m in ("erm", "softad")]
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Connected to for all tests: the nodes' processes need not start anew."""
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    nodes.add_node(num_cpus=2)
+    nodes.wait_for_nodes()
+    with cluster.Cluster(nodes.address):
+        yield nodes.address
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A home where one process has done everything."""
+    home = make_home(tmp_path_factory.mktemp("plain"), **DATASETS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOFTAD_HOME", str(home))
+        assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    return home
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path, ("train", "table_1_loss_gap"), **DATASETS)
+
+
+def table(home, dataset, method):
+    return pd.read_parquet(home / "outputs/tiny" / dataset / method / "metrics.parquet")
+
+
+def same_tables(home, plain, pairs=PAIRS):
+    for pair in pairs:
+        pd.testing.assert_frame_equal(table(home, *pair), table(plain, *pair), check_exact=True)
+
+
+def sessions(home, dataset, method):
+    path = home / "outputs/tiny" / dataset / method / "provenance.json"
+    return store.read_provenance(path)["sessions"]
+
+
+def test_a_death_costs_its_task_once_more_and_two_its_study(
+    home, plain, address, monkeypatch, capsys
+):
+    log, marker, cursed = home / "log", home / "marker", home / "cursed"
+    train = study._train_and_save
+
+    def mortal(protocol, runs, epochs, *rest):
+        import contextlib
+
+        with open(log, "a") as file:
+            facts = [protocol.dataset, runs[0].method, sorted(epochs), [r.key for r in runs]]
+            file.write(json.dumps(facts) + "\n")
+        if runs[0].method == "sam" and runs[0].trial == 0 and cursed.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if runs[0].method == "softad" and runs[0].trial == 1:
+            with contextlib.suppress(FileExistsError):
+                marker.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return train(protocol, runs, epochs, *rest)
+
+    def executions():
+        lines = log.read_text().splitlines()
+        log.unlink()
+        return {line: lines.count(line) for line in lines}
+
+    monkeypatch.setattr(study, "_train_and_save", mortal)
+    cursed.touch()
+    argv = ["train", "tiny", "--engine", "ray", "--address", address]
+    assert cli.main(argv) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "1 tasks were lost with their workers 2 times" in line
+    times = executions()
+    twice = [json.loads(task)[1] for task, n in times.items() if n == 2]
+    assert sorted(twice) == ["sam", "softad"], "tried twice and given up; died once and done again"
+    assert sum(n == 1 for n in times.values()) == len(times) - len(twice) > 9
+    same_tables(home, plain, [p for p in PAIRS if p[1] != "sam"])
+    assert not (home / "outputs/tiny/gaussian/sam/metrics.parquet").exists()
+
+    cursed.unlink()
+    assert cli.main(argv) == 0
+    assert {json.loads(task)[1] for task in executions()} == {"sam"}
+    same_tables(home, plain)
+    found = [s for pair in PAIRS for s in sessions(home, *pair)]
+    assert {s["engine"] for s in found} == {"ray"}
+    assert max(s["nodes"] for s in found) == 2
+    assert {s["device"] for s in found} == {sessions(plain, *PAIRS[0])[0]["device"]}
+    folder = home / "outputs/tiny"
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    kept = {f for f in files if "/held-out/" in f or "/suggested/" in f}
+    assert len(kept) == 3 + 2, "what was found of samples and of theta came back too"
+    names = ("metrics.parquet", "provenance.json")
+    assert files - kept == {"/".join([*p, n]) for p in PAIRS for n in names}
+
+
+def test_notebooks_are_executed_on_nodes_and_written_here(home, plain, address, capsys):
+    write_notebook(home / "notebooks" / "broken.ipynb", "x = 1", "raise ValueError('no such luck')")
+    argv = ["run", "tiny", "--dataset", "spiral", "--method", "erm"]
+    assert cli.main([*argv, "--engine", "ray", "--address", address]) == 1
+    err = capsys.readouterr().err
+    assert "broken failed in notebooks/broken.ipynb In [4]: ValueError: no such luck" in err
+    folder = home / "outputs/tiny"
+    assert f"the notebook as it stopped: {folder}/figures/broken.error.ipynb" in err
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*")
+             if p.is_file() and not p.name.startswith(".")}  # fmt: skip
+    assert files == {
+        *(f"spiral/erm/{n}" for n in ("metrics.parquet", "provenance.json", "train.ipynb")),
+        "figures/table_1_loss_gap.ipynb",
+        "figures/broken.error.ipynb",
+    }
+    same_tables(home, plain, [("spiral", "erm")])
+    shown = nbformat.read(folder / "spiral/erm/train.ipynb", as_version=4)
+    assert all(c.execution_count for c in shown.cells if c.cell_type == "code")
+    before = tree(home)
+    (home / "notebooks" / "broken.ipynb").unlink()
+    assert cli.main([*argv, "-j", "1"]) == 0
+    assert "2 of 2 notebooks are already done" in capsys.readouterr().err
+    assert before.items() >= {k: v for k, v in tree(home).items()}.items(), "nothing left to do"
+
+
+def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
+    def refused(*argv):
+        assert cli.main(["train", "tiny", "--engine", "ray", "--address", address, *argv]) in (1, 2)
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: found on a node
+    argv = ("--method", "adaflood", "--dataset", "gaussian", "-p", "aux_folds", "3")
+    assert "with aux_folds 3, batch_size 13 leaves a last batch of one" in refused(
+        *argv, "-p", "batch_size", "13"
+    )
+    assert "no node of the cluster has 64 CPUs and 0 GPUs" in refused("--cpus", "64")
+    assert "device 'cuda' needs --gpus above 0" in refused("-p", "device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--engine", "dask"], "engine 'dask' unknown; choose from joblib, ray"),
+        (["--address", "auto"], "--address is for a cluster; add --engine ray"),
+        (["--gpus", "0.5"], "--gpus is for a cluster; add --engine ray"),
+        (["--engine", "ray", "--gpus", "-1"], "--gpus must be a number of at least 0, got -1"),
+        (["--engine", "ray", "--gpus", "1.5"], "--gpus above 1 must be whole, got 1.5"),
+        (["--engine", "ray", "--cpus", "nan"], "--cpus must be a number of at least 0, got nan"),
+        (["--engine", "ray", "-j", "2"], "--jobs is for this machine"),
+        (["--engine", "ray", "--shard", "1/2"], "not with --engine ray"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_bad_options_are_one_line_and_start_nothing(home, capsys, command, argv, words):
+    before = tree(home)
+    assert cli.main([command, "tiny", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert words in err
+    assert tree(home) == before
+
+
+def test_without_ray_one_line_says_what_to_install(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(["train", "tiny", "--engine", "ray"]) == 2
+    assert "ray is not installed; install it with: pip install 'softadlib[workbook,cluster]'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_workers_by_hand():
+    some = cluster.Cluster(cpus=2, gpus=0.25)
+    some.nodes = [{"CPU": 16.0, "GPU": 1.0}, {"CPU": 5.0}, {"CPU": 3.0, "GPU": 8.0}]
+    assert some.workers(0.25) == min(8, 4) + 0 + min(1, 32)
+    assert some.workers(0) == 8 + 2 + 1
+    assert cluster.Ray(some, "auto").where.type == "cuda", "where nodes have GPUs"
+    assert cluster.Ray(some, "cpu").workers == 11
+    with pytest.raises(UserError, match="no node of the cluster has 2 CPUs and 9 GPUs"):
+        some.workers(9)
+    with pytest.raises(UserError, match="device 'mps' is not for a cluster"):
+        cluster.Ray(some, "mps")
