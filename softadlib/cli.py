@@ -231,11 +231,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `softad` command; returns the exit status."""
     args = _parser().parse_args(argv)
     try:
-        guard.stop_on_term()
         verbs = {"run": _run, "train": _train, "report": _report, "data": _data, "bench": _bench}
         verbs["audit"] = _audit
         verbs |= {"results": _results, "export": _export}
-        return verbs[args.command](args)
+        with guard.stopped_by_term():
+            return verbs[args.command](args)
     except UserError as error:
         _say(str(error))
         return 2

@@ -201,12 +201,19 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, as a scheduler sends it before it kills: ends as Ctrl-C does."""
 
 
-def stop_on_term() -> None:
-    """Let SIGTERM end this process the way Ctrl-C does, once; a second one ends it at once."""
+@contextlib.contextmanager
+def stopped_by_term() -> Iterator[None]:
+    """Let SIGTERM end what is inside the way Ctrl-C does, once; a second one ends the process."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Terminated
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
