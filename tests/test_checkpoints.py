@@ -291,3 +291,26 @@ def test_checkpoint_every_says_nothing_about_the_numbers():
     for value in (-1, 1.5, "often", True, None):
         with pytest.raises(UserError, match="checkpoint_every must be auto, or a whole number of"):
             protocol(checkpoint_every=value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("recipe", ["adam", "momentum"])
+@pytest.mark.parametrize("name", ["stack of one", "stack", "lanes"])
+def test_on_cuda_what_goes_on_is_bit_for_bit_too(name, recipe):
+    """The step is captured anew after the state is back."""
+    make, runs = ENGINES[name]
+    recipe, measured, trials = RECIPES[recipe], {0, 5, 10}, (0, 1, 1)[:runs]
+
+    def engine():
+        data = splits(torch.float32).to("cuda", torch.float32)
+        knobs = KNOBS["radius"][:runs]
+        nets = networks(trials, torch.float32)
+        return make(METHODS["sam"], nets, data, trials, knobs, SETTINGS)
+
+    expected, pocket = engine().train(recipe, SEEDS, measured), Pocket()
+    with pytest.raises(Accident):
+        engine().train(recipe, SEEDS, measured, tick=cut_at(CUT * runs), keeper=pocket)
+    got = engine().train(recipe, SEEDS, measured, keeper=Pocket(pocket.content))
+    for epoch in expected:
+        for measure in MEASURES:
+            np.testing.assert_array_equal(got[epoch][measure], expected[epoch][measure])
