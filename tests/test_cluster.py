@@ -28,8 +28,18 @@ def address():
     """Connected to for all tests: the nodes' processes need not start anew."""
     from ray.cluster_utils import Cluster
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-    nodes.add_node(num_cpus=2)
+    for left in (
+        2,
+        1,
+        0,
+    ):  # Ray gives a node half a minute to start, whatever else the machine does
+        try:
+            nodes = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+            nodes.add_node(num_cpus=2)
+            break
+        except Exception:
+            if not left:
+                raise
     nodes.wait_for_nodes()
     with cluster.Cluster(nodes.address):
         yield nodes.address
