@@ -4,6 +4,7 @@ import datetime
 import html
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -24,16 +25,20 @@ section h1 { font-size: 1.2rem; margin: 2.6rem 0 .4rem; padding-top: .8rem; bord
 section h2 { font-size: 1.02rem; margin: 1.6rem 0 .2rem; border: 0; padding: 0; }
 nav { border: 1px solid var(--line); border-width: 1px 0; margin: 1.5rem 0; background: #fafbfc; }
 nav ol { columns: 22rem; padding-top: .8rem; padding-bottom: .8rem; list-style: none; }
+nav li { padding-left: 1.2rem; text-indent: -1.2rem; break-inside: avoid; }
 nav a { color: inherit; text-decoration: none; } nav a:hover { color: var(--accent); text-decoration: underline; }
 .table, section .jp-RenderedHTMLCommon, section .output_html { overflow-x: auto; }
 table { border-collapse: collapse; border: 0; font-size: .84rem; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .28rem .6rem; text-align: right; border: 0;
    border-bottom: 1px solid var(--line); white-space: nowrap; }
 thead th { border-bottom: 0; font-weight: 600; }
+thead tr th { text-align: right !important; } thead tr th[colspan] { text-align: left !important; }
+.how table { font-size: .78rem; } .how :is(th, td) { padding: .28rem .45rem; }
+.how tr :is(th, td):nth-child(-n+2) { text-align: left !important; }
 thead tr:last-child th { border-bottom: 1.5px solid var(--ink); } tbody th { text-align: left; font-weight: 500; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 pre { font-size: .82rem; background: #f6f7f9; padding: .7rem .9rem; overflow-x: auto; border-radius: 4px; }
-code { font-size: .9em; } .anchor-link { display: none; } .prompt { display: none; }
+code { font-size: .9em; overflow-wrap: anywhere; } .anchor-link { display: none; } .prompt { display: none; }
 footer { color: var(--soft); font-size: .85rem; padding: 3rem 0 2rem; }
 """
 
@@ -46,11 +51,21 @@ def _order(notebook: Path) -> tuple:
     return (kind, int(number.group()) if number and kind < 2 else 0, notebook.stem)
 
 
-def _title(notebook: Path) -> str:
-    """Its first heading, and the dataset where the notebook is drawn once for each."""
+def _read(notebook: Path) -> Any:
     import nbformat
 
-    document = nbformat.read(notebook, as_version=4)
+    try:
+        return nbformat.read(notebook, as_version=4)
+    except Exception as error:  # nbformat has many of its own
+        what = " ".join(str(error).split())[:80]
+        raise UserError(
+            f"{notebook} is broken ({what}); delete it and run again what drew it"
+        ) from None
+
+
+def _title(notebook: Path) -> str:
+    """Its first heading, and the dataset where the notebook is drawn once for each."""
+    document = _read(notebook)
     lines = document["cells"][0]["source"].splitlines() if document["cells"] else []
     title = next((line[2:].strip() for line in lines if line.startswith("# ")), notebook.stem)
     given = document["metadata"].get("papermill", {}).get("parameters", {})
@@ -59,16 +74,18 @@ def _title(notebook: Path) -> str:
 
 def _body(notebook: Path) -> str:
     """The notebook's prose and outputs as HTML, pictures inside, no code."""
-    import nbformat
     from nbconvert import HTMLExporter
 
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
-    document = nbformat.read(notebook, as_version=4)
+    document = _read(notebook)
     document["cells"] = [
         c
         for c in document["cells"]
         if not {"parameters", "injected-parameters"} & set(c["metadata"].get("tags", []))
     ]
+    for output in (o for c in document["cells"] for o in c.get("outputs", ())):
+        if len(output.get("data", {})) > 1:  # a page has no kernel: of a live view its picture
+            output["data"].pop("application/vnd.jupyter.widget-view+json", None)
     for cell in document["cells"]:
         for output in cell.get(
             "outputs", []
@@ -152,6 +169,6 @@ def _how(profile: str, facts: pd.DataFrame) -> str:
             lines.append(f"<p>{html.escape(known['dataset'])} × {path.name}: {shown}</p>")
     return (
         f"<p>One line per training notebook; the executed notebooks lie beside their data in "
-        f"<code>outputs/{html.escape(profile)}/</code>.</p><div class='table'>{table}</div>"
+        f"<code>outputs/{html.escape(profile)}/</code>.</p><div class='table how'>{table}</div>"
         f"<details><summary>Protocols and grids</summary>{''.join(lines)}</details>"
     )

@@ -123,6 +123,7 @@ class Sweep:
             known = json.loads(path.read_text())
         except (OSError, ValueError):
             known = {}
+        known = known if isinstance(known, dict) else {}
         if key not in known:
             times = {c: self.seconds(*c) for c in CANDIDATES if c[1] <= max(len(self.runs), 4)}
             known[key] = min(times, key=times.get)

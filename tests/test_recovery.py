@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from homes import TINY, make_home, tree
+from homes import TINY, make_home, tree, write_notebook
 
-from softadlib import cli, files, guard, store, study
+from softadlib import batch, cli, files, guard, store, study
 from softadlib.errors import UserError
 from softadlib.protocol import Protocol
 
@@ -168,6 +168,17 @@ def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, capsys, name, 
         file.unlink()
     assert cli.main(["train", "tiny", "-j", "1"]) == 0
     pd.testing.assert_frame_equal(store.read("tiny"), whole)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_drawing_is_named_by_the_report_and_drawn_again(home, capsys, damage):
+    write_notebook(home / "notebooks" / "drawing.ipynb", "print(1)")
+    (task,) = (t for t in batch.drawings("tiny", ["gaussian"]) if t.name == "drawing")
+    files.write(task.target, DAMAGE[damage] or b"")
+    assert cli.main(["report", "tiny"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{task.target} is broken" in line
+    assert "drawing" in [t.name for t in batch.plan("tiny").tasks]
 
 
 @pytest.mark.parametrize("damage", ["empty", "garbage", "cut"])
