@@ -191,7 +191,7 @@ def _digest(source: Path, parameters: Mapping[str, Any], profile: str) -> str:
 def _drawn(task: Task) -> bool:
     try:
         return json.loads(task.target.read_text())["metadata"]["softad"]["digest"] == task.digest
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
