@@ -31,10 +31,10 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     run = ["case", "trial", "knob"]
     if ends.duplicated(run).any():
         ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
-    knobs = ends.groupby("case")["knob"]
+    group = ["case", "trial"]  # a trial's own grid: one suggested θ has no edges
+    knobs = ends.groupby(group)["knob"]
     low, high = knobs.transform("min"), knobs.transform("max")
     ends = ends.assign(at_edge=((ends["knob"] == low) | (ends["knob"] == high)) & (low < high))
-    group = ["case", "trial"]
     winners = ends[ends["acc_val"] == ends.groupby(group)["acc_val"].transform("max")]
     winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))
     winners = winners.sort_values("knob", ascending=ties == "smallest", kind="stable")

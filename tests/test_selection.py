@@ -69,6 +69,13 @@ def test_a_method_without_a_knob_is_never_at_an_edge():
     assert not chosen["at_edge"].any()
 
 
+def test_edges_are_of_a_trials_own_grid():
+    one_each = selection.select(table([(0, 0.1, 0.9), (1, 0.2, 0.9), (2, 0.3, 0.9)]))
+    assert not one_each["at_edge"].any()
+    two_each = table([(0, 0.1, 0.8), (0, 0.2, 0.9), (1, 0.2, 0.9), (1, 0.3, 0.8)])
+    assert selection.select(two_each)["at_edge"].all()
+
+
 def test_groups_do_not_mix():
     rows = pd.concat(
         [
