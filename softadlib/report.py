@@ -33,7 +33,7 @@ th, td { padding: .28rem .6rem; text-align: right; border: 0;
    border-bottom: 1px solid var(--line); white-space: nowrap; }
 thead th { border-bottom: 0; font-weight: 600; }
 thead tr th { text-align: right !important; } thead tr th[colspan] { text-align: left !important; }
-.how table { font-size: .78rem; } .how :is(th, td) { padding: .28rem .45rem; }
+.how table { font-size: .75rem; } .how :is(th, td) { padding: .28rem .3rem; }
 .how tr :is(th, td):nth-child(-n+2) { text-align: left !important; }
 thead tr:last-child th { border-bottom: 1.5px solid var(--ink); } tbody th { text-align: left; font-weight: 500; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
@@ -83,6 +83,7 @@ def _body(notebook: Path) -> str:
         for c in document["cells"]
         if not {"parameters", "injected-parameters"} & set(c["metadata"].get("tags", []))
     ]
+    document["metadata"].pop("widgets", None)
     for output in (o for c in document["cells"] for o in c.get("outputs", ())):
         if len(output.get("data", {})) > 1:  # a page has no kernel: of a live view its picture
             output["data"].pop("application/vnd.jupyter.widget-view+json", None)

@@ -165,6 +165,19 @@ def test_the_explorers_slider_changes_its_picture(browser, lab, home):
     page.close()
 
 
+def live_view(path):
+    """Store the notebook as the explorer is stored: beside each picture a view that needs a kernel."""
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            if "image/png" in output.get("data", {}):
+                view = {"model_id": "a" * 32, "version_major": 2, "version_minor": 0}
+                output["data"]["application/vnd.jupyter.widget-view+json"] = view
+    state = {"version_major": 2, "version_minor": 0, "state": {}}
+    notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": state}
+    path.write_text(json.dumps(notebook))
+
+
 def test_every_link_and_picture_of_the_report_is_there(browser, tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path, REPORTED)))
     assert cli.main(["train", "tiny", "-j", "1"]) == 0
@@ -172,6 +185,7 @@ def test_every_link_and_picture_of_the_report_is_there(browser, tmp_path, monkey
     figures.mkdir()
     for name in REPORTED:  # as recorded: executing them is another test's work
         shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", figures)
+    live_view(figures / "demo_quadratic.ipynb")
     assert cli.main(["report", "tiny"]) == 0
     page, asked, said = browser.new_page(viewport={"width": 1200, "height": 900}), [], []
     page.on("request", lambda request: asked.append(request.url))
@@ -191,12 +205,16 @@ def test_every_link_and_picture_of_the_report_is_there(browser, tmp_path, monkey
         else:
             path = urllib.request.url2pathname(urljoin(address, target).removeprefix("file://"))
             assert Path(path).exists(), target
+    drawn = sum((figures / f"{n}.ipynb").read_text().count('"image/png"') for n in REPORTED)
     pictures = page.locator("main img").all()
-    assert len(pictures) >= 2
+    assert len(pictures) == drawn >= 2
     assert all(min(size_of(picture)) > 100 for picture in pictures)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
         "wider than the window"
     )
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "on a telephone"
+    assert page.locator("script").count() == 0
     assert said == []
     assert {u.split("#")[0] for u in asked if not u.startswith("data:")} == {address}
     look(page, "report")
