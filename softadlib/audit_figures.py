@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from .audit import CASE, label
+from .audit import label
 from .controls import WATCHED
+from .tables import COLUMNS
 
 RULES = {"largest": ("xkcd:pinkish red", "o"), "smallest": ("xkcd:bright blue", "s")}
 """Colour and marker of each tie rule."""
@@ -26,30 +27,29 @@ ALONG = {
 def intervals(
     tables: Mapping[str, pd.DataFrame], claim: str, unit: str, order: Sequence[str]
 ) -> Figure:
-    """SoftAD minus each rival with its 95 % bootstrap interval: a panel per dataset and label noise.
+    """SoftAD minus each rival with its 95 % bootstrap interval: a column per dataset, a row per label noise.
 
     `tables`: tie rule → `audit.compare`. A hollow mark is an interval on both sides of zero.
     """
     every = pd.concat(tables.values())
-    cases = every[CASE].drop_duplicates().sort_values(["label_noise"], kind="stable")
+    datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
     rivals = [r for r in order if (every["against"] == r).any()]
-    columns = min(len(cases), 4)
-    lines = -(-len(cases) // columns)
-    size = (2.7 * columns, (0.42 * len(rivals) + 1.1) * lines + 0.5)
-    fig, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
-    for ax, case in zip(axes.flat, cases.itertuples(index=False)):
+    width, height = min(2.7 * len(datasets) + 0.8, 13), 0.42 * len(rivals) + 0.9
+    size = (max(width, 4), height * len(noises) + 0.7)
+    grid = {"figsize": size, "sharey": True, "squeeze": False}
+    fig, axes = plt.subplots(len(noises), len(datasets), **grid)
+    for (i, j), ax in np.ndenumerate(axes):
+        here = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
+        if here.empty:
+            ax.set_axis_off()
+            continue
         for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
-            part = table[(table[CASE] == tuple(case)).all(axis=1)].set_index("against")
-            _marks(ax, part, rivals, shift, *RULES[rule])
+            _marks(ax, table.loc[table.index.isin(here.index)], rivals, shift, *RULES[rule])
         ax.axvline(0, color="0.3", linewidth=1)
-        ax.set_title(
-            case.dataset + (f", {case.label_noise:.0%} flipped" if case.label_noise else "")
-        )
+        ax.set_title(datasets[j] + (f", {noises[i]:.0%} flipped" if noises[i] else ""))
         ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
         ax.set_ylim(len(rivals) - 0.5, -0.5)
         ax.xaxis.set_major_locator(MaxNLocator(4))
-    for ax in axes.flat[len(cases) :]:
-        ax.set_axis_off()
     name = f"SoftAD − rival, {claim} ({unit})" if unit else f"SoftAD − rival, {claim}"
     fig.supxlabel(name, fontsize="medium")
     handles = [
@@ -60,7 +60,14 @@ def intervals(
     return fig
 
 
+def _datasets(rows: pd.DataFrame) -> list[str]:
+    """Those of `rows`, the paper's first and in its order."""
+    have = list(rows["dataset"].unique())
+    return [d for d in COLUMNS if d in have] + sorted(set(have) - set(COLUMNS))
+
+
 def _marks(ax, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour, mark) -> None:
+    part = part.set_index("against")
     for place, rival in enumerate(rivals):
         if rival not in part.index:
             continue
@@ -78,7 +85,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     """
     every = pd.concat(chosen.values())
     every = every[every["control"] == WATCHED]
-    datasets, noises = every["dataset"].unique(), sorted(every["label_noise"].unique())
+    datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
     shape = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(len(ALONG), len(datasets), figsize=(2.6 * len(datasets), 6), **shape)
     for column, dataset in zip(axes.T, datasets):
