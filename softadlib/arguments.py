@@ -38,9 +38,9 @@ def levels(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Te
     """Indices (N,), ascending, and their levels (N,); ValueError for what cannot be levels."""
     wanted = "theta must be a vector of finite levels or a mapping from index to level"
     try:
-        ids = sorted(theta) if isinstance(theta, Mapping) else None
-        found = torch.as_tensor(theta if ids is None else [float(theta[i]) for i in ids])
-        ids = torch.as_tensor(range(len(found)) if ids is None else ids)
+        keys = sorted(theta) if isinstance(theta, Mapping) else None
+        found = torch.as_tensor(theta if keys is None else [float(theta[i]) for i in keys])
+        ids = torch.as_tensor(range(len(found)) if keys is None else keys)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{wanted}, got {theta!r}") from error
     if not found.is_floating_point() or found.ndim != 1 or not len(found):

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,13 @@ def per_sample(base: Base | None) -> Base:
     if not callable(base) or isinstance(base, type):
         raise ValueError(f"base must be a callable (input, target) → losses, got {base!r}")
     if getattr(base, "reduction", "none") != "none":
-        base = copy.deepcopy(base)  # a shallow copy would share the user's buffers
-        base.reduction = "none"
+        copied: Any = copy.deepcopy(base)  # a shallow copy would share the user's buffers
+        copied.reduction = "none"
+        return copied
     return base
 
 
-def classifies(base: Base) -> bool:
+def classifies(base: Base) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
     """Whether `base` is torch's own cross-entropy or NLL, whose options are known here."""
     return any(getattr(type(base), "forward", None) is known.forward for known in CLASSIFICATION)
 
@@ -55,8 +57,9 @@ def samples(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor |
                 "it gave a single value: use reduction='none'"
             )
         ignored = getattr(base, "ignore_index", None)
-        whole = isinstance(ignored, int) and not target.is_floating_point()
-        return losses, target != ignored if whole and losses.shape == target.shape else None
+        if not isinstance(ignored, int) or target.is_floating_point():
+            return losses, None
+        return losses, target != ignored if losses.shape == target.shape else None
     ignored = base.ignore_index
     if isinstance(base, nn.CrossEntropyLoss):
         losses = nn.functional.cross_entropy(

@@ -4,12 +4,16 @@ Arrays or tensors in, float64 numbers out; nothing here is differentiated. Logar
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .functional import LN2
+
+Values = ArrayLike | Tensor
+"""What `array` makes an array of."""
 
 
 class Interval(NamedTuple):
@@ -20,7 +24,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def array(name: str, values: object) -> np.ndarray:
+def array(name: str, values: Values | None) -> np.ndarray:
     """`values` as a numpy array on the CPU, floats as float64; ValueError for NaN and infinity."""
     if values is None:
         raise ValueError(f"{name} are missing")
@@ -41,7 +45,7 @@ def array(name: str, values: object) -> np.ndarray:
     return found
 
 
-def class_indices(targets: object, n: int, classes: int) -> np.ndarray:
+def class_indices(targets: Values, n: int, classes: int) -> np.ndarray:
     """`targets` as (n,) integers in 0 … classes−1; ValueError otherwise."""
     y = array("targets", targets)
     if y.shape != (n,):
@@ -55,7 +59,7 @@ def class_indices(targets: object, n: int, classes: int) -> np.ndarray:
     return y
 
 
-def between(name: str, value: object, low: float, high: float, open_ends: str = "") -> float:
+def between(name: str, value: float, low: float, high: float, open_ends: str = "") -> float:
     """`value` as a float; ValueError outside [low, high], `open_ends` ⊂ "lh" leaves ends out."""
     plain = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     inside = plain and low <= value <= high
@@ -66,6 +70,10 @@ def between(name: str, value: object, low: float, high: float, open_ends: str = 
     return float(value)
 
 
+@overload
+def psi(t: float) -> float: ...
+@overload
+def psi(t: np.ndarray) -> np.ndarray: ...
 def psi(t: float | np.ndarray) -> float | np.ndarray:
     """ψ(t) = ½[(1+t)ln(1+t) + (1−t)ln(1−t)], elementwise on [−1, 1].
 
@@ -80,6 +88,10 @@ def psi(t: float | np.ndarray) -> float | np.ndarray:
     return ((parts[0] + parts[1]) / 2)[()]
 
 
+@overload
+def entropy(p: float) -> float: ...
+@overload
+def entropy(p: np.ndarray) -> np.ndarray: ...
 def entropy(p: float | np.ndarray) -> float | np.ndarray:
     """h(p) = −p ln p − (1−p) ln(1−p) in nats, elementwise; 0 at 0 and 1."""
     p = np.asarray(p, dtype=np.float64)
@@ -117,7 +129,7 @@ def neighbour_bayes(error: float, classes: int = 2) -> float:
     return most * (1 - math.sqrt(max(0.0, 1 - between("error", error, 0, 1) / most)))
 
 
-def _soft_labels(soft: object) -> np.ndarray:
+def _soft_labels(soft: Values) -> np.ndarray:
     c = array("soft labels", soft).astype(np.float64)
     if c.ndim not in (1, 2) or not c.size or (c.ndim == 2 and c.shape[1] < 2):
         raise ValueError(
@@ -136,7 +148,7 @@ def _soft_labels(soft: object) -> np.ndarray:
     return c
 
 
-def bayes_error(soft: object, targets: object = None, *, delta: float = 0.05) -> Interval:
+def bayes_error(soft: Values, targets: Values | None = None, *, delta: float = 0.05) -> Interval:
     """β̂ = 1 − mean max_k c_k with Hoeffding's interval, from soft labels c of shape (n, K).
 
     (n,) is the probability of class 1 of two, and β̂ = mean min(c, 1−c). With hard `targets` (n,)
@@ -155,7 +167,7 @@ def bayes_error(soft: object, targets: object = None, *, delta: float = 0.05) ->
     return _hoeffding(1 - c.max(1).mean(), reach, reach, n, delta)
 
 
-def bayes_error_positive(confidence: object, prior: float, *, delta: float = 0.05) -> Interval:
+def bayes_error_positive(confidence: Values, prior: float, *, delta: float = 0.05) -> Interval:
     """β̂ = π(1 − mean max(0, 2 − 1/c)) from the confidences c = P(+ | x) of positive samples alone.
 
     `confidence` (n,) in (0, 1], `prior` π = P(+). Raises ValueError outside. Ishida et al. (2023).
@@ -174,7 +186,7 @@ def _hoeffding(value: float, spread: float, most: float, n: int, delta: float) -
     return Interval(value, max(0.0, value - half), min(most, value + half))
 
 
-def isotonic(scores: object, targets: object) -> np.ndarray:
+def isotonic(scores: Values, targets: Values) -> np.ndarray:
     """The least-squares increasing function of `scores` to `targets` 0 and 1, at the scores, (n,).
 
     Pool adjacent violators; equal scores get equal values.

@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from .bayes import LN2, array, between, class_indices
+from .bayes import Values, array, between, class_indices
+from .functional import LN2
 
 SCALES = (0.05, 50.0)
 """1/T is sought between these."""
@@ -56,7 +57,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return np.exp(z - logsumexp(z)[..., None])
 
 
-def validation(logits: object, targets: object) -> tuple[np.ndarray, np.ndarray]:
+def validation(logits: Values, targets: Values) -> tuple[np.ndarray, np.ndarray]:
     """Logits (n, K) and targets (n,) as arrays; ValueError in one line for what cannot be used."""
     z = array("logits", logits).astype(np.float64)
     if z.ndim != 2 or z.shape[1] < 2:
@@ -69,7 +70,7 @@ def validation(logits: object, targets: object) -> tuple[np.ndarray, np.ndarray]
     return z, y
 
 
-def temperature_scale(logits: object, targets: object) -> float:
+def temperature_scale(logits: Values, targets: Values) -> float:
     """T that minimises the cross-entropy of logits/T, (n, K) and (n,) → a positive number.
 
     The target class counts (n+1)/(n+2), the others share the rest, so that T stays positive where
@@ -79,7 +80,7 @@ def temperature_scale(logits: object, targets: object) -> float:
     return 1 / float(scale_of(*validation(logits, targets)))
 
 
-def held_loss(confidence: object, theta: float) -> float:
+def held_loss(confidence: Values, theta: float) -> float:
     """The mean cross-entropy, in nats, of the minimiser of SoftAD at θ (σ = 1, "code" or "text").
 
     `confidence` (n,): probabilities η of one of two classes. SoftAD is no proper loss: it is least

@@ -7,6 +7,7 @@ NaN where nothing counts; `reduction` "sum" gives Σ wᵢvᵢ and "none" wᵢv�
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -173,7 +174,7 @@ def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
     return (losses - theta).sign()
 
 
-WEIGHTS = {
+WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     erm: erm_weights,
     flooding: flooding_weights,
     iflood: iflood_weights,

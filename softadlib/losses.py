@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,7 +28,22 @@ def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
         )
 
 
-class Criterion(nn.Module):
+class _OverBase(nn.Module):
+    """A base loss that gives one value per sample, and what is made of them."""
+
+    def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
+        super().__init__()
+        if reduction not in F.REDUCTIONS:
+            raise ValueError(
+                f"reduction {reduction!r} unknown; choose from {', '.join(F.REDUCTIONS)}"
+            )
+        self.base, self.reduction = per_sample(base), reduction
+
+    def extra_repr(self) -> str:
+        return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
+
+
+class Criterion(_OverBase):
     """A scalar criterion over a base loss that gives one value per sample.
 
     `base` is any callable (input, target) → per-sample losses of any shape; default cross-entropy. A
@@ -42,13 +58,9 @@ class Criterion(nn.Module):
     whole = False
     """A function of the batch as a whole: parts of it do not add up."""
 
-    def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
-        super().__init__()
-        if reduction not in F.REDUCTIONS:
-            raise ValueError(
-                f"reduction {reduction!r} unknown; choose from {', '.join(F.REDUCTIONS)}"
-            )
-        self.base, self.reduction = per_sample(base), reduction
+    if TYPE_CHECKING:  # of any module they know no more than that it can be called
+
+        def __call__(self, input: Tensor, target: Tensor) -> Tensor: ...
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """(n, C) logits and (n,) targets → (), or whatever shapes `base` takes."""
@@ -67,9 +79,6 @@ class Criterion(nn.Module):
             type(self).__name__,
             "use FloodingParts for Flooding, and functional over `gathered` losses for others",
         )
-
-    def extra_repr(self) -> str:
-        return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
 
 
 class ERM(Criterion):
@@ -166,8 +175,15 @@ class SoftAD(_Thresholded):
         _warn_uncalibrated(self.theta, self.base, "SoftAD")
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        settings = {"weights": weights, "reduction": self.reduction}
-        return F.softad(losses, self.theta, self.sigma, self.eta, self.scale, **settings)
+        return F.softad(
+            losses,
+            self.theta,
+            self.sigma,
+            self.eta,
+            self.scale,
+            weights=weights,
+            reduction=self.reduction,
+        )
 
     def extra_repr(self) -> str:
         own = f"sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"
@@ -175,7 +191,7 @@ class SoftAD(_Thresholded):
         return ", ".join([theta, own, *rest])
 
 
-class AdaFlood(Criterion):
+class AdaFlood(_OverBase):
     """mean(θ_i + |ℓ_i − θ_i|): flooding with a level of its own for every sample, found by its index.
 
     (n, C), (n,), (n,) indices → (). `theta`: levels in nats, a vector whose i-th entry is sample i's,
@@ -187,6 +203,13 @@ class AdaFlood(Criterion):
     >>> criterion(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([3, 7]))
     tensor(0.6931)
     """
+
+    ids: Tensor
+    theta: Tensor
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor: ...
 
     def __init__(
         self,

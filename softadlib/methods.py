@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from . import functional as F
 from .errors import choose
 
@@ -21,13 +23,13 @@ class Method:
     colour: str
     knob: str | None = None
     """Symbol of the swept value, None for a method without one."""
-    objective: Callable = F.erm
+    objective: Callable[..., Tensor] = F.erm
     """(losses (n,), knob, **settings) → (); what is differentiated."""
     settings: tuple[str, ...] = ()
     """Protocol fields handed to the objective."""
     samples: tuple[str, ...] = ()
     """Values of single training samples handed to the objective, (n,) each."""
-    rule: Callable = F.plain_gradient
+    rule: Callable[..., F.Grads] = F.plain_gradient
     """(gradient, params, knob, **rule_settings) → gradients; what the optimizer sees."""
     rule_settings: tuple[str, ...] = ()
     gradients: int = 1

@@ -96,15 +96,15 @@ def tilted(losses: Tensor, t: float | Tensor, *, weights: Tensor | None = None) 
     losses = checked(losses, t, per_sample=False, name="t").flatten()
     t = torch.as_tensor(t, dtype=losses.dtype, device=losses.device)
     if weights is None:
-        mean, share, log_share = losses.mean(), None, 0
+        mean, share = losses.mean(), None
     else:
         share = weights.flatten() / weights.sum(dtype=losses.dtype)
-        losses, log_share = torch.where(share > 0, losses, 0), share.log()
+        losses = torch.where(share > 0, losses, 0)
         mean = (share * losses).sum()
     rate = torch.where(t == 0, 1, t)
     z = rate * (losses - mean)
     z = z if share is None else torch.where(share > 0, z, 0)
-    far = torch.logsumexp(z + log_share, 0) - (math.log(len(losses)) if share is None else 0)
+    far = z.logsumexp(0) - math.log(len(z)) if share is None else (z + share.log()).logsumexp(0)
     growth = torch.expm1(z.clamp(-1, 1))
     near = torch.log1p(growth.mean() if share is None else (share * growth).sum())
     return mean + torch.where(t == 0, 0, torch.where(z.abs().amax() < 1, near, far) / rate)

@@ -1,9 +1,11 @@
 """Sharpness-aware optimizers: wrap a `torch.optim` optimizer behind `step(closure)`."""
 
 from collections.abc import Callable
+from typing import Any, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from . import functional as F
 from .arguments import number
@@ -43,6 +45,18 @@ class SAM(_Ruled):
     tensor([2.6700, 3.5600])
     """
 
+    @overload
+    def __init__(
+        self,
+        base: Optimizer,
+        radius: float = 0.05,
+        *,
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+        first_sync: bool = True,
+    ): ...
+    @overload
+    def __init__(self, base: type[Optimizer], params: ParamsT, **settings: Any): ...
     @or_class
     def __init__(
         self,
@@ -82,6 +96,20 @@ class ASAM(_Ruled):
     (7.0, tensor([2.9000, 3.9000]))
     """
 
+    @overload
+    def __init__(
+        self,
+        base: Optimizer,
+        radius: float = 0.5,
+        *,
+        variant: str = "official",
+        eta: float = 0.01,
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+        first_sync: bool = True,
+    ): ...
+    @overload
+    def __init__(self, base: type[Optimizer], params: ParamsT, **settings: Any): ...
     @or_class
     def __init__(
         self,
@@ -107,7 +135,8 @@ class ASAM(_Ruled):
     def _names(self, params: list[Tensor]) -> list[str]:
         if self.variant != "official":
             return super()._names(params)
-        names = {id(p): name for name, p in self.model.named_parameters()}
+        named = self.model.named_parameters() if self.model else ()
+        names = {id(p): name for name, p in named}
         if not all(id(p) in names for p in params):
             raise ValueError(
                 "model= lacks a parameter of the optimizer; variant='official' goes by name"
@@ -115,8 +144,9 @@ class ASAM(_Ruled):
         return [names[id(p)] for p in params]
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        settings = {"variant": self.variant, "eta": self.eta}
-        return F.asam_gradient(gradient, params, self.radius, self.bn_update, **settings)
+        return F.asam_gradient(
+            gradient, params, self.radius, self.bn_update, self.variant, self.eta
+        )
 
 
 class GNP(_Ruled):
@@ -139,6 +169,19 @@ class GNP(_Ruled):
     (12.5, tensor([2.6850, 3.5800]))
     """
 
+    @overload
+    def __init__(
+        self,
+        base: Optimizer,
+        alpha: float = 0.8,
+        radius: float = 0.1,
+        *,
+        mixing: str = "paper",
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+    ): ...
+    @overload
+    def __init__(self, base: type[Optimizer], params: ParamsT, **settings: Any): ...
     @or_class
     def __init__(
         self,
@@ -156,8 +199,9 @@ class GNP(_Ruled):
         self.mixing = mixing
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        settings = {"radius": self.radius, "mixing": self.mixing}
-        return F.gnp_gradient(gradient, params, self.alpha, self.bn_update, **settings)
+        return F.gnp_gradient(
+            gradient, params, self.alpha, self.bn_update, self.radius, self.mixing
+        )
 
 
 class FDGR(_Ruled):
@@ -180,6 +224,19 @@ class FDGR(_Ruled):
     (12.5, tensor([2.5500, 3.4000]))
     """
 
+    @overload
+    def __init__(
+        self,
+        base: Optimizer,
+        strength: float,
+        step_size: float = 0.01,
+        *,
+        scheme: str = "forward",
+        bn_update: str = "both",
+        model: nn.Module | None = None,
+    ): ...
+    @overload
+    def __init__(self, base: type[Optimizer], params: ParamsT, **settings: Any): ...
     @or_class
     def __init__(
         self,
@@ -198,5 +255,6 @@ class FDGR(_Ruled):
         self.scheme = scheme
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        settings = {"step_size": self.step_size, "scheme": self.scheme}
-        return F.fdgr_gradient(gradient, params, self.strength, self.bn_update, **settings)
+        return F.fdgr_gradient(
+            gradient, params, self.strength, self.bn_update, self.step_size, self.scheme
+        )

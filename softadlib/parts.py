@@ -1,6 +1,7 @@
 """Criteria of the whole batch where it comes in parts: micro-batches, or one part per process."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,11 @@ from . import functional as F
 from .bases import Base, samples
 from .losses import _Thresholded
 
+if TYPE_CHECKING:  # absent where torch was built without it
+    from torch.distributed import ProcessGroup
 
-def _world(group: object = None) -> int:
+
+def _world(group: "ProcessGroup | None" = None) -> int:
     found = torch.distributed
     return found.get_world_size(group) if found.is_available() and found.is_initialized() else 1
 
@@ -45,7 +49,9 @@ class FloodingParts(_Thresholded):
         return total
 
     @torch.no_grad()
-    def finish(self, parameters: Iterable[nn.Parameter], group: object = None) -> Tensor:
+    def finish(
+        self, parameters: Iterable[nn.Parameter], group: "ProcessGroup | None" = None
+    ) -> Tensor:
         """θ + |R − θ|, (); multiplies every gradient, in place. RuntimeError before any part.
 
         `group`: the process group that shares the batch, default all. Every process must call it.
@@ -64,7 +70,7 @@ class FloodingParts(_Thresholded):
         return self.theta + (risk - self.theta).abs()
 
 
-def gathered(losses: Tensor, group: object = None) -> Tensor:
+def gathered(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor:
     """The losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
 
     N = Σ n over the processes of `group`, default all, each of which must call it; n may differ. Only
@@ -79,9 +85,9 @@ def gathered(losses: Tensor, group: object = None) -> Tensor:
         return losses
     losses = losses.flatten()
     own, n = losses.detach(), torch.tensor([len(losses)], device=losses.device)
-    counts = [torch.zeros_like(n) for _ in range(world)]
-    torch.distributed.all_gather(counts, n, group=group)
-    counts = [int(c) for c in counts]
+    lengths = [torch.zeros_like(n) for _ in range(world)]
+    torch.distributed.all_gather(lengths, n, group=group)
+    counts = [int(length) for length in lengths]
     padded = torch.zeros(max(counts), dtype=own.dtype, device=own.device)
     padded[: len(own)] = own
     parts = [torch.zeros_like(padded) for _ in range(world)]

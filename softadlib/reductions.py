@@ -30,9 +30,10 @@ def reduced(values: Tensor, weights: Tensor | None = None, reduction: str = "mea
     """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; ValueError for an unknown one."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r} unknown; choose from {', '.join(REDUCTIONS)}")
-    if reduction == "mean" and weights is None:
-        return values.mean()
-    if reduction == "mean":  # divided before they meet the graph: nothing to differentiate
+    if reduction == "mean":
+        if weights is None:
+            return values.mean()
+        # divided before they meet the graph: nothing to differentiate
         weights = weights / weights.sum(dtype=values.dtype)
     values = values if weights is None else values * weights
     return values if reduction == "none" else values.sum()

@@ -64,7 +64,8 @@ def or_class(init: Callable[..., None]) -> Callable[..., None]:
     ours = set(inspect.signature(init).parameters)
 
     @functools.wraps(init)
-    def either(self: Optimizer, base: Any, *args: Any, **settings: Any) -> None:
+    def either(self: Optimizer, base: Any, *values: Any, **settings: Any) -> None:
+        args = list(values)
         if isinstance(base, type) and issubclass(base, Optimizer):
             if not args and "params" not in settings:
                 name, given = type(self).__name__, base.__name__
@@ -114,7 +115,9 @@ class _Ruled(Optimizer):
         return [str(i) for i in range(len(params))]
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+    def step(  # type: ignore[override]  # torch has closures give float; theirs give tensors
+        self, closure: Callable[[], Tensor] | None = None
+    ) -> Tensor:
         """One update. Returns the loss at w, the first of the closure's calls."""
         if closure is None:
             name = type(self).__name__
@@ -125,7 +128,7 @@ class _Ruled(Optimizer):
             )
         every = [p for group in self.param_groups for p in group["params"]]
         evaluate = torch.enable_grad()(closure)
-        with contextlib.nullcontext() if self.first_sync else self.model.no_sync():
+        with contextlib.nullcontext() if self.first_sync else self._no_sync()():
             loss = self._first(evaluate, every)
         named = {n: p for n, p in zip(self._names(every), every) if p.grad is not None}
         if not named:
@@ -188,21 +191,27 @@ class _Ruled(Optimizer):
 
     def _sync_first(self, first_sync: bool) -> None:
         """Only for rules that use the first gradient to climb and for nothing else."""
-        if not first_sync and not hasattr(self.model, "no_sync"):
+        self.first_sync = first_sync
+        if not first_sync:
+            self._no_sync()
+
+    def _no_sync(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        found = getattr(self.model, "no_sync", None)
+        if found is None:
             raise ValueError(
                 "first_sync=False needs model=, the DistributedDataParallel of the run"
             )
-        self.first_sync = first_sync
+        return found
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
         return self.__dict__.copy()
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state; the settings are arguments, not state."""
         return self.base.state_dict()
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the base optimizer's state."""
         self.base.load_state_dict(state_dict)
         self.param_groups, self.state = self.base.param_groups, self.base.state

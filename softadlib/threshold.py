@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .bayes import LN2 as LN2
-from .bayes import array, between, entropy, flip_risk, neighbour_bayes, psi, risk_bracket
+from .bayes import Values, array, between, entropy, flip_risk, neighbour_bayes, psi, risk_bracket
 from .bayes import bayes_error as bayes_error
 from .calibration import held_loss, losses_of, scale_of, softmax, validation
 from .calibration import temperature_scale as temperature_scale
+from .functional import LN2 as LN2
 
 FLOOR = 0.01
 """θ_low where nothing else is known, a convention: no sample bounds R* from below."""
@@ -26,7 +26,7 @@ REPEATS = 10
 """Random halvings of a validation set of up to 2,000 samples."""
 
 
-def certificate(losses: object, theta: float, *, delta: float = 0.05) -> float:
+def certificate(losses: Values, theta: float, *, delta: float = 0.05) -> float:
     """mean min(1, ρ(ℓ−θ)/ρ(ln 2−θ)) + √(ln(1/δ)/2n): bounds the error with probability 1 − δ.
 
     `losses` (n,) cross-entropies in nats on samples that chose neither the network nor `theta` < ln 2.
@@ -70,7 +70,7 @@ class Suggestion:
     """`certificate` of the given logits at θ; for the network trained with θ call `certify`."""
     reasons: tuple[str, ...]
 
-    def certify(self, losses: object, *, delta: float = 0.05) -> float:
+    def certify(self, losses: Values, *, delta: float = 0.05) -> float:
         """`certificate` of these losses (n,) at θ."""
         return certificate(losses, self.theta, delta=delta)
 
@@ -79,14 +79,14 @@ class Suggestion:
 
 
 def suggest_theta(
-    logits: object,
-    targets: object,
+    logits: Values,
+    targets: Values,
     *,
     drop: float = 0.01,
     kappa: float = 0.9,
     flip_rate: float | None = None,
-    soft_labels: object = None,
-    epochs: object = None,
+    soft_labels: Values | None = None,
+    epochs: Values | None = None,
     lower: str = "balanced",
     seed: int = 0,
 ) -> Suggestion:
@@ -141,7 +141,9 @@ def _mistakes(z: np.ndarray, y: np.ndarray) -> float:
     return ((z.argmax(1) != y).sum() + 1) / (len(y) + 2)
 
 
-def _known(z: np.ndarray, y: np.ndarray, flip_rate, soft_labels) -> Low | None:
+def _known(
+    z: np.ndarray, y: np.ndarray, flip_rate: float | None, soft_labels: Values | None
+) -> Low | None:
     """θ_low from what is known of the labels; None where nothing is, or nothing that can be."""
     if flip_rate is not None:
         risk = max(FLOOR, flip_risk(flip_rate, z.shape[1]))
@@ -161,7 +163,9 @@ def _known(z: np.ndarray, y: np.ndarray, flip_rate, soft_labels) -> Low | None:
     return Low(low, beta.value, f"θ_low = {low:.3g}: soft labels give β̂ = {beta.value:.3g}")
 
 
-def _unknown(z, y, lower: str, confidence: np.ndarray, memorised: float, cap: float) -> Low:
+def _unknown(
+    z: np.ndarray, y: np.ndarray, lower: str, confidence: np.ndarray, memorised: float, cap: float
+) -> Low:
     error, beta, price = _mistakes(z, y), 0.0, math.inf
     if lower != "floor":
         beta = neighbour_bayes(error, z.shape[1])
@@ -188,7 +192,7 @@ def _worth(confidence: np.ndarray, memorised: float, cap: float) -> float:
     return low
 
 
-def _upper(z, y, epochs, seed) -> tuple[float, str]:
+def _upper(z: np.ndarray, y: np.ndarray, epochs: Values | None, seed: int) -> tuple[float, str]:
     n = len(y)
     found = None if epochs is None else array("epochs", epochs).astype(np.float64)
     if found is not None and (found.shape[1:] not in (z.shape, (n,), ()) or not found.size):

@@ -1,8 +1,10 @@
 """SAM, ASAM, GNP, FD-GR as optimizers: their geometry, what they leave untouched, their place in torch."""
 
 import copy
+import inspect
 import pickle
 from functools import partial
+from typing import get_overloads
 
 import numpy as np
 import pytest
@@ -681,3 +683,14 @@ def test_official_asam_needs_a_name_for_every_parameter():
     optimizer = ASAM(SGD([*model.parameters(), *other.parameters()], lr=0.1), model=model)
     with pytest.raises(ValueError, match="model= lacks a parameter of the optimizer"):
         optimizer.step(closure_of(model, optimizer))
+
+
+@pytest.mark.parametrize("make", [SAM, ASAM, GNP, FDGR])
+def test_what_type_checkers_are_told_is_what_is_taken(make):
+    typed, by_class = get_overloads(make.__init__)
+    taken = inspect.signature(make.__init__).parameters.values()
+    told = inspect.signature(typed).parameters.values()
+    assert [(p.name, p.kind, p.default) for p in told] == [
+        (p.name, p.kind, p.default) for p in taken
+    ]
+    assert list(inspect.signature(by_class).parameters) == ["self", "base", "params", "settings"]
