@@ -2,11 +2,12 @@
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from softadlib import audit
+from softadlib import audit, audit_figures
 from softadlib.audit import CLAIMS, MATCHED, Claim
 from softadlib.errors import UserError
 from softadlib.metrics import MEASURES
@@ -163,3 +164,31 @@ def test_overhead_reads_a_benchmark_or_says_what_is_missing():
     assert audit.overhead({"methods": steps})["over_erm"].to_dict() == {"erm": 1.0, "softad": 1.1}
     with pytest.raises(UserError, match="softad bench"):
         audit.overhead({"methods": []})
+
+
+def test_pictures_show_every_comparison_and_hollow_what_spans_zero():
+    lines = []
+    for dataset, noise, low, high in [("spiral", 0.0, -2, -1), ("digits", 0.0, -1, 2),
+                                      ("spiral", 0.05, 1, 3)]:  # fmt: skip
+        facts = {"dataset": dataset, "label_noise": noise, "against": "erm"}
+        lines.append({**facts, "mean": (low + high) / 2, "low": low, "high": high})
+    both = pd.DataFrame([*lines, *lines])
+    tables = {"largest": both.iloc[:3], "smallest": both.iloc[3:]}
+    fig = audit_figures.intervals(tables, "gap", "nats", [*audit.OTHERS, MATCHED])
+    shown = [ax for ax in fig.axes if ax.axison]
+    assert [ax.get_title() for ax in shown] == ["spiral", "digits", "spiral, 5% flipped"]
+    for ax, filled in zip(shown, (True, False, True)):
+        marks = [line for line in ax.lines if line.get_marker() in ("o", "s")]
+        assert len(marks) == 2
+        assert all((m.get_markerfacecolor() != "white") == filled for m in marks)
+    plt.close(fig)
+
+
+def test_weights_are_drawn_as_means_over_trials():
+    lines = [{"dataset": "gaussian", "label_noise": 0.0, "trial": t, "epoch": e, "control": "watched",
+              "weight": 0.1 * (t + 1), "ascent": 0.5, "ascent_weight": 0.2}
+             for t in range(2) for e in (1, 2)]  # fmt: skip
+    fig = audit_figures.weights({"largest": pd.DataFrame(lines), "smallest": pd.DataFrame(lines)})
+    assert fig.axes[0].lines[0].get_ydata() == pytest.approx([0.15, 0.15])
+    assert len(fig.axes) == 3
+    plt.close(fig)

@@ -2,11 +2,12 @@
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from softadlib import cliff, synthetic
+from softadlib import cliff, cliff_figures, synthetic
 from softadlib.errors import UserError
 
 ETAS = np.array([0.55, 0.7, 0.9, 0.99])
@@ -63,8 +64,8 @@ def test_outcome_steps_from_one_minus_the_bayes_error_to_it():
 @pytest.mark.parametrize("dataset", ["gaussian", "spiral", "sinusoid"])
 def test_posteriors_are_calibrated_on_drawn_data(dataset):
     """Among points where P(class 1 | x) is about p, a share p is of class 1."""
-    x, y = synthetic.SYNTHETIC[dataset](6000, 0.0, np.random.default_rng(3))
-    eta = cliff.posterior(dataset, x, curve=3000)
+    x, y = synthetic.SYNTHETIC[dataset](3000, 0.0, np.random.default_rng(3))
+    eta = cliff.posterior(dataset, x, curve=1500)
     assert eta[y == 1].mean() > 0.85
     assert eta[y == 0].mean() < 0.15
     for low, high in ((0, 0.05), (0.05, 0.35), (0.35, 0.65), (0.65, 0.95), (0.95, 1.0001)):
@@ -130,3 +131,22 @@ def test_bad_input_is_one_line():
         with pytest.raises(UserError) as error:
             bad()
         assert "\n" not in str(error.value)
+
+
+def test_pictures_mark_ln2_and_ln_k_and_draw_means():
+    known = {0.5: [1.0, 0.8], 1.0: [0.1, 0.3]}
+    both = {"gaussian": rows_of(known), "digits": rows_of(known, "digits")}
+    tables = {d: r.assign(loss_test=r["acc_test"]) for d, r in both.items()}
+    line = pd.DataFrame({"acc_test": [1.0, 0.0], "loss_test": [0.5, 1.0]}, index=[0.5, 1.0])
+    fig = cliff_figures.through(
+        tables, {"gaussian": 2, "digits": 10}, {"gaussian": line}, ["softad"]
+    )
+    accuracy = fig.axes[:2]
+    for ax, ends in zip(accuracy, ([math.log(2)], [math.log(2), math.log(10)])):
+        dotted = [float(one.get_xdata()[0]) for one in ax.lines if one.get_linestyle() == ":"]
+        assert dotted == pytest.approx(ends)
+        (mean,) = [one for one in ax.lines if one.get_marker() == "o"]
+        assert mean.get_ydata() == pytest.approx([0.9, 0.2])
+    grey = [[one for one in ax.lines if one.get_linewidth() == 5] for ax in accuracy]
+    assert [len(some) for some in grey] == [1, 0]
+    plt.close(fig)
