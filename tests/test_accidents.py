@@ -227,19 +227,17 @@ def test_two_at_once_the_second_is_refused_and_a_killed_one_holds_nothing(softad
 @pytest.mark.slow
 def test_a_kernel_that_dies_or_never_ends(softad, home):
     """While it trains: one line, no process left, and what was stored is gone on from."""
-    long(home, epochs=4000, curve_every=1000)
+    long(home)
     argv = ("run", "tiny", "-j", "1", "--method", "softad")
-    softad.start(*argv, "--timeout", "2")
-    await_file(home, "progress.json")
-    assert softad.wait() == 1
-    line, count = softad.said()
+    assert softad.run(*argv, "--timeout", "4") == 1  # in whichever cell that is
+    line, *again, count = softad.said()
+    assert again in ([], [line]), "as it happens, and at the end"
     assert line.startswith("softad: gaussian × softad failed in notebooks/train.ipynb In [")
     assert "Timeout" in line
     assert count == "softad: 1 of 1 notebooks failed; the same command tries them again"
     assert left_of(home) == []
-    for path in (home / "outputs").rglob("progress.json"):
-        path.unlink()
-
+    shutil.rmtree(home / "outputs")
+    long(home, epochs=1000, curve_every=500, checkpoint_every=50)
     driver = softad.start(*argv)
     await_file(home, "progress.json")
     (kernel,) = [p for p in psutil.Process(driver).children() if "ipykernel" in str(p.cmdline())]
@@ -262,19 +260,21 @@ def test_a_kernel_that_dies_or_never_ends(softad, home):
 )
 def test_no_process_outlives_its_driver(softad, home, verb, number, status):
     """Two jobs: workers, kernels and their helpers."""
-    long(home)
+    long(home, stack=1)
     driver = softad.start(verb, "tiny", "-j", "2")
     await_file(home, "progress.json" if verb == "run" else ".erm.lock")
     if verb == "train":
         until = time.monotonic() + 60
-        while len(psutil.Process(driver).children()) < 2 and time.monotonic() < until:
+        while len(processes(home)) < 3 and time.monotonic() < until:
             time.sleep(0.05)
     assert len(processes(home)) >= 3
     os.kill(driver, number)
     assert softad.wait() == status
     assert left_of(home) == []
-    if status > 0:
-        assert softad.said() == ["softad: stopped; the same command goes on from here"]
+    if status > 0:  # this process ends without the last words that loky has in an ordinary one
+        said = [line for line in softad.said() if "resource_tracker" not in line]
+        assert said[0] == "softad: stopped; the same command goes on from here"
+        assert not [line for line in said if "Traceback" in line]
         assert not list((home / "outputs").rglob(".*.lock"))
 
 
