@@ -85,13 +85,8 @@ def _body(notebook: Path) -> str:
     ]
     document["metadata"].pop("widgets", None)
     for output in (o for c in document["cells"] for o in c.get("outputs", ())):
-        if len(output.get("data", {})) > 1:  # a page has no kernel: of a live view its picture
-            output["data"].pop("application/vnd.jupyter.widget-view+json", None)
-    for cell in document["cells"]:
-        for output in cell.get(
-            "outputs", []
-        ):  # sliders need a kernel; the picture beside them stays
-            output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+        # a live view needs a kernel; the picture beside it stays
+        output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
     return exporter.from_notebook_node(document)[0]
 
 
