@@ -66,8 +66,8 @@ def test_posteriors_are_calibrated_on_drawn_data(dataset):
     """Among points where P(class 1 | x) is about p, a share p is of class 1."""
     x, y = synthetic.SYNTHETIC[dataset](3000, 0.0, np.random.default_rng(3))
     eta = cliff.posterior(dataset, x, curve=1500)
-    assert eta[y == 1].mean() > 0.85
-    assert eta[y == 0].mean() < 0.15
+    assert eta[y == 1].mean() > 0.8
+    assert eta[y == 0].mean() < 0.2
     for low, high in ((0, 0.05), (0.05, 0.35), (0.35, 0.65), (0.65, 0.95), (0.95, 1.0001)):
         inside = (low <= eta) & (eta < high)
         spread = math.sqrt(max((eta[inside] * (1 - eta[inside])).sum(), 1e-12))
