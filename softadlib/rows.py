@@ -1,10 +1,11 @@
 """The metrics table as a file and in memory: packed, read whole or each run's end, merged."""
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +62,7 @@ def _broken(path: Path) -> UserError:
     )
 
 
-def _table(path: Path, **options) -> "pa.Table":
+def _table(path: Path, **options: Any) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -104,24 +105,28 @@ def load(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def one(item: tuple[Path, float | None]) -> pa.Table:
+    def one(item: tuple[Path, float | None]) -> tuple[pa.Table, tuple[str, str] | None]:
         table = _plain(_table(item[0], read_dictionary=NAMES), item[1])
         if label_noise is not None:
             table = table.filter(pc.equal(table["label_noise"], label_noise))
-        return _ends(table) if final else table
+        same = _steps(table)
+        if final:
+            table = _ends(table, same)
+        ordered = same is not None and len(table) > 0
+        return table, tuple(table[c][0].as_py() for c in NAMES) if ordered else None
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # arrow lets threads run
-        tables = [t for t in pool.map(one, files.items()) if len(t)]
-    if not tables:
+        read = [(t, pair) for t, pair in pool.map(one, files.items()) if len(t)]
+    if not read:
         return merge([])
-    table = pa.concat_tables(tables)
-    tables.clear()  # each column is let go as soon as pandas has it
+    pairs = [pair for _, pair in read]
+    ordered = None not in pairs and all(a < b for a, b in itertools.pairwise(pairs))
+    table = pa.concat_tables([t for t, _ in read])
+    read.clear()  # each column is let go as soon as pandas has it
     rows = table.to_pandas(split_blocks=True, self_destruct=True)
     del table
     rows = rows.astype({c: _dtype(c) for c in ALL})
-    names = [pd.factorize(rows[c], sort=True)[0] for c in NAMES]
-    ordered = _steps([*names, *(rows[c].to_numpy() for c in ORDER[2:])])
-    return merge([rows]) if ordered is None else rows
+    return rows if ordered else merge([rows])
 
 
 def _plain(table: "pa.Table", noise: float | None) -> "pa.Table":
@@ -139,29 +144,29 @@ def _plain(table: "pa.Table", noise: float | None) -> "pa.Table":
     return table.select(ALL).cast(pa.schema([(c, types[_dtype(c)]) for c in ALL]))
 
 
-def _ends(table: "pa.Table") -> "pa.Table":
-    """The last row of every run."""
+def _ends(table: "pa.Table", same: np.ndarray | None) -> "pa.Table":
+    """The last row of every run; `same` as `_steps` has it."""
     import pyarrow as pa
 
-    names = [table[c].combine_chunks() for c in NAMES]
-    codes = [n.indices.to_numpy(zero_copy_only=False) for n in names]
-    same = _steps([*codes, *(table[c].to_numpy() for c in ORDER[2:])])
     if same is not None:
         return table.take(np.flatnonzero(np.append(~same, True)[: len(table)]))
     rows = selection.final(merge([table.to_pandas().astype({c: "str" for c in NAMES})]))
     return pa.Table.from_pandas(rows, table.schema, preserve_index=False)
 
 
-def _steps(keys: list[np.ndarray]) -> np.ndarray | None:
-    """Whether each row but the last goes on with the same run, by all keys but the last of `keys`.
+def _steps(table: "pa.Table") -> np.ndarray | None:
+    """Whether each row but the last goes on with the same run: (n - 1,).
 
-    None where the rows do not increase strictly in the order of `keys`. NaN is above all numbers.
+    None where rows are not of one dataset and method or do not increase strictly in `RUN` and
+    epoch, NaN above all numbers.
     """
-    *keys, epoch = keys
-    above, same = np.zeros(max(len(epoch) - 1, 0), bool), np.ones(max(len(epoch) - 1, 0), bool)
-    for key in keys:
+    if any(len(table[c].unique()) > 1 for c in NAMES):
+        return None
+    above, same = np.zeros(max(len(table) - 1, 0), bool), np.ones(max(len(table) - 1, 0), bool)
+    for key in (table[c].to_numpy() for c in RUN):
         if key.dtype.kind == "f":
             key = np.where(np.isnan(key), np.inf, key)
         above |= same & (key[1:] > key[:-1])
         same &= key[1:] == key[:-1]
+    epoch = table["epoch"].to_numpy()
     return same if (above | same & (epoch[1:] > epoch[:-1])).all() else None
