@@ -42,14 +42,23 @@ def rows(trials=2, noise=0.0, dataset="gaussian"):
 def test_every_arm_takes_its_own():
     lines = choosing.arms(*rows(1)).set_index("arm")
     assert lines["theta"].drop("F").to_dict() == {
-        "A": 0.0413, "B": 0.05, "C": 0.1, "D": 0.01, "E": 0.4, "G": 0.02,
+        "A": 0.0413, "B": 0.05, "C": 0.1, "D": 0.01, "E": 0.4, "G": 0.02, "H": 0.1,
     }  # fmt: skip
     assert math.isnan(lines["theta"]["F"])
     assert lines["acc_test"]["A"] == 0.99
-    assert lines["trainings"].to_dict() == {"A": 1, "B": 2, "C": 3, "D": 3, "E": 3, "F": 1, "G": 2}
+    assert lines["trainings"].to_dict() == {
+        "A": 1,
+        "B": 2,
+        "C": 3,
+        "D": 3,
+        "E": 3,
+        "F": 1,
+        "G": 2,
+        "H": 1,
+    }
     # the best of the grid on the test part is .90, whatever the oracle reached
     assert lines["regret"].round(9).to_dict() == {
-        "A": -0.09, "B": 0.01, "C": 0.0, "D": 0.03, "E": 0.02, "F": 0.1, "G": 0.04,
+        "A": -0.09, "B": 0.01, "C": 0.0, "D": 0.03, "E": 0.02, "F": 0.1, "G": 0.04, "H": 0.0,
     }  # fmt: skip
     assert lines["gap"]["B"] == pytest.approx(0.35)
 
