@@ -77,11 +77,14 @@ def _save(place: Place, label_noise: float, trial: int, suggestion: Suggestion) 
 
 
 def _read(place: Place, label_noise: float, trial: int) -> Suggestion | None:
-    """None where there is none, or one by another rule."""
+    """None where there is none, a damaged one, or one by another rule."""
     facts = place.read_suggestion(label_noise, trial)
     if not facts or facts.pop("rule", None) != RULE:
         return None
-    return Suggestion(**{**facts, "reasons": tuple(facts["reasons"])})
+    try:
+        return Suggestion(**{**facts, "reasons": tuple(facts["reasons"])})
+    except (KeyError, TypeError):
+        return None  # damaged; it can be found again
 
 
 def prepare(
