@@ -46,11 +46,13 @@ def samples(
     if not get_method(runs[0].method).samples:
         return None
     noise, trials = runs[0].label_noise, sorted({r.trial for r in runs})
-    known = {t: place and place.read_held_out(noise, t) for t in trials}
-    missing = [t for t in trials if known[t] is None]
+    kept = {t: place.read_held_out(noise, t) if place else None for t in trials}
+    known = {t: losses for t, losses in kept.items() if losses is not None}
+    missing = [t for t in trials if t not in known]
     if missing:
         known |= zip(missing, held_out(protocol, noise, missing))
-        for t in missing if place else ():
+    if place:
+        for t in missing:
             place.save_held_out(noise, t, known[t])
     aux = np.full((protocol.trials, len(known[trials[0]])), np.nan)
     aux[trials] = [known[t] for t in trials]
@@ -84,8 +86,9 @@ def _find(
     protocol: Protocol, noise: float, trials: list[int], place: Place | None
 ) -> tuple[float, list[int], np.ndarray]:
     losses = held_out(protocol, noise, trials)
-    for trial, found in zip(trials, losses) if place else ():
-        place.save_held_out(noise, trial, found)
+    if place:
+        for trial, found in zip(trials, losses):
+            place.save_held_out(noise, trial, found)
     return noise, trials, losses
 
 
@@ -99,8 +102,8 @@ def held_out(protocol: Protocol, label_noise: float, trials: Sequence[int]) -> n
     n, count = splits.train.shape[1], protocol.aux_folds if protocol.aux == "folds" else CHUNKS
     if count > n:
         raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
-    folds = np.array([_order(seed, n) for seed in protocol.seeds])
-    folds = [torch.from_numpy(held) for held in np.array_split(folds, count, axis=1)]
+    dealt = np.array([_order(seed, n) for seed in protocol.seeds])
+    folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
     find = by_folds if protocol.aux == "folds" else by_last_layer
     out = np.full((protocol.trials, n), np.nan)
     with numerics(pick_device(protocol.device), protocol.precision):

@@ -50,8 +50,9 @@ def _wanted(task: Task) -> Iterator[Path]:
     yield task.source
     yield from (p for p in store.params_dir().rglob("*.yaml"))
     yield from (home / "outputs").glob("*.json")
-    profile = task.parameters.get("profile")
-    folders = [task.target.parent] if task.units else store.places(profile) if task.reads else []
+    folders = [task.target.parent] if task.units else []
+    if task.reads and not task.units:
+        folders = store.places(task.parameters["profile"])
     for folder in folders:
         yield from (folder / name for name in RESULTS if (folder / name).exists())
 
@@ -68,6 +69,6 @@ def _execute(
     moved = dataclasses.replace(task, source=source, target=target, progress=None)
     outcome = execute(moved, str(scratch), timeout)
     made = _failed(moved) if outcome.error else target
-    content = made.read_bytes() if made.exists() else None
+    page = made.read_bytes() if made.exists() else None
     error = outcome.error.replace(str(scratch), home)
-    return task.name, outcome.seconds, error, str(made.relative_to(scratch)), content
+    return task.name, outcome.seconds, error, str(made.relative_to(scratch)), page

@@ -33,6 +33,7 @@ class Bench:
         self.device, self.rounds, self.say = hardware.pick_device(device), rounds, say
         self.cores = os.cpu_count() or 1
         self.processes = self.cores if self.device.type == "cpu" else 1
+        self.pool: ProcessPoolExecutor | None = None
 
     def _timed(self, case: Case, who: str, count: int, layout: str) -> float:
         """Seconds for `count` runs in a layout."""
@@ -51,7 +52,7 @@ class Bench:
         return time.perf_counter() - started
 
     def _together(self, jobs: list[tuple]) -> None:
-        if self.processes == 1:
+        if self.pool is None:
             for job in jobs:
                 work_through(*job)
             return
@@ -69,7 +70,7 @@ class Bench:
                 times[who].append(self._timed(case, who, counts[who], layout) / counts[who])
         scale = self._scale(case)
         seconds = {who: statistics.median(t) * scale for who, t in times.items()}
-        row = {
+        row: dict[str, Any] = {
             "case": case.name,
             "layout": layout,
             "per": case.per,
@@ -150,7 +151,7 @@ class Bench:
         """A step of each method in our trainer, taking turns with ERM's."""
         base = cases(["train-erm"], self.device.type)[0]
         names = [m.name for m in METHODS.values() if not m.samples]
-        grids = {name: [0.1] for name in names if METHODS[name].knob}
+        grids = {name: (0.1,) for name in names if METHODS[name].knob}
         protocol = dataclasses.replace(base.protocol, grids=grids)
         of = {
             name: dataclasses.replace(base, name=f"step {name}", method=name, protocol=protocol)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,15 +63,36 @@ class Case:
 
 def cases(names: Sequence[str], device: str) -> list[Case]:
     """The cases asked for, in order."""
-    base = {"profile": "bench", "dataset": "gaussian", "trials": 1, "device": device}
-    values = np.linspace(0.01, 0.5, STUDY["values"]).tolist()
+    base: dict[str, Any] = {
+        "profile": "bench",
+        "dataset": "gaussian",
+        "trials": 1,
+        "device": device,
+    }
+    values = tuple(np.linspace(0.01, 0.5, STUDY["values"]).tolist())
     small = Protocol(**base, epochs=STUDY["epochs"], grids={"softad": values, "sam": values})
     study = dataclasses.replace(small, trials=STUDY["trials"])
-    whole = {"method": "softad", "epochs": STUDY["epochs"], "evals": "all", "per": "study"}
+    whole: dict[str, Any] = {
+        "method": "softad",
+        "epochs": STUDY["epochs"],
+        "evals": "all",
+        "per": "study",
+    }
     have = available("fashionmnist") != "missing"
-    image = {**base, "dataset": "fashionmnist" if have else "digits", "n_train": 0, "n_val": 0}
-    sgd = {"n_test": 0, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 200}
-    fashion = Protocol(**image, **sgd, model="mlp1x1000", grids={"softad": [0.1]})
+    image: dict[str, Any] = {
+        **base,
+        "dataset": "fashionmnist" if have else "digits",
+        "n_train": 0,
+        "n_val": 0,
+    }
+    sgd: dict[str, Any] = {
+        "n_test": 0,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "batch_size": 200,
+    }
+    fashion = Protocol(**image, **sgd, model="mlp1x1000", grids={"softad": (0.1,)})
     missing = "" if have else "FashionMNIST is not here: noise of its shape, which takes as long"
     every = {
         "train-erm": Case("train-erm", small, "erm", 100, "never", "step"),
@@ -105,8 +127,8 @@ def _data(case: Case) -> Splits:
     shape, sizes = ((3, 32, 32), (1000, 50, 50)) if resnet else ((1, 28, 28), (48000, 12000, 10000))
     x = torch.from_numpy(rng.integers(0, 256, (sum(sizes), *shape), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, 10, sum(sizes)))
-    parts = torch.arange(sum(sizes))[None].split(sizes, dim=1)
-    return Splits(x, y, *parts, classes=10)
+    train, val, test = torch.arange(sum(sizes))[None].split(sizes, dim=1)
+    return Splits(x, y, train, val, test, classes=10)
 
 
 class Side:

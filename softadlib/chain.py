@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from .recipe import (
     Keeper,
     Measured,
     Recipe,
+    Row,
     Tick,
     batches,
     found_measures,
@@ -42,7 +44,7 @@ class Layer:
 
     kind: str
     weight: str = ""
-    bias: str | None = None
+    bias: str = ""
     mean: str = ""
     var: str = ""
     count: str = ""
@@ -66,16 +68,18 @@ def links(network: nn.Module) -> list[Layer] | None:
 
 def _layer(prefix: str, module: nn.Module) -> Layer | None:
     if type(module) is nn.Linear:
-        bias = None if module.bias is None else f"{prefix}bias"
+        bias = "" if module.bias is None else f"{prefix}bias"
         return Layer("linear", f"{prefix}weight", bias)
     if type(module) is nn.ReLU:
         return Layer("relu")
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return Layer("flatten")
-    plain = type(module) is nn.BatchNorm1d and module.affine and module.track_running_stats
-    if plain and module.momentum is not None:
+    if type(module) is nn.BatchNorm1d and module.affine and module.track_running_stats:
+        if module.momentum is None:
+            return None
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        return Layer("norm", *(prefix + name for name in names), module.eps, module.momentum)
+        weight, bias, mean, var, count = (prefix + name for name in names)
+        return Layer("norm", weight, bias, mean, var, count, module.eps, module.momentum)
     return None
 
 
@@ -107,9 +111,9 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = F
 
 def forward(
     chain: Sequence[Layer], params: Grads, buffers: Grads, x: Tensor, track: bool
-) -> tuple[Tensor, list[tuple]]:
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
     """Logits in training mode and what `backward` needs; running statistics move if `track`."""
-    tape = []
+    tape: list[tuple[Tensor, ...]] = []
     for layer in chain:
         if layer.kind == "flatten":
             x = x.flatten(1)
@@ -127,16 +131,18 @@ def forward(
             if track:
                 buffers[layer.count].add_(1)
             out, *batch = torch.native_batch_norm(
-                x, weight, bias, *moving, True, layer.momentum, layer.eps
+                x, weight, bias, moving[0], moving[1], True, layer.momentum, layer.eps
             )
             tape.append((x, weight, mean, var, *batch))
             x = out
     return x, tape
 
 
-def backward(chain: Sequence[Layer], params: Grads, tape: list[tuple], g: Tensor) -> Grads:
+def backward(
+    chain: Sequence[Layer], params: Grads, tape: list[tuple[Tensor, ...]], g: Tensor
+) -> Grads:
     """Gradients of all parameters, from `g`, the gradient in the logits."""
-    grads = {}
+    grads: Grads = {}
     first = 1 if chain[0].kind == "flatten" else 0
     for i in reversed(range(first, len(chain))):
         layer, saved = chain[i], tape[i]
@@ -156,7 +162,9 @@ def backward(chain: Sequence[Layer], params: Grads, tape: list[tuple], g: Tensor
     return grads
 
 
-def in_logits(objective: Callable, logits: Tensor, y: Tensor, knob: Tensor, **more) -> Tensor:
+def in_logits(
+    objective: Callable[..., Tensor], logits: Tensor, y: Tensor, knob: Tensor, **more: Any
+) -> Tensor:
     """Gradient of objective(cross-entropies (n,), knob, **more) in the logits (n, C).
 
     By hand where the objective's own gradient is (`functional.WEIGHTS`), through the kernels that
@@ -202,9 +210,12 @@ def folded(chain: Sequence[Layer], params: Grads, buffers: Grads) -> Callable[[T
 class Chain(Stack):
     """R multilayer perceptrons, each trained alone from the first epoch to the last."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.links = links(self.skeleton)
+        found = links(self.skeleton)
+        if found is None:
+            raise ValueError("a Chain takes Linear, BatchNorm1d and ReLU in a row; use a Stack")
+        self.links = found
         self._pack()
 
     def _pack(self) -> None:
@@ -271,7 +282,7 @@ class Chain(Stack):
         keeper: Keeper = FORGETFUL,
     ) -> Measured:
         n, found = self.splits.train.shape[1], keeper.found or {"run": 0, "measured": {}}
-        rows = {epoch: [] for epoch in sorted(eval_epochs)}
+        rows: dict[int, list[Row]] = {epoch: [] for epoch in sorted(eval_epochs)}
         for epoch, row in found_measures(found["measured"]).items():
             rows[epoch].append(row)
         for run in range(found["run"], len(self) if keep is None else keep):
@@ -293,7 +304,7 @@ class Chain(Stack):
         return _joined(rows)
 
 
-def _joined(rows: dict[int, list[dict[str, np.ndarray]]]) -> Measured:
+def _joined(rows: dict[int, list[Row]]) -> Measured:
     """One row an epoch of the rows of its runs."""
     return {
         epoch: {name: np.concatenate([row[name] for row in some]) for name in some[0]}

@@ -118,7 +118,7 @@ def many(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarr
     return np.exp(log_softmax(min(found, key=lambda one: one.fun).x))
 
 
-def margin(eta: object, theta: float, **options) -> float:
+def margin(eta: object, theta: float, **options: int) -> float:
     """p* of the likeliest class minus the most that another possible one (η > 0) gets: 0 is a tie.
 
     Classes that never turn up may be given anything that is left over, and are not counted.

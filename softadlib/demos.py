@@ -55,9 +55,9 @@ def transformed_gradient(method: str, x: np.ndarray, theta: float, sigma: float)
 
     φ is 1 for "erm", sign for "flooding", ρ′ for "softad". Holland & Nakatani (2024), Fig. 1.
     """
-    x = torch.as_tensor(x, dtype=torch.float64)
+    at = torch.as_tensor(x, dtype=torch.float64)
     alone = torch.vmap(lambda loss: gradient_weights(method, loss, theta, sigma))
-    return (alone(x[:, None].square() / 2)[:, 0] * x).numpy()
+    return (alone(at[:, None].square() / 2)[:, 0] * at).numpy()
 
 
 def descend(
@@ -164,7 +164,8 @@ def linear_sensitivity(
         sigma = np.array([sigmas[j] for _, j, _ in chunk])
         for scale in scales:
             settings = {"sigma": torch.as_tensor(sigma), "scale": scale}
-            runs = Stack(get_method(method), networks, splits, range(len(chunk)), theta, settings)
+            own = range(len(chunk))
+            runs = Stack(get_method(method), networks, splits, own, theta.tolist(), settings)
             measured = runs.train(recipe, seeds, [epochs])[epochs]
             facts = {"method": method, "scale": scale, "theta": theta, "sigma": sigma}
             facts |= {"repeat": [k for _, _, k in chunk]}

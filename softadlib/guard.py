@@ -28,7 +28,7 @@ from .files import saying
 try:
     import fcntl
 except ImportError:  # not a POSIX system
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # mypy knows no optional modules
 
 FAMILY = "SOFTAD_FAMILY"
 """What a process that holds locks calls itself and whatever it starts: those may work in its place."""
@@ -61,8 +61,10 @@ def _take(path: Path, shared: bool, wait: bool = False) -> int | None:
         os.close(held)  # whoever had the lock removed the file as we came: another one is there now
 
 
-def _release(path: Path, held: int, shared: bool) -> None:
-    """Let go; the last one removes the file."""
+def _release(path: Path, held: int | None, shared: bool) -> None:
+    """Let go of what was had; the last one removes the file."""
+    if held is None:
+        return
     with contextlib.suppress(OSError):
         if shared and fcntl is not None:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

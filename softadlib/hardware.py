@@ -53,7 +53,8 @@ def numerics(device: torch.device, precision: str, threads: int = 1) -> Iterator
     if precision == "tf32" and device.type != "cuda":
         raise UserError("precision tf32 needs a CUDA GPU; choose fp32 or bf16, or another device")
     before_threads = torch.get_num_threads()
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    conv = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # put on by its module's class
+    switches = (torch.backends.cuda.matmul, conv)
     before = [s.fp32_precision for s in switches]
     try:
         if device.type == "cpu":

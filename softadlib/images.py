@@ -11,7 +11,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ class Images:
     y_train: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
+    pool: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         pool, cut = np.concatenate([self.x_train, self.x_test]), len(self.x_train)
@@ -195,14 +196,11 @@ def prepare(
     else:
         choose("dataset", name, DOWNLOADED)
         images = _download(name)
-    x = {
-        "x_train": images.x_train.transpose(0, 2, 3, 1),
-        "x_test": images.x_test.transpose(0, 2, 3, 1),
-    }
     sink = io.BytesIO()
     np.savez(
         sink,
-        **{k: np.ascontiguousarray(v) for k, v in x.items()},
+        x_train=np.ascontiguousarray(images.x_train.transpose(0, 2, 3, 1)),
+        x_test=np.ascontiguousarray(images.x_test.transpose(0, 2, 3, 1)),
         y_train=images.y_train,
         y_test=images.y_test,
     )

@@ -6,13 +6,15 @@ run keeps its ordinary kernels, captured as one graph, and the graphs of several
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .methods import Method
-from .recipe import Recipe, State, Trained
+from .recipe import Recipe, Row, State, Trained
+from .rules import Grads
 from .splits import Splits
 from .stack import Stack
 
@@ -27,9 +29,9 @@ class Lanes(Trained):
         splits: Splits,
         trial: Sequence[int],
         knob: Sequence[float],
-        settings: dict | None = None,
+        settings: dict[str, Any] | None = None,
         bf16: bool = False,
-        samples: dict | None = None,
+        samples: dict[str, Tensor] | None = None,
     ):
         self.splits, self.device = splits, splits.x.device
         self.lanes = [
@@ -42,7 +44,7 @@ class Lanes(Trained):
     def __len__(self) -> int:
         return len(self.lanes)
 
-    def state(self, run: int) -> tuple[dict, dict]:
+    def state(self, run: int) -> tuple[Grads, Grads]:
         """As `Stack.state`."""
         return self.lanes[run].state(0)
 
@@ -59,7 +61,7 @@ class Lanes(Trained):
         for stream in self.streams:
             outer.wait_stream(stream)
 
-    def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+    def measure(self, runs: Collection[int]) -> Row:
         """As `Stack.measure`."""
         rows = [self.lanes[run].measure([0]) for run in runs]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

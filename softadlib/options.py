@@ -3,9 +3,12 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError, choose
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
 
 
 def sweep(sub: argparse.ArgumentParser) -> None:
@@ -87,7 +90,7 @@ def array_script(args: argparse.Namespace) -> str:
     )
 
 
-def cluster(args: argparse.Namespace):
+def cluster(args: argparse.Namespace) -> "Cluster | None":
     """The Ray cluster that is asked for; None for this machine."""
     from . import shards
     from .cluster import Cluster

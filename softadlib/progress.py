@@ -10,10 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .files import write
 from .hardware import peak_gflops
+
+if TYPE_CHECKING:
+    from .study import Study
 
 Tick = Callable[[int], None]
 """Called with the number of units just done."""
@@ -29,7 +33,7 @@ class Tally:
     `mine`: this machine does the work, so that its peak says something. `leave`: write that file.
     """
 
-    def __init__(self, study, tick: Tick, mine: bool = True, leave: bool = True):
+    def __init__(self, study: "Study", tick: Tick, mine: bool = True, leave: bool = True):
         self.study, self.tick, self.total = study, tick, study.units()
         self.mine, self.leave = mine, leave
         self.per_run = study.protocol.epochs * study.gradients
@@ -90,7 +94,7 @@ class Bar:
         self.thread.start()
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.over.set()
         self.thread.join()
         self._show()

@@ -305,10 +305,13 @@ class Protocol:
     def runs(self, method: str) -> tuple[Run, ...]:
         """Every training of one method: label noise × trial × knob, NaN for one yet to be suggested."""
         choose("method", method, self.methods)
-        named = get_method(method).knob and self.grids[method] not in AUTO
-        grid = self.grids[method] if named else (math.nan,)
+        grid = self.grids[method] if get_method(method).knob else "none"
+        values = (math.nan,) if isinstance(grid, str) else grid
         return tuple(
-            Run(method, q, t, v) for q in self.label_noise for t in range(self.trials) for v in grid
+            Run(method, q, t, v)
+            for q in self.label_noise
+            for t in range(self.trials)
+            for v in values
         )
 
     def fingerprint(self) -> str:
@@ -322,7 +325,7 @@ class Protocol:
         """One line when grids cross θ = ln 2, where accuracy falls off; None when they do not."""
         parts = []
         for name, grid in self.grids.items():
-            beyond = sum(v >= LN2 for v in grid if grid not in AUTO)
+            beyond = 0 if isinstance(grid, str) else sum(v >= LN2 for v in grid)
             if METHODS[name].cliff and beyond:
                 parts.append(f"{name} {beyond} of {len(grid)}")
         if not parts:

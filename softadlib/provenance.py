@@ -68,8 +68,8 @@ def device_name(device: torch.device) -> str:
 def commit() -> str | None:
     """The repository's commit, `+` where files differ from it; None outside one."""
     command = ["git", "-C", str(store.home()), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    options = {"capture_output": True, "text": True, "timeout": 10, "check": True}
     try:
-        return subprocess.run(command, **options).stdout.strip()
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return found.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

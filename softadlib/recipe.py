@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .splits import Splits
 
 Tick = Callable[[int], None]
 """Told how many runs have just finished an epoch."""
@@ -16,9 +19,13 @@ def no_tick(runs: int) -> None:
     """For whoever does not watch."""
 
 
+Row = dict[str, np.ndarray]
+"""{measure: (R,)} of one epoch."""
+Saved = dict[int, dict[str, Tensor]]
+"""As `Measured`, in tensors."""
 State = dict[str, Any]
 """Tensors, numbers and texts, in dicts and lists: what `torch.load(weights_only=True)` reads."""
-Measured = dict[int, dict[str, np.ndarray]]
+Measured = dict[int, Row]
 """{epoch: {measure: (R,)}}."""
 
 
@@ -41,7 +48,7 @@ class Keeper:
 FORGETFUL = Keeper()
 
 
-def saved_measures(measured: Measured) -> State:
+def saved_measures(measured: Measured) -> Saved:
     """Measures as tensors, to the bit."""
     return {
         epoch: {name: torch.from_numpy(values) for name, values in row.items()}
@@ -49,7 +56,7 @@ def saved_measures(measured: Measured) -> State:
     }
 
 
-def found_measures(state: State) -> Measured:
+def found_measures(state: Saved) -> Measured:
     """What `saved_measures` was given."""
     return {
         epoch: {name: values.numpy() for name, values in row.items()}
@@ -113,6 +120,17 @@ class Trained:
     They have `splits`, `device`, a length, `measure`, `begin`, `state_dict` and `load_state_dict`.
     """
 
+    splits: "Splits"
+    device: torch.device
+
+    def __len__(self) -> int:
+        """The number of runs."""
+        raise NotImplementedError
+
+    def measure(self, runs: Collection[int]) -> Row:
+        """Every measure, one value per run asked."""
+        raise NotImplementedError
+
     def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:
         """Make the optimizer; what comes back does one epoch in the order it is given."""
         raise NotImplementedError
@@ -140,7 +158,8 @@ class Trained:
         `seeds` (T,): one shuffling seed per trial. `keeper` is asked for an earlier state to go on
         from and given new ones. Returns {epoch: {measure: (keep,)}}.
         """
-        run_epoch, measured, first = self.begin(recipe), {}, 0
+        run_epoch, first = self.begin(recipe), 0
+        measured: Measured = {}
         n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
         if found := keeper.found:
             self.load_state_dict(found["state"])

@@ -94,26 +94,24 @@ class Splits:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Splits":
         """The same data on `device`; floating inputs, and what `inputs` returns, as `dtype`."""
         x = self.x.to(device, dtype if self.x.is_floating_point() else None)
-        rest = (t.to(device) for t in (self.y, self.train, self.val, self.test))
-        return Splits(x, *rest, classes=self.classes, dtype=dtype)
+        rest = (self.y, self.train, self.val, self.test)
+        y, train, val, test = (t.to(device) for t in rest)
+        return Splits(x, y, train, val, test, self.classes, dtype)
 
 
 def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], classes: int) -> Splits:
     """Splits of trials that each bring their own arrays: [{"train": (x, y), "val": …, "test": …}]."""
-    x, y, index, start = [], [], {part: [] for part in PARTS}, 0
+    index: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
+    x, y, start = [], [], 0
     for trial in trials:
         for part in PARTS:
             x.append(trial[part][0])
             y.append(trial[part][1])
             index[part].append(np.arange(start, start + len(y[-1])))
             start += len(y[-1])
-    parts = {part: torch.from_numpy(np.stack(rows)) for part, rows in index.items()}
-    return Splits(
-        torch.from_numpy(np.concatenate(x)),
-        torch.from_numpy(np.concatenate(y)),
-        classes=classes,
-        **parts,
-    )
+    train, val, test = (torch.from_numpy(np.stack(index[part])) for part in PARTS)
+    inputs, labels = (torch.from_numpy(np.concatenate(v)) for v in (x, y))
+    return Splits(inputs, labels, train, val, test, classes)
 
 
 def synthetic_splits(
@@ -134,7 +132,7 @@ def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> 
     train, val and test to their first samples; 0 keeps a part whole.
     """
     n, m = len(images.y_train), len(images.y_test)
-    index = {part: [] for part in PARTS}
+    index: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
     for seed in seeds:
         order = np.arange(n)
         np.random.default_rng(seed).shuffle(order)
@@ -146,10 +144,9 @@ def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> 
                 )
             index[part].append(rows[: size or None])
     y = np.concatenate([images.y_train, images.y_test]).astype(np.int64)
-    parts = {part: torch.from_numpy(np.stack(rows)) for part, rows in index.items()}
-    return Splits(
-        torch.from_numpy(images.pool), torch.from_numpy(y), classes=images.classes, **parts
-    )
+    train, val, test = (torch.from_numpy(np.stack(index[part])) for part in PARTS)
+    x = torch.from_numpy(images.pool)
+    return Splits(x, torch.from_numpy(y), train, val, test, images.classes)
 
 
 def load_splits(protocol: Protocol, label_noise: float, trials: int | None = None) -> Splits:

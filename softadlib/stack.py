@@ -21,7 +21,8 @@ from .footprint import activations
 from .graphs import Replayed
 from .methods import Method
 from .metrics import MEASURES, as_rows, evaluate, model_norm, sums
-from .recipe import Recipe, State, Trained, restore
+from .recipe import Recipe, Row, State, Trained, restore
+from .rules import Grads
 from .splits import PARTS, Splits
 
 CPU_CHUNK = 1000
@@ -57,18 +58,20 @@ class Stack(Trained):
         self._gather(networks)
         dtype = next(iter(self.params.values())).dtype
         self.knob = torch.as_tensor(knob, dtype=dtype, device=self.device)
-        settings = settings or {}
+        settings, samples = settings or {}, samples or {}
         self.per_run = {k: v.to(self.device) for k, v in settings.items() if isinstance(v, Tensor)}
         self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
         for name in method.samples:
-            if name not in (samples or {}):
+            if name not in samples:
                 raise ValueError(f"{method.name} needs {name} of every training sample")
         self.samples = {k: samples[k].to(self.device, dtype) for k in method.samples}
-        self._update = vmap(self._gradient) if len(self) > 1 else self._alone
+        together = len(self) > 1
+        self._update: Callable[..., Grads] = vmap(self._gradient) if together else self._alone
 
     def _gather(self, networks: Iterable[nn.Module]) -> None:
         """Copies of all values, stacked; never more than one network beside them."""
-        self.params, self.buffers = {}, {}
+        self.params: Grads = {}
+        self.buffers: Grads = {}
         for run, network in enumerate(networks):
             if not run:
                 self.skeleton = copy.deepcopy(network).to("meta")
@@ -93,29 +96,37 @@ class Stack(Trained):
             {k: v for k, v in settings.items() if k in self.method.rule_settings},
         )
 
-    def _call(self, state: tuple[dict, dict], x: Tensor) -> Tensor:
+    def _call(self, state: tuple[Grads, Grads], x: Tensor) -> Tensor:
         if not self.bf16:
             return functional_call(self.skeleton, state, (x,))
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             return functional_call(self.skeleton, state, (x,))
 
-    def _gradient(self, params, buffers, x, y, knob, per_run):
+    def _gradient(
+        self,
+        params: Grads,
+        buffers: Grads,
+        x: Tensor,
+        y: Tensor,
+        knob: Tensor,
+        per_run: dict[str, Tensor],
+    ) -> Grads:
         """One run's direction. Buffers change in place, as `nn.BatchNorm` does."""
         objective, rule = self._sorted(per_run)
 
-        def loss(params, buffers):
+        def loss(params: Grads, buffers: Grads) -> Tensor:
             logits = self._call((params, buffers), x).to(knob.dtype)
             losses = nnF.cross_entropy(logits, y, reduction="none")
             return self.method.objective(losses, knob, **objective)
 
-        def gradient(params, track: bool = True):
+        def gradient(params: Grads, track: bool = True) -> Grads:
             return grad(loss)(
                 params, buffers if track else {k: b.clone() for k, b in buffers.items()}
             )
 
         return self.method.rule(gradient, params, knob, **rule)
 
-    def _alone(self, *stacked) -> dict[str, Tensor]:
+    def _alone(self, *stacked: Any) -> Grads:
         """`_gradient` of a single run, by its ordinary kernels: what lanes are made of."""
         only = tree_map(lambda v: v[0], stacked)
         return {name: g[None] for name, g in self._gradient(*only).items()}
@@ -140,23 +151,24 @@ class Stack(Trained):
             return step
         return Replayed(step, [*self.params.values(), *self.buffers.values()], optimizer)
 
-    def state(self, run: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def state(self, run: int) -> tuple[Grads, Grads]:
         """Parameters and buffers of one run, views of the stacked ones."""
         both = (self.params, self.buffers)
-        return tuple({name: value[run] for name, value in part.items()} for part in both)
+        params, buffers = ({name: v[run] for name, v in part.items()} for part in both)
+        return params, buffers
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
         """x ↦ logits of one run, batch norm by its running statistics."""
         state = self.state(run)
         return lambda x: self._call(state, x).to(self.knob.dtype)
 
-    def measure(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+    def measure(self, runs: Collection[int]) -> Row:
         """Loss and accuracy on train, val and test, and the model norm, one value per run asked."""
         self.skeleton.eval()
         apart = self.device.type == "cpu"  # there side by side costs up to half as much again
         return self.measure_apart(runs) if apart else self.measure_together(runs)
 
-    def measure_apart(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+    def measure_apart(self, runs: Collection[int]) -> Row:
         """`measure`, one run after another."""
         out = {name: np.full(len(runs), np.nan) for name in MEASURES}
         data = self.splits
@@ -171,23 +183,24 @@ class Stack(Trained):
         return out
 
     @torch.no_grad()
-    def measure_together(self, runs: Collection[int]) -> dict[str, np.ndarray]:
+    def measure_together(self, runs: Collection[int]) -> Row:
         """`measure`, all runs side by side; one transfer to the host."""
         some = torch.as_tensor(list(runs), device=self.device)
-        state = [{k: v[some] for k, v in part.items()} for part in (self.params, self.buffers)]
+        both = (self.params, self.buffers)
+        params, buffers = ({k: v[some] for k, v in part.items()} for part in both)
         trial, data, found = self.trial[some], self.splits, {}
         bytes_each = activations(self.skeleton, data.shape) * self.knob.element_size()
         chunk = max(1, GPU_BYTES // max(1, len(some) * bytes_each))
         together = vmap(lambda params, buffers, x: self._call((params, buffers), x))
         for part in PARTS:
-            total = 0
+            total = torch.zeros(())
             for index in getattr(data, part).split(chunk, dim=1):
                 index = index[trial]
-                logits = together(*state, data.inputs(data.x[index], part, trial))
+                logits = together(params, buffers, data.inputs(data.x[index], part, trial))
                 total = total + sums(logits.to(self.knob.dtype), data.y[index])
             n = getattr(data, part).shape[1]
             found[f"loss_{part}"], found[f"acc_{part}"] = (total / n).unbind(-1)
-        found["model_norm"] = vmap(model_norm)(state[0])
+        found["model_norm"] = vmap(model_norm)(params)
         return as_rows(found)
 
     def begin(self, recipe: Recipe) -> Callable[[Iterable[Tensor]], None]:

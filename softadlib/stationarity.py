@@ -65,7 +65,9 @@ def momentum_bounds(
     return {"stated": stated, "corrected": sum(_eq4(steps, drop, smoothness, moment, b, alpha, c))}
 
 
-def _eq4(steps, drop, smoothness, moment, b, alpha, c) -> tuple[float, ...]:
+def _eq4(
+    steps: int, drop: float, smoothness: float, moment: float, b: float, alpha: float, c: float
+) -> tuple[float, ...]:
     return (
         drop / (steps * alpha),
         alpha * smoothness / 2,
@@ -97,7 +99,7 @@ class NormClipMomentum:
             raise ValueError(f"steps must be at least 1, got {steps}")
         self.b, self.alpha = 1 - steps**-0.5, steps**-0.75
         self.gamma = moment * steps**0.25 if gamma is None else gamma
-        self.momentum: np.ndarray | float = 0.0
+        self.momentum: np.ndarray = np.zeros(())
 
     def clip(self, gradient: np.ndarray) -> np.ndarray:
         """Ḡ; a zero gradient is left as it is."""
@@ -199,7 +201,17 @@ def moreau_prox(
     return v.reshape(np.shape(w)), error.reshape(np.shape(w)[:-1])
 
 
-def _newton(oracle, v, w, theta, beta, mu, epsilon, tol, limit=100):
+def _newton(
+    oracle: Oracle,
+    v: np.ndarray,
+    w: np.ndarray,
+    theta: float,
+    beta: float,
+    mu: float,
+    epsilon: float,
+    tol: float,
+    limit: int = 100,
+) -> tuple[np.ndarray, np.ndarray]:
     """Minimisers (m, d) of the ε-smoothed problem and how far they may be from the sharp one's (m,)."""
     eye = np.eye(w.shape[-1])
     value = _smoothed(oracle(v)[0] - theta, v - w, beta, epsilon)

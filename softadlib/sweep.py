@@ -15,7 +15,7 @@ from . import files, store
 from .chain import links
 from .checkpoints import Desk
 from .errors import UserError
-from .footprint import footprint, runs_that_fit
+from .footprint import Footprint, footprint, runs_that_fit
 from .hardware import free_memory, numerics, pick_device
 from .methods import method_of
 from .metrics import MEASURES
@@ -23,7 +23,7 @@ from .models import build
 from .protocol import Protocol, Run
 from .recipe import Measured
 from .splits import Splits, load_splits
-from .trainer import LAYOUTS, trainer
+from .trainer import LAYOUTS, Lanes, Stack, trainer
 
 MARGIN = 0.8
 """Share of the free memory that is spoken for; the rest is for fragments and for evaluation."""
@@ -66,7 +66,9 @@ class Sweep:
         shape, seed = self.splits.shape, self.protocol.seeds[run.trial]
         return build(self.protocol.model, shape, self.splits.classes, seed).to(self.dtype)
 
-    def engine(self, runs: Sequence[Run], layout: str = "stack", splits: Splits | None = None):
+    def engine(
+        self, runs: Sequence[Run], layout: str = "stack", splits: Splits | None = None
+    ) -> Stack | Lanes:
         """What trains `runs`."""
         method, protocol = self.method, self.protocol
         names = (*method.settings, *method.rule_settings)
@@ -82,7 +84,7 @@ class Sweep:
             samples=self.samples,
         )
 
-    def needs(self, runs: int = 1):
+    def needs(self, runs: int = 1) -> Footprint:
         """The memory that `runs` of these need side by side."""
         return footprint(self.example, self.protocol.recipe, self.method, runs, self.splits)
 
@@ -126,7 +128,7 @@ class Sweep:
         known = known if isinstance(known, dict) else {}
         if key not in known:
             times = {c: self.seconds(*c) for c in CANDIDATES if c[1] <= max(len(self.runs), 4)}
-            known[key] = min(times, key=times.get)
+            known[key] = min(times, key=times.__getitem__)
             files.write(path, json.dumps(known, indent=1))
         layout, size = known[key]
         return (layout, size) if layout in LAYOUTS else ("stack", 1)
@@ -212,7 +214,7 @@ def train_runs(
     frames, desk = [], Desk(protocol, save, place)
     with numerics(pick_device(protocol.device), protocol.precision):
         sweep = Sweep(protocol, runs, samples=samples)
-        for rows in in_lots(sweep, lambda *lot: sweep.rows(*lot, eval_epochs, tick, desk)):
+        for rows in in_lots(sweep, lambda lot, how: sweep.rows(lot, how, eval_epochs, tick, desk)):
             frames.append(rows)
             desk.flush()
     rows = store.merge(frames)

@@ -21,7 +21,7 @@ from .stack import Stack
 
 __all__ = ["Chain", "Lanes", "Recipe", "Stack", "batches", "pick_device", "trainer"]
 
-LAYOUTS = {"stack": Stack, "lanes": Lanes}
+LAYOUTS: dict[str, type[Stack] | type[Lanes]] = {"stack": Stack, "lanes": Lanes}
 
 
 def trainer(

@@ -141,6 +141,16 @@ def test_without_locks_work_goes_on(home, monkeypatch):
         pass
 
 
+def test_a_lock_that_is_refused_to_all_is_not_let_go_of(tmp_path, monkeypatch):
+    def refused(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(guard.fcntl, "flock", refused)
+    with guard.working(tmp_path):
+        pass
+    assert (tmp_path / ".lock").exists()  # whoever holds it needs it
+
+
 # Damage
 
 DAMAGE = {"empty": b"", "garbage": os.urandom(300), "cut": None, "list": b"[1, 2]", "other": b"{}"}
