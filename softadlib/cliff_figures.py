@@ -1,6 +1,7 @@
 """Pictures of the cliff at θ = ln 2: tables in, Axes or Figure out. No file is opened here."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -33,7 +34,10 @@ def mark_classes(ax: Axes, classes: int, label: bool = True) -> None:
     at = float(np.log(classes))
     ax.axvline(at, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=HALO)
     if label:
-        place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
+        place: dict[str, Any] = {
+            "xycoords": ax.get_xaxis_transform(),
+            "textcoords": "offset points",
+        }
         ax.annotate(f"ln {classes}", (at, 1), (0, 3), ha="center", fontsize="small", **place)
 
 
@@ -48,7 +52,7 @@ def through(
     `tables`: the last epoch of every run of one dataset each. `theory`: accuracy and loss of SoftAD's
     minimiser, indexed by θ, drawn in grey where given; in the loss, θ itself where not. ERM is level.
     """
-    shape = {"sharex": "col", "sharey": "row", "squeeze": False}
+    shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(2, len(tables), figsize=(3.6 * len(tables), 5.4), **shape)
     for column, (name, rows) in zip(axes.T, tables.items()):
         known = (theory or {}).get(name)
@@ -74,7 +78,12 @@ def through(
 
 
 def _theory(ax: Axes, rows: pd.DataFrame, known: pd.DataFrame | None, measure: str) -> None:
-    style = {"color": "0.55", "linewidth": 5, "alpha": 0.5, "solid_capstyle": "butt"}
+    style: dict[str, Any] = {
+        "color": "0.55",
+        "linewidth": 5,
+        "alpha": 0.5,
+        "solid_capstyle": "butt",
+    }
     if known is not None:
         ax.plot(known.index, known[measure], **style)
     elif measure == "loss_test":

@@ -82,7 +82,7 @@ def weights(losses: Sequence[float], theta: float, sigma: float) -> pd.DataFrame
             columns[f"SoftAD, {scale}, σ = {s:g}"] = found.numpy()
     columns["iFlood"] = demos.gradient_weights("iflood", values, theta).numpy()
     alone = [float(demos.gradient_weights("flooding", v[None], theta)) for v in values]
-    columns["Flooding"] = alone
+    columns["Flooding"] = np.array(alone)
     columns["|ℓ − θ|"] = (values - theta).abs().numpy()
     return pd.DataFrame(columns, index=pd.Index(losses, name="ℓ"))
 
@@ -142,7 +142,9 @@ def rescaled_gradient(factor: float, width: int = 100, n: int = 200, seed: int =
     for scale in (1.0, factor):
         network.zero_grad()
         nn.functional.cross_entropy(network(scale * x), y).backward()
-        found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+        found.append(
+            torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+        )
     return float((found[1] - found[0]).norm() / found[0].norm())
 
 

@@ -7,6 +7,7 @@ kernel behind them, the picture of the defaults remains.
 import base64
 import io
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from .figures import arrows
 from .functional import LN2, SCALES
 from .methods import METHODS, get_method
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "iflood": {"linewidth": 1.8},
     "softad": {"linewidth": 2.4},
     "erm": {"linewidth": 1.4, "linestyle": "--"},  # last: iFlood coincides with it above θ
@@ -37,9 +38,14 @@ def transformed(
     return value.numpy(), weight[:, 0].numpy()
 
 
+def _figure(width: float) -> Figure:
+    """Without a layout: one solved anew takes most of the time."""
+    return Figure((width, 3.8), layout="none")  # type: ignore[arg-type]  # it takes none too
+
+
 def draw_shapes(theta: float, sigma: float, scale: str = "code") -> Figure:
     """Transformed loss and per-sample gradient weight against the loss: ERM, iFlood, SoftAD."""
-    fig = Figure(figsize=(8.5, 3.8), layout="none")  # a layout solved anew takes most of the time
+    fig = _figure(8.5)
     place = {"left": 0.07, "right": 0.98, "top": 0.91, "bottom": 0.23, "wspace": 0.2}
     axes = fig.subplots(1, 2, gridspec_kw=place)
     for name, line in SHAPES.items():
@@ -71,7 +77,7 @@ def draw_updates(
 
     `points` (n, 2); `candidates` colour → (2,). Losses ‖w − z‖², as in `demos.mean_updates`.
     """
-    fig = Figure(figsize=(9.5, 3.8), layout="none")
+    fig = _figure(9.5)
     place = {"left": 0.04, "right": 0.99, "top": 0.85, "bottom": 0.07, "wspace": 0.08}
     axes = fig.subplots(1, len(UPDATES), sharex=True, sharey=True, gridspec_kw=place)
     for ax, method in zip(axes, UPDATES):

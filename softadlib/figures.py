@@ -4,6 +4,7 @@ Methods keep the registry's colours, labels and order everywhere.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,7 +24,10 @@ from .errors import UserError, choose
 from .functional import LN2
 from .methods import METHODS
 
-DASHES = {"test": {"train": "--", "test": "-"}, "train": {"train": "-", "test": "--"}}
+DASHES: dict[str, dict[str, Literal["-", "--"]]] = {
+    "test": {"train": "--", "test": "-"},
+    "train": {"train": "-", "test": "--"},
+}
 """The part drawn solid → the line style of each part."""
 AXES = {
     "theta": "θ (nats)",
@@ -78,12 +82,12 @@ def sweep(
     values: Sequence[float],
     cmap: str,
     symbol: str | None = None,
-    **line,
+    **line: Any,
 ) -> None:
     """One curve (m,) per value, coloured by it; with `symbol`, a colourbar of at most 10 ticks."""
     scale = colour_scale(values, cmap)
-    for value, curve in zip(values, curves):
-        ax.plot(x, curve, color=scale.to_rgba(value), **line)
+    for colour, curve in zip(map(tuple, scale.to_rgba(np.asarray(values))), curves):
+        ax.plot(x, curve, color=colour, **line)
     if symbol:
         ticks = values[:: -(-len(values) // 10)]
         bar = ax.figure.colorbar(scale, ax=ax, ticks=ticks, pad=0.02)
@@ -94,19 +98,20 @@ def sweep(
 
 def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
     """Points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
-    cross = {"marker": "x", "color": "xkcd:red orange"}
-    ring = {"marker": "o", "facecolors": "none", "edgecolors": "xkcd:ocean blue"}
+    cross: dict[str, Any] = {"marker": "x", "color": "xkcd:red orange"}
+    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": "xkcd:ocean blue"}
     for label, mark in enumerate((cross, ring)):
-        ax.scatter(*x[y == label].T, s=14, linewidths=0.8, label=f"class {label}", **mark)
+        across, up = x[y == label].T
+        ax.scatter(across, up, s=14, linewidths=0.8, label=f"class {label}", **mark)
     ax.set_aspect("equal")
     ax.set_axis_off()
 
 
-def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style) -> None:
+def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> None:
     """Arrows (n, 2) in data units, all from `start` (2,)."""
     at = np.broadcast_to(start, np.shape(vectors)).T
-    style = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1} | style
-    ax.quiver(*at, *np.transpose(vectors), **style)
+    units: dict[str, Any] = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1}
+    ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
 def mark_ln2(ax: Axes, label: bool = True) -> None:
@@ -114,11 +119,14 @@ def mark_ln2(ax: Axes, label: bool = True) -> None:
     halo = [withStroke(linewidth=3, foreground="white")]  # also seen on dark cells
     ax.axvline(LN2, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=halo)
     if label:
-        place = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
+        place: dict[str, Any] = {
+            "xycoords": ax.get_xaxis_transform(),
+            "textcoords": "offset points",
+        }
         ax.annotate("ln 2", (LN2, 1), (0, 3), ha="center", fontsize="small", **place)
 
 
-def heatmap(ax: Axes, table: pd.DataFrame, **colours) -> QuadMesh:
+def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
     """Rows σ (geometric), columns θ, ln 2 marked; one row alone is a strip without a σ axis."""
     sigma = cell_edges(table.index, geometric=True) if len(table) > 1 else [0, 1]
     mesh = ax.pcolormesh(cell_edges(table.columns), sigma, table, **colours)
@@ -236,7 +244,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     rows = rows[rows["epoch"] == rows["epoch"].max()]
     symbol = rows["method"].map({name: method.knob for name, method in METHODS.items()})
     knobs = [knob for knob in AXES if (symbol == knob).any()] or ["theta"]
-    grid = {"sharex": "col", "sharey": "row", "squeeze": False}
+    grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
     dots = {"marker": "o", "markersize": 3, "markeredgewidth": 0}

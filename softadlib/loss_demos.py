@@ -46,7 +46,8 @@ def diabetes(seed: int, sizes: tuple[int, int] = (150, 100)) -> dict[str, Part]:
     """
     from sklearn.datasets import load_diabetes
 
-    parts = _split(*load_diabetes(return_X_y=True), seed, sizes)
+    x, y = load_diabetes(return_X_y=True)
+    parts = _split(x, y, seed, sizes)
     x, y = parts[0]
     made = {}
     for name, (u, v) in zip(PARTS, parts):
@@ -59,7 +60,8 @@ def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
     """scikit-learn's digits, (n, 64) in [0, 1] → (n,) classes; the test part remains of 1,797."""
     from sklearn.datasets import load_digits
 
-    parts = _split(*load_digits(return_X_y=True), seed, sizes)
+    images, labels = load_digits(return_X_y=True)
+    parts = _split(images, labels, seed, sizes)
     return {
         name: (torch.as_tensor(x) / 16, torch.as_tensor(y).long())
         for name, (x, y) in zip(PARTS, parts)
@@ -68,10 +70,10 @@ def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
 
 def network(inputs: int, outputs: int, seed: int, width: int = 64) -> nn.Module:
     """One hidden layer, weights by `seed`, drawn in float64: float32 draws differ between CPUs."""
-    wide = {"dtype": torch.float64}
+    wide = torch.float64
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        first, last = nn.Linear(inputs, width, **wide), nn.Linear(width, outputs, **wide)
+        first, last = nn.Linear(inputs, width, dtype=wide), nn.Linear(width, outputs, dtype=wide)
     return nn.Sequential(first, nn.ReLU(), last)
 
 
@@ -142,8 +144,8 @@ def sweep(
             for method, theta in settings:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", CalibrationWarning)
-                    base = {"base": task.base}
-                    criterion = CRITERIA[method](theta, **base) if method != "erm" else ERM(**base)
+                    make = CRITERIA.get(method)
+                    criterion = ERM(task.base) if make is None else make(theta, base=task.base)
                 net = network(parts["train"][0].shape[1], task.outputs, trial)
                 found = measure(train(net, criterion, parts["train"], epochs, lr), task, parts)
                 rows.append(

@@ -1,6 +1,7 @@
 """SoftAD around other losses: score, gap and norm against θ, a row a loss."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -22,7 +23,7 @@ def loss_panels(
     `scores`: loss → axis label of its test score. `marks`: loss → named levels of θ, drawn upright.
     """
     panels = {"score_test": None, "gap": "gap, test − train loss", "norm": "model norm"}
-    size = {"figsize": (9.5, 2.5 * len(scores) + 0.4), "squeeze": False}
+    size: dict[str, Any] = {"figsize": (9.5, 2.5 * len(scores) + 0.4), "squeeze": False}
     fig, axes = plt.subplots(len(scores), len(panels), **size)
     for line, (loss, score) in zip(axes, scores.items()):
         mine = rows[rows["loss"] == loss]

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ MEASURED = {
 
 
 def protocols(
-    profile: str, datasets: Sequence[str], grids: Mapping[str, Sequence[float]], **changes
+    profile: str, datasets: Sequence[str], grids: Mapping[str, Sequence[float]], **changes: Any
 ) -> list[Protocol]:
     """A profile's protocol of each dataset, for other methods and with other `changes`."""
     changes = {"grids": dict(grids), **changes}

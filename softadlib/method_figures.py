@@ -1,6 +1,7 @@
 """All methods side by side: a dot a trial, a bar at their mean."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -19,7 +20,7 @@ def method_panels(
     """
     methods = [name for name in METHODS if (runs["method"] == name).any()]
     size = (2.7 * len(measures) + 0.8, (0.24 * len(methods) + 0.7) * len(datasets))
-    grid = {"squeeze": False, "sharey": True, "figsize": size}
+    grid: dict[str, Any] = {"squeeze": False, "sharey": True, "figsize": size}
     fig, axes = plt.subplots(len(datasets), len(measures), **grid)
     for row, dataset in zip(axes, datasets):
         for ax, (measure, label) in zip(row, measures.items()):

@@ -4,6 +4,7 @@ Our own plain writing of it, in other words than the library's and without any o
 tests compare the trainer with, and what `softad bench` times it against.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -34,7 +35,7 @@ def _chi2(losses, radius, **_):
     values = losses.detach()
     low = min(values.min(), values.mean() - values.std(correction=0) / (2 * radius) ** 0.5)
     high = values.max()
-    for _ in range(200):
+    for _halving in range(200):
         middle = (low + high) / 2
         over = torch.relu(values - middle)
         if (1 + 2 * radius) ** 0.5 * over.mean() > (over**2).mean().sqrt():
@@ -57,7 +58,7 @@ def _adaflood(losses, gamma, aux, **_):
     return torch.maximum(losses, 2 * levels - losses).mean()
 
 
-OBJECTIVES = {
+OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "erm": _mean,
     "flooding": lambda losses, theta, **_: abs(losses.mean() - theta) + theta,
     "iflood": lambda losses, theta, **_: torch.maximum(losses, 2 * theta - losses).mean(),

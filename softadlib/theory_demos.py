@@ -1,6 +1,7 @@
 """How near to stationary the runs of Props. 1–3 come, and how steep transformed gradients are."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ KINDS = ("iflood", "flooding", "softad")
 def follow(
     update: Callable[[np.ndarray, np.ndarray], np.ndarray],
     gradient: Callable[[np.ndarray, int], np.ndarray],
-    start: Sequence[float],
+    start: Sequence[float] | np.ndarray,
     runs: int,
     steps: int,
 ) -> np.ndarray:
@@ -30,7 +31,9 @@ def follow(
     return path
 
 
-def _draws(problem, steps: int, runs: int, seed: int) -> tuple[np.random.Generator, np.ndarray]:
+def _draws(
+    problem: SquaredDistances | Distances, steps: int, runs: int, seed: int
+) -> tuple[np.random.Generator, np.ndarray]:
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(steps,)))
     return rng, problem.points[rng.integers(len(problem.points), size=(steps, runs))]
 
@@ -51,7 +54,7 @@ def _line(measured: np.ndarray, bounds: dict[str, float], path: np.ndarray, radi
 def softad_rows(
     problem: SquaredDistances,
     theta: float,
-    start: Sequence[float],
+    start: Sequence[float] | np.ndarray,
     horizons: Sequence[int],
     *,
     runs: int,
@@ -68,13 +71,11 @@ def softad_rows(
     lines = []
     for steps in horizons:
         _, z = _draws(problem, steps, runs, seed)
-        path = follow(
-            st.NormClipMomentum(steps, g).step,
-            lambda w, t, z=z: st.soft_gradient(*problem.at(w, z[t]), theta),
-            start,
-            runs,
-            steps,
-        )
+
+        def gradient(w: np.ndarray, t: int, z: np.ndarray = z) -> np.ndarray:
+            return st.soft_gradient(*problem.at(w, z[t]), theta)
+
+        path = follow(st.NormClipMomentum(steps, g).step, gradient, start, runs, steps)
         drop = exact.softad_value(problem, path[0], theta)
         drop = (drop - exact.softad_value(problem, path[-1], theta)).max()
         slopes = exact.softad_gradient(problem, _some(path, count), theta)
@@ -86,7 +87,7 @@ def softad_rows(
 def iflood_rows(
     problem: SquaredDistances,
     theta: float,
-    start: Sequence[float],
+    start: Sequence[float] | np.ndarray,
     horizons: Sequence[int],
     *,
     runs: int,
@@ -102,13 +103,12 @@ def iflood_rows(
     ball, lines = st.onto_ball(problem.radius), []
     for steps in horizons:
         _, z = _draws(problem, steps, runs, seed)
-        path = follow(
-            st.ProjectedSubgradient(steps, *constants, project=ball).step,
-            lambda w, t, z=z: st.hard_gradient(*problem.at(w, z[t]), theta),
-            start,
-            runs,
-            steps,
-        )
+
+        def gradient(w: np.ndarray, t: int, z: np.ndarray = z) -> np.ndarray:
+            return st.hard_gradient(*problem.at(w, z[t]), theta)
+
+        method = st.ProjectedSubgradient(steps, *constants, project=ball)
+        path = follow(method.step, gradient, start, runs, steps)
         slopes = exact.envelope(problem, _some(path, count), theta)[1]
         bounds = st.subgradient_bounds(steps, *constants)
         line = _line(np.square(slopes).sum(-1).mean(0), bounds, path, problem.radius)
@@ -119,7 +119,7 @@ def iflood_rows(
 def zeroth_rows(
     problem: Distances,
     theta: float,
-    start: Sequence[float],
+    start: Sequence[float] | np.ndarray,
     horizons: Sequence[int],
     *,
     radius: float,
@@ -214,7 +214,8 @@ def pairs(
         middles.append(centre + (2 * rest) ** 0.5 * u[2])
         ways.append(u[2])
     middle, way = np.concatenate(middles), distance / 2 * np.concatenate(ways)
-    inside = (norms(np.stack([middle - way, middle + way])) <= problem.radius).all(0)[:, 0]
+    far = norms(np.stack([middle - way, middle + way]))[..., 0]
+    inside = np.all(far <= problem.radius, axis=0)
     return (middle - way)[inside], (middle + way)[inside]
 
 
@@ -224,7 +225,7 @@ def steepest(
     distances: Sequence[float],
     count: int,
     seed: int,
-    **gradient,
+    **gradient: Any,
 ) -> pd.Series:
     """The largest ‖g(w₁) − g(w₂)‖/‖w₁ − w₂‖ over the `pairs` at each distance, g = `mean_gradient`.
 

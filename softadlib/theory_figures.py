@@ -1,11 +1,16 @@
 """Pictures of the theory notebooks: measured against bounds, on logarithmic axes."""
 
+from typing import Literal
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-BOUNDS = {"stated": ("--", 1.8), "corrected": (":", 2.6)}
+BOUNDS: dict[str, tuple[Literal["--", ":"], float]] = {
+    "stated": ("--", 1.8),
+    "corrected": (":", 2.6),
+}
 """Line style and width of each bound."""
 
 
