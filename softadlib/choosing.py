@@ -94,10 +94,10 @@ def _complete(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(lines: pd.DataFrame, one: str, other: str, measure: str) -> pd.DataFrame:
-    """`measure` of arm `one` minus that of `other`, a row per trial and a column per case."""
+    """`measure` of arm `one` minus that of `other`, a row per trial and a column per case with both."""
     wide = lines.pivot_table(index="trial", columns=[*CASE, "arm"], values=measure)
     first, second = (wide.xs(arm, axis=1, level="arm") for arm in (one, other))
-    return first - second
+    return (first - second).dropna(axis=1, how="all")
 
 
 def compared(lines: pd.DataFrame, one: str, other: str, level: float = 0.95) -> pd.DataFrame:
@@ -117,7 +117,7 @@ def compared(lines: pd.DataFrame, one: str, other: str, level: float = 0.95) -> 
     pools = {(case[0], case[1]): [case] for case in cases}
     pools |= {(words, np.nan): some for words, some in means.items() if len(some) > 1}
     for key, some in pools.items():
-        row = {}
+        row: dict[str, float] = {}
         for measure, (unit, scale) in {
             "acc_test": ("points", 100),
             "loss_test": ("nats", 1),

@@ -106,6 +106,12 @@ def test_cases_of_a_trial_are_averaged_before_they_are_counted():
     np.testing.assert_allclose(table.iloc[-1], alone)  # both cases are alike: no more certain
 
 
+def test_a_case_without_the_oracle_is_left_out_of_its_comparison():
+    both = [pd.concat(t) for t in zip(rows(2), rows(2, dataset="digits"))]
+    table = choosing.compared(choosing.arms(*both), "B", "A")
+    assert table.index.tolist() == [("gaussian", 0.0)]
+
+
 def test_cases_kept_apart_have_a_mean_of_their_own():
     parts = [rows(2, noise=q, dataset=d) for d, q in choosing.RISK]
     grid, auto, low = (pd.concat(tables, ignore_index=True) for tables in zip(*parts))
