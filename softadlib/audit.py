@@ -136,9 +136,9 @@ def verdicts(found: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for key, part in found.groupby(KEY, sort=False):
         counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
-        counts |= {"as claimed": f"{part['as claimed'].sum()} of {len(part)}"}
-        facts = {**counts, "verdict": verdict(part), "n": int(part["n"].min())}
-        lines.append({**dict(zip(KEY, key)), **facts})
+        share = f"{part['as claimed'].sum()} of {len(part)}"
+        facts = {"as claimed": share, "verdict": verdict(part), "n": int(part["n"].min())}
+        lines.append({**dict(zip(KEY, key)), **counts, **facts})
     order = {name: i for i, name in enumerate(CLAIMS)}
     table = pd.DataFrame(lines, columns=None if lines else KEY)
     by = table["claim"].map(lambda name: order.get(name, len(order)))

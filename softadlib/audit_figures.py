@@ -1,10 +1,12 @@
 """Pictures of the audit: comparisons as intervals, weights along a run. No file is opened here."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -15,7 +17,7 @@ from .tables import COLUMNS
 
 RULES = {"largest": ("xkcd:pinkish red", "o"), "smallest": ("xkcd:bright blue", "s")}
 """Colour and marker of each tie rule."""
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 """Of the label noises, least first."""
 ALONG = {
     "weight": "mean |w|",
@@ -36,7 +38,7 @@ def intervals(
     rivals = [r for r in order if (every["against"] == r).any()]
     width, height = min(2.7 * len(datasets) + 0.8, 13), 0.42 * len(rivals) + 0.9
     size = (max(width, 4), height * len(noises) + 0.7)
-    grid = {"figsize": size, "sharey": True, "squeeze": False}
+    grid: dict[str, Any] = {"figsize": size, "sharey": True, "squeeze": False}
     fig, axes = plt.subplots(len(noises), len(datasets), **grid)
     for (i, j), ax in np.ndenumerate(axes):
         here = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
@@ -66,7 +68,9 @@ def _datasets(rows: pd.DataFrame) -> list[str]:
     return [d for d in COLUMNS if d in have] + sorted(set(have) - set(COLUMNS))
 
 
-def _marks(ax, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour, mark) -> None:
+def _marks(
+    ax: Axes, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour: str, mark: str
+) -> None:
     part = part.set_index("against")
     for place, rival in enumerate(rivals):
         if rival not in part.index:
@@ -74,7 +78,11 @@ def _marks(ax, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour, 
         line = part.loc[rival]
         ax.plot([line["low"], line["high"]], [place + shift] * 2, color=colour, linewidth=1.8)
         inside = line["low"] <= 0 <= line["high"] or np.isnan(line["low"])
-        style = {"color": colour, "markersize": 5, "markerfacecolor": "white" if inside else colour}
+        style: dict[str, Any] = {
+            "color": colour,
+            "markersize": 5,
+            "markerfacecolor": "white" if inside else colour,
+        }
         ax.plot([line["mean"]], [place + shift], mark, **style)
 
 
@@ -86,7 +94,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     every = pd.concat(chosen.values())
     every = every[every["control"] == WATCHED]
     datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
-    shape = {"sharex": "col", "sharey": "row", "squeeze": False}
+    shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(len(ALONG), len(datasets), figsize=(2.6 * len(datasets), 6), **shape)
     for column, dataset in zip(axes.T, datasets):
         for rule, rows in chosen.items():

@@ -264,8 +264,10 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 def _explain(problem: Exception, task: Task, failed: Path) -> str:
     """Notebook, cell, what happened and where to look, on one line."""
+    from papermill.exceptions import PapermillExecutionError
+
     where = f"notebooks/{task.source.name}"
-    if hasattr(problem, "ename"):
+    if isinstance(problem, PapermillExecutionError):
         what, cell = f"{problem.ename}: {problem.evalue}", f" In [{problem.exec_count}]"
     else:
         what, cell = f"{type(problem).__name__}: {problem}", _last_started(failed)

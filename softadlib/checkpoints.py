@@ -21,7 +21,7 @@ from .provenance import device_name
 from .recipe import Keeper, State
 from .store import Place, merge
 
-SECONDS = 60
+SECONDS = 60.0
 """Between two saves where the protocol names no number of epochs."""
 SHARE = 30
 """Times as long as a save takes is waited for the next one at least, there."""
@@ -41,7 +41,7 @@ class Checkpoint(Keeper):
         """Never at the start, nor at the end, whose rows are stored."""
         if not 0 < epoch < self.epochs or not self.every:
             return False
-        if self.every == "auto":
+        if isinstance(self.every, str):  # auto
             return time.monotonic() - self.saved >= self.pause
         return epoch % self.every == 0
 

@@ -1,12 +1,14 @@
 """Pictures of the θ study: what was suggested, what each arm costs, by how much arms differ."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from .choosing import ARMS, CASE, RISK
 from .functional import LN2
@@ -41,7 +43,12 @@ def costs(lines: pd.DataFrame) -> Figure:
     fig, axes = plt.subplots(
         2, len(names), figsize=(2.5 * len(names), 5), sharex=True, sharey="row"
     )
-    style = {"x": "arm", "order": list(ARMS), "hue": "label_noise", "palette": NOISE}
+    style: dict[str, Any] = {
+        "x": "arm",
+        "order": list(ARMS),
+        "hue": "label_noise",
+        "palette": NOISE,
+    }
     style |= {"errorbar": interval, "linestyle": "none", "legend": False}
     style |= {"markersize": 4, "err_kws": {"linewidth": 1.4}, "seed": 0}
     for column, name in zip(axes.reshape(2, -1).T, names):
@@ -87,6 +94,6 @@ def forest(tables: Mapping[str, pd.DataFrame], margin: float = 0.5) -> Figure:
 
 
 def _legend(fig: Figure, noises: list[float]) -> None:
-    dots = [plt.Line2D([], [], color=NOISE[q], marker="o", linestyle="") for q in noises]
+    dots = [Line2D([], [], color=NOISE[q], marker="o", linestyle="") for q in noises]
     words = [f"{100 * q:g} % of labels flipped" if q else "no labels flipped" for q in noises]
     fig.legend(dots, words, loc="outside upper center", ncols=len(dots), fontsize="small")

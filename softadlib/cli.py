@@ -3,10 +3,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from . import __version__, guard, options
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from .protocol import Protocol
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -217,7 +221,7 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _notes(protocols: dict, left_out: list[str]) -> None:
+def _notes(protocols: Mapping[str, "Protocol"], left_out: list[str]) -> None:
     cliffs = [note for p in protocols.values() if (note := p.cliff_note())]
     for line in (*left_out, *cliffs):
         _say(f"note: {line}")

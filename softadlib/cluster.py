@@ -7,6 +7,7 @@ own copy of downloaded image sets, at the caller's data root or where their SOFT
 
 import contextlib
 import io
+import logging
 import math
 import os
 import tempfile
@@ -68,7 +69,7 @@ class Cluster:
                     runtime_env={"py_modules": [str(Path(__file__).parent)]},
                     include_dashboard=False,
                     log_to_driver=False,
-                    logging_level="error",
+                    logging_level=logging.ERROR,
                 )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             what = " ".join(str(error).split())[:200]
@@ -81,7 +82,7 @@ class Cluster:
             self.gpus = 1.0 if any(n.get("GPU", 0) >= 1 for n in self.nodes) else 0.0
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: object) -> None:
         import ray
 
         self.stopped.set()
@@ -128,7 +129,7 @@ class Ray:
             )
         if device == "mps":
             raise UserError("device 'mps' is not for a cluster; choose from auto, cpu, cuda")
-        self.cluster, self.gpus = cluster, 0.0 if device == "cpu" else cluster.gpus
+        self.cluster, self.gpus = cluster, 0.0 if device == "cpu" else cluster.gpus or 0.0
         self.where = torch.device("cuda" if self.gpus else "cpu")
         self.workers = cluster.workers(self.gpus)
         self.machines: Counter[tuple] = Counter()

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -36,12 +37,12 @@ TABLE = (*COLUMNS[:3], "label_noise", *COLUMNS[3:5], "control", "factor", *ALONG
 class Watch:
     """An objective that adds up w = n·∂/∂ℓᵢ of every batch it sees; no number of the run changes."""
 
-    def __init__(self, objective: Callable):
+    def __init__(self, objective: Callable[..., Tensor]):
         self.objective = objective
         self.epochs: list[dict[str, float]] = []
         self._sums = [0.0] * 4
 
-    def weights(self, losses: Tensor, knob: Tensor, **settings) -> Tensor:
+    def weights(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
         """The objective's own, (n,) → (n,), having added them up."""
         w = WEIGHTS[self.objective](losses, knob, **settings)
         below = w < 0
@@ -49,7 +50,7 @@ class Watch:
         self._sums = [a + b for a, b in zip(self._sums, [len(w), *found])]
         return w
 
-    def __call__(self, losses: Tensor, knob: Tensor, **settings) -> Tensor:
+    def __call__(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
         self.weights(losses.detach(), knob, **settings)
         return self.objective(losses, knob, **settings)
 

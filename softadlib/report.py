@@ -161,8 +161,8 @@ def _how(profile: str, facts: pd.DataFrame) -> str:
             )
         values = known["protocol"]["grids"].get(path.name)
         if values:
-            shown = values if isinstance(values, str) else ", ".join(f"{v:g}" for v in values)
-            lines.append(f"<p>{html.escape(known['dataset'])} × {path.name}: {shown}</p>")
+            grid = values if isinstance(values, str) else ", ".join(f"{v:g}" for v in values)
+            lines.append(f"<p>{html.escape(known['dataset'])} × {path.name}: {grid}</p>")
     return (
         f"<p>One line per training notebook; the executed notebooks lie beside their data in "
         f"<code>outputs/{html.escape(profile)}/</code>.</p><div class='table how'>{table}</div>"

@@ -155,7 +155,7 @@ class Place:
 
     def sessions(self) -> list[dict[str, Any]]:
         """What earlier calls under this protocol said of themselves, shards included."""
-        found = []
+        found: list[dict[str, Any]] = []
         if self.provenance.exists():
             facts = read_provenance(self.provenance)
             found = facts["sessions"] if facts.get("fingerprint") == self.fingerprint else []
@@ -357,6 +357,6 @@ def _line(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 __all__ = [
-    "RUN", "Place", "check_writable", "claim", "home", "merge", "params_dir", "places", "profile_dir", "provenances",
-    "read", "read_provenance", "write",
+    "RUN", "Place", "check_writable", "claim", "home", "load", "merge", "params_dir", "places", "profile_dir",
+    "provenances", "read", "read_provenance", "write",
 ]  # fmt: skip

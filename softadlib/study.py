@@ -135,7 +135,7 @@ class Study:
     def tasks(self, runs: Sequence[Run], jobs: int) -> list[list[Run]]:
         """Runs of one label noise to hand out together: on a CPU a few for each process."""
         size = self.protocol.stack or max(1, -(-len(runs) // jobs))
-        if self.device.type == "cpu" and not self.protocol.stack:
+        if self.told.device == "cpu" and not self.protocol.stack:
             long = self.protocol.dataset not in SYNTHETIC
             even = CPU_TASK if jobs == 1 else -(-len(runs) // (4 * jobs))
             size = 1 if long else min(CPU_TASK, even)

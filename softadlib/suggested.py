@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 
 from .auxiliary import AT_A_TIME, together, trained
 from .errors import UserError
@@ -16,7 +17,7 @@ from .executors import Executor
 from .hardware import numerics, pick_device
 from .progress import silent
 from .protocol import AUTO, Protocol, Run
-from .splits import load_splits
+from .splits import Splits, load_splits
 from .store import Place
 from .threshold import RULE, Suggestion, suggest_theta
 
@@ -45,8 +46,9 @@ def suggestions(
     `place` keeps them and is asked first; `tick` is told of the epochs trained. Raises UserError
     for validation logits that cannot be used, as those of a diverged run.
     """
-    found = {t: place and _read(place, label_noise, t) for t in trials}
-    missing = [t for t in trials if found[t] is None]
+    kept = {t: _read(place, label_noise, t) if place else None for t in trials}
+    found = {t: suggestion for t, suggestion in kept.items() if suggestion is not None}
+    missing = [t for t in trials if t not in found]
     if missing:
         splits = load_splits(protocol, label_noise)
         with numerics(pick_device(protocol.device), protocol.precision):
@@ -55,11 +57,13 @@ def suggestions(
                 if place:
                     _save(place, label_noise, trial, found[trial])
                 tick(protocol.epochs)
-    return found
+    return {t: found[t] for t in trials}
 
 
 @torch.no_grad()
-def _suggest(protocol, label_noise, trial, network, data) -> Suggestion:
+def _suggest(
+    protocol: Protocol, label_noise: float, trial: int, network: nn.Module, data: Splits
+) -> Suggestion:
     index = data.val[trial]
     parts = (data.inputs(data.x[some], "val", trial) for some in index.split(AT_A_TIME))
     try:

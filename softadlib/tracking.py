@@ -150,7 +150,7 @@ def _parameters(facts: dict, noise: float, trial: int, knob: float | None) -> di
     """What is a training's own: its knob by its own name too, and its seed."""
     own = {"label_noise": noise, "trial": trial, "seed": facts["seeds"][trial]}
     if knob is not None:
-        own |= {"knob": knob, METHODS[facts["method"]].knob: knob}
+        own |= {"knob": knob, str(METHODS[facts["method"]].knob): knob}
     return own
 
 
@@ -171,7 +171,8 @@ def _finish_method(
     known = ledger.of(digest=digest, kind="method")
     if any(r.info.run_id == run and r.info.status == "FINISHED" for r in known):
         return
-    protocol, means = facts["protocol"], {}
+    protocol = facts["protocol"]
+    means: dict[str, float] = {}
     for line in tables.summary(rows, protocol["ties"]).to_dict("records"):
         noise = f"-noise-{line['label_noise']:g}" if len(protocol["label_noise"]) > 1 else ""
         means |= {f"{k}{noise}": line[k] for k in ("gap", *tables.MEANS, "knob", "n")}
