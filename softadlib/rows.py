@@ -120,13 +120,14 @@ def load(
     if not read:
         return merge([])
     pairs = [pair for _, pair in read]
-    ordered = None not in pairs and all(a < b for a, b in itertools.pairwise(pairs))
+    known = [pair for pair in pairs if pair is not None]
+    apart = all(a < b for a, b in itertools.pairwise(known))
     table = pa.concat_tables([t for t, _ in read])
     read.clear()  # each column is let go as soon as pandas has it
     rows = table.to_pandas(split_blocks=True, self_destruct=True)
     del table
     rows = rows.astype({c: _dtype(c) for c in ALL})
-    return rows if ordered else merge([rows])
+    return rows if apart and len(known) == len(pairs) else merge([rows])
 
 
 def _plain(table: "pa.Table", noise: float | None) -> "pa.Table":
