@@ -156,7 +156,8 @@ def drops(
         facts |= {"there": pair[above].mean(), "drop": mean, "low": low, "high": high, "n": n}
         lines.append({"dataset": dataset, "method": method, **facts})
     table = pd.DataFrame(lines, columns=None if lines else ["dataset", "method"])
-    order = {"method": {m: i for i, m in enumerate(methods)}}
-    key = lambda column: column.map(order.get(column.name) or classes_of)  # noqa: E731
-    table = table.sort_values(["dataset", "method"], key=key, kind="stable", ignore_index=True)
+    datasets = sorted(set(table["dataset"]), key=lambda d: (classes_of(d), d))
+    place = {name: i for i, name in enumerate([*datasets, *methods])}
+    key = lambda column: column.map(place)  # noqa: E731
+    table = table.sort_values(["dataset", "method"], key=key, ignore_index=True)
     return table.assign(method=table["method"].map(lambda m: METHODS[m].label))
