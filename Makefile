@@ -26,6 +26,7 @@ paper: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadscope tests
@@ -40,4 +41,4 @@ record: $(READY)
 	$(BIN)/python tests/record_notebooks.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
