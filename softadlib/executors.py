@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from . import guard, provenance
+from . import files, guard, images, provenance
 
 Result = TypeVar("Result")
 
@@ -54,9 +54,15 @@ class Processes(Here):
             return super().map(function, tasks)
         from joblib import Parallel, delayed
 
-        me = os.getpid()
-        calls = (delayed(guard.following)(me, function, *task) for task in tasks)
+        mine = (os.getpid(), str(files.home()), str(images.data_root()))
+        calls = (delayed(_ours)(*mine, function, *task) for task in tasks)
         return Parallel(n_jobs=self.workers, return_as="generator_unordered", batch_size=1)(calls)
+
+
+def _ours(parent: int, home: str, data: str, function: Callable[..., Result], *task: Any) -> Result:
+    """In a process that `parent` started, perhaps when its folders were others."""
+    os.environ.update(SOFTAD_HOME=home, SOFTAD_DATA=data)
+    return guard.following(parent, function, *task)
 
 
 def local(jobs: int, where: torch.device) -> Here:

@@ -8,7 +8,7 @@ import torch
 from homes import TINY, make_home
 from joblib.externals.loky import get_reusable_executor
 
-from softadlib import selection, store, study
+from softadlib import executors, files, images, selection, store, study
 from softadlib.errors import UserError
 from softadlib.metrics import MEASURES
 from softadlib.protocol import Protocol
@@ -301,3 +301,13 @@ def test_what_on_rows_raises_ends_the_call_and_loses_nothing():
     with pytest.raises(KeyError, match="mine"):
         study.run(protocol(), "softad", on_rows=on_rows)
     assert len(study.Study(protocol(), "softad").place.kept([0.0]))
+
+
+def test_processes_left_by_an_earlier_call_work_in_this_one_s_folders(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOFTAD_DATA", raising=False)
+    both = executors.Processes(torch.device("cpu"), 2)
+    for name in ("one", "other"):
+        home = make_home(tmp_path / name)
+        monkeypatch.setenv("SOFTAD_HOME", str(home))
+        assert list(both.map(files.home, [()] * 4)) == [home.resolve()] * 4
+        assert list(both.map(images.data_root, [()] * 4)) == [home.resolve() / "data"] * 4
