@@ -40,7 +40,7 @@ def transformed(
 
 def _figure(width: float) -> Figure:
     """Without a layout: one solved anew takes most of the time."""
-    return Figure((width, 3.8), layout="none")  # type: ignore[arg-type]  # it takes none too
+    return Figure((width, 3.8), layout="none")  # type: ignore[arg-type]  # matplotlib takes "none" too
 
 
 def draw_shapes(theta: float, sigma: float, scale: str = "code") -> Figure:
