@@ -29,7 +29,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope tests
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder tests
 	$(BIN)/python -m pytest -n 2 --dist loadscope --nbval --nbval-current-env \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 notebooks
 

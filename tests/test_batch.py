@@ -136,8 +136,8 @@ def test_a_failure_names_notebook_and_cell_and_lets_the_others_finish(home, caps
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for orphaned kernels in /proc")
 def test_sigkill_in_the_middle_then_again(tmp_path):
     """No unreadable file, nothing done twice but what was in flight, the same tables."""
-    settings = {"grids": {"softad": [0.05, 0.1, 0.2, 0.3], "sam": [0.1, 0.2]}, "trials": 4, "epochs": 400,
-                "curve_every": 100, "stack": 8}  # fmt: skip
+    settings = {"grids": {"softad": [0.05, 0.1, 0.2, 0.3], "sam": [0.1, 0.2]}, "trials": 4, "epochs": 150,
+                "curve_every": 50, "stack": 8}  # fmt: skip
     homes = [
         make_home(tmp_path / n, ("train", "table_1_loss_gap"), gaussian=settings)
         for n in ("cut", "whole")
