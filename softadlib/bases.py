@@ -76,11 +76,23 @@ def samples(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor |
             return losses, None
         weight = base.weight.to(losses.dtype)
         return losses, torch.movedim(target, min(1, target.ndim - 1), -1) @ weight
+    if base.weight is None and _all_count(target, ignored):
+        return losses, None
     counted = target != ignored
     if base.weight is None:
         return losses, counted
     weight = base.weight.to(losses.dtype)
     return losses, weight[torch.where(counted, target, 0)] * counted
+
+
+def _all_count(target: Tensor, ignored: int) -> bool:
+    """Whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
+    if ignored >= 0 or target.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    try:
+        return target.numel() > 0 and target.amin().item() >= 0
+    except RuntimeError:  # under `vmap` there is no one value to look at
+        return False
 
 
 def warn_if_distributed(name: str, instead: str) -> None:
