@@ -122,12 +122,31 @@ def load(
     pairs = [pair for _, pair in read]
     known = [pair for pair in pairs if pair is not None]
     apart = all(a < b for a, b in itertools.pairwise(known))
-    table = pa.concat_tables([t for t, _ in read])
-    read.clear()  # each column is let go as soon as pandas has it
-    rows = table.to_pandas(split_blocks=True, self_destruct=True)
-    del table
-    rows = rows.astype({c: _dtype(c) for c in ALL})
+    rows = _together(read)
     return rows if apart and len(known) == len(pairs) else merge([rows])
+
+
+def _together(read: list[tuple["pa.Table", Any]]) -> pd.DataFrame:
+    """One frame of many tables; each column is let go as soon as it has been copied.
+
+    `read` is emptied: whoever holds a table holds its memory.
+    """
+    import pyarrow as pa
+
+    tables = [table for table, _ in read]
+    read.clear()
+    columns = {}
+    for c in ALL[::-1]:
+        parts = [t[c] for t in tables]
+        tables = [t.drop_columns(c) for t in tables]
+        if c in NAMES:
+            chunks = [chunk for part in parts for chunk in part.cast(pa.large_string()).chunks]
+            columns[c] = pd.array(pa.chunked_array(chunks, pa.large_string()), dtype="str")
+        else:
+            columns[c] = np.concatenate([part.to_numpy() for part in parts])
+        del parts
+        pa.default_memory_pool().release_unused()
+    return pd.DataFrame({c: columns[c] for c in ALL}, copy=False)
 
 
 def _plain(table: "pa.Table", noise: float | None) -> "pa.Table":

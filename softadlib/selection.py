@@ -32,9 +32,11 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     if ends.duplicated(run).any():
         ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
     group = ["case", "trial"]  # a trial's own grid: one suggested θ has no edges
+    ends = ends.drop(columns="epoch")
     knobs = ends.groupby(group)["knob"]
     low, high = knobs.transform("min"), knobs.transform("max")
-    ends = ends.assign(at_edge=((ends["knob"] == low) | (ends["knob"] == high)) & (low < high))
+    ends["at_edge"] = ((ends["knob"] == low) | (ends["knob"] == high)) & (low < high)
+    del knobs, low, high
     winners = ends[ends["acc_val"] == ends.groupby(group)["acc_val"].transform("max")]
     winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))
     winners = winners.sort_values("knob", ascending=ties == "smallest", kind="stable")

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from .methods import METHODS, PAPER
 from .selection import CASE, select
@@ -49,7 +49,11 @@ def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float]:
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return (-np.inf, np.inf)
-    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    half = (
+        special.stdtrit(len(values) - 1, (1 + level) / 2)
+        * values.std(ddof=1)
+        / np.sqrt(len(values))
+    )
     return (values.mean() - half, values.mean() + half)
 
 
