@@ -1,5 +1,6 @@
 """The README's results: the paper's tables beside ours, as Markdown made of stored rows alone."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ RULES = ("largest", "smallest")
 
 def markdown(profile: str) -> str:
     """All of it for one profile. Raises UserError where nothing is finished."""
-    rows, made = store.read(profile), store.provenances(profile)
+    rows, made = store.read(profile, final=True), store.provenances(profile)
     if rows.empty:
         raise UserError(
             f"nothing is finished in profile {profile!r}; softad run {profile} comes first"
@@ -87,15 +88,15 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
             "dataset": key[0],
             "method": tables.LABELS[key[1]],
             "n": int(first["n"]),
-            "paper": _number(theirs.get(key)),
+            "paper": tables.number(theirs.get(key, math.nan)),
         }
         for ties in RULES:
             r = ours[ties].loc[key]
             line |= {
-                f"gap ({ties})": f"{_number(r['gap'])} {_interval(r)}".strip(),
-                f"test loss ({ties})": _number(r["loss_test"]),
-                f"acc. % ({ties})": _number(100 * r["acc_test"], 1),
-                f"norm ({ties})": _number(r["model_norm"], 1),
+                f"gap ({ties})": f"{tables.number(r['gap'])} {_interval(r)}".strip(),
+                f"test loss ({ties})": tables.number(r["loss_test"]),
+                f"acc. % ({ties})": tables.number(100 * r["acc_test"], 1),
+                f"norm ({ties})": tables.number(r["model_norm"], 1),
             }
             if line["method"] == tables.LABELS["erm"]:  # nothing to choose, nothing to tie
                 line |= dict.fromkeys([k for k in line if k.endswith("(smallest)")], "〃")
@@ -117,13 +118,13 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
             "dataset": key[0],
             "method": tables.LABELS[key[1]],
             "n": int(first["n"]),
-            "paper": tables.DASH if paper is None else _mean_sd(paper["mean"], paper["std"]),
+            "paper": tables.DASH if paper is None else tables.mean_sd(paper["mean"], paper["std"]),
         }
         for ties in RULES:
             r = ours[ties].loc[key]
-            line[ties] = _mean_sd(r["knob"], r["knob_sd"])
+            line[ties] = tables.mean_sd(r["knob"], r["knob_sd"])
             line[f"at an end ({ties})"] = f"{r['edge']:.0f}/{r['n']:.0f}"
-        lines.append(line | {"tied": _number(first["tied"], 1)})
+        lines.append(line | {"tied": tables.number(first["tied"], 1)})
     return _in_order(pd.DataFrame(lines))
 
 
@@ -158,16 +159,8 @@ def _in_order(lines: pd.DataFrame) -> pd.DataFrame:
     return lines.loc[key.sort_values(kind="stable").index].reset_index(drop=True)
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return tables.DASH if value is None or pd.isna(value) else f"{value:.{digits}f}"
-
-
 def _interval(r: pd.Series) -> str:
-    return "" if r["n"] < 2 else f"[{r['gap_low']:.3f}, {r['gap_high']:.3f}]"
-
-
-def _mean_sd(mean: float, sd: float) -> str:
-    return f"{mean:.2f}" if pd.isna(sd) else f"{mean:.2f} ({sd:.2f})"
+    return "" if r["n"] < 2 else tables.span(r["gap_low"], r["gap_high"])
 
 
 def _table(frame: pd.DataFrame) -> str:

@@ -78,11 +78,13 @@ def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     )
 
 
-def _num(value: float, digits: int = 3) -> str:
+def number(value: float, digits: int = 3) -> str:
+    """A cell; a dash for NaN."""
     return DASH if pd.isna(value) else f"{value:.{digits}f}"
 
 
-def _range(low: float, high: float) -> str:
+def span(low: float, high: float) -> str:
+    """An interval as a cell."""
     return f"[{low:.3f}, {high:.3f}]" if np.isfinite(low) else "[one trial]"
 
 
@@ -98,13 +100,13 @@ def loss_gap(
     Beside every gap its 95 % interval over trials, test loss, test accuracy and n.
     """
     cells = {
-        "gap": lambda r: _num(r["gap"]),
-        "95 %": lambda r: _range(r["gap_low"], r["gap_high"]),
-        "test loss": lambda r: _num(r["loss_test"]),
-        "test acc": lambda r: _num(r["acc_test"]),
+        "gap": lambda r: number(r["gap"]),
+        "95 %": lambda r: span(r["gap_low"], r["gap_high"]),
+        "test loss": lambda r: number(r["loss_test"]),
+        "test acc": lambda r: number(r["acc_test"]),
         "n": lambda r: f"{r['n']:.0f}",
     }
-    theirs = published(table)["mean"].map(_num)
+    theirs = published(table)["mean"].map(number)
     return _side_by_side(_at(rows, label_noise), datasets, methods, theirs, cells)
 
 
@@ -121,12 +123,12 @@ def hyperparameters(
     validation accuracy.
     """
     cells = {
-        "mean (sd)": lambda r: _mean_sd(r["knob"], r["knob_sd"]),
+        "mean (sd)": lambda r: mean_sd(r["knob"], r["knob_sd"]),
         "edge": lambda r: f"{r['edge']:.0f}/{r['n']:.0f}",
-        "tied": lambda r: _num(r["tied"], 1),
+        "tied": lambda r: number(r["tied"], 1),
         "n": lambda r: f"{r['n']:.0f}",
     }
-    theirs = published(table).apply(lambda r: _mean_sd(r["mean"], r["std"]), axis=1)
+    theirs = published(table).apply(lambda r: mean_sd(r["mean"], r["std"]), axis=1)
     return _side_by_side(_at(rows, label_noise), datasets, methods, theirs, cells)
 
 
@@ -164,7 +166,8 @@ def _side_by_side(
     return pd.DataFrame(columns, index=index)
 
 
-def _mean_sd(mean: float, sd: float) -> str:
+def mean_sd(mean: float, sd: float) -> str:
+    """A cell; the mean alone where there is one value."""
     return f"{mean:.2f} ({sd:.2f})" if np.isfinite(sd) else f"{mean:.2f}"
 
 
