@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: cores)")
     command = add("results", "Print the paper's tables beside ours as Markdown.")
     command.add_argument("--write", metavar="FILE", help="put them between the marks in FILE")
+    command.add_argument("--csv", metavar="DIR", help="put each of them into DIR as a CSV file")
     return parser
 
 
@@ -187,11 +188,14 @@ def _results(args: argparse.Namespace) -> int:
 
     from . import results
 
-    if not args.write:
+    if args.csv:
+        for path in results.write_csv(args.profile, Path(args.csv)):
+            print(path)
+    if args.write:
+        changed = results.write(args.profile, Path(args.write))
+        print(f"{args.write}: {'written' if changed else 'as it was'}")
+    if not args.csv and not args.write:
         print(results.markdown(args.profile), end="")
-        return 0
-    changed = results.write(args.profile, Path(args.write))
-    print(f"{args.write}: {'written' if changed else 'as it was'}")
     return 0
 
 

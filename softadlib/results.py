@@ -1,40 +1,65 @@
 """The README's results: the paper's tables beside ours, as Markdown made of stored rows alone."""
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 
 from . import files, profiles, store, tables
 from .errors import UserError
+from .methods import METHODS
 from .splits import PARTS
 
 BEGIN = "<!-- results of profile {profile}: softad results {profile} --write {file} -->"
-END = "<!-- end of results -->"
+END = "<!-- end of results of profile {profile} -->"
 RULES = ("largest", "smallest")
+FOUR = ["erm", "flooding", "sam", "softad"]
+"""The methods of Table 1."""
+
+Words = dict[tuple[str, str], str]
+"""(dataset, method) → the word that stands in the place of a grid."""
 
 
 def markdown(profile: str) -> str:
     """All of it for one profile. Raises UserError where nothing is finished."""
+    parts = [f"#### {title}\n\n{_table(frame)}" for title, frame in frames(profile).items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def frames(profile: str) -> dict[str, pd.DataFrame]:
+    """Title → table, in the order of reading. Raises UserError where nothing is finished."""
     rows, made = store.read(profile, final=True), store.provenances(profile)
     if rows.empty:
         raise UserError(
             f"nothing is finished in profile {profile!r}; softad run {profile} comes first"
         )
-    cut = reductions(made)
-    parts = ["### What was run", _table(effort(made))]
+    words = _without_a_grid(profile)
+    cut = reductions(made, words)
+    out = {"What was run": effort(made)}
     for noise in sorted(rows["label_noise"].unique()):
         some = rows[rows["label_noise"] == noise]
         flipped = f", {noise:.0%} of labels flipped" if noise else ""
-        parts += [f"### Loss gaps (Tables 1 and 3){flipped}", _table(_named(gaps(some), cut))]
-        parts += [
-            f"### Selected values (Tables 2 and 4){flipped}",
-            _table(_named(knobs(some), cut)),
-        ]
-        parts += [f"### Who has the smallest gap{flipped}", _table(_named(verdicts(some), cut))]
-        order = _named(tables.theta_order(some), cut)
-        parts += [f"### SoftAD's θ against Flooding's{flipped}", _table(order)]
-    return "\n\n".join(parts) + "\n"
+        parts = {
+            f"Loss gaps (Tables 1 and 3){flipped}, ties to the {ties}": gaps(some, ties)
+            for ties in RULES
+        }
+        parts[f"Selected values (Tables 2 and 4){flipped}"] = knobs(some)
+        if set(some["method"]) >= set(FOUR):
+            parts[f"Who has the smallest gap{flipped}"] = verdicts(some)
+            parts[f"SoftAD's θ against Flooding's{flipped}"] = tables.theta_order(some)
+        out |= {title: _named(frame, cut, words) for title, frame in parts.items() if len(frame)}
+    return out
+
+
+def write_csv(profile: str, folder: Path) -> list[Path]:
+    """The same tables, one CSV file each. Raises UserError as `frames` does."""
+    made = []
+    for title, frame in frames(profile).items():
+        words = re.sub(r"\(.*?\)|[^\w\s]", "", title.replace("θ", "theta")).lower().split()
+        made.append(folder / f"{'_'.join(words)}.csv")
+        files.write(made[-1], frame.to_csv(index=False))
+    return made
 
 
 def effort(made: pd.DataFrame) -> pd.DataFrame:
@@ -49,7 +74,7 @@ def effort(made: pd.DataFrame) -> pd.DataFrame:
     return facts
 
 
-def reductions(made: pd.DataFrame) -> dict[str, str]:
+def reductions(made: pd.DataFrame, words: Words | None = None) -> dict[str, str]:
     """What each dataset has less of than the paper's protocol, in words; empty where nothing."""
     out, facts = {}, tables.effort(made)
     known = profiles.datasets_of("paper", store.params_dir())
@@ -58,49 +83,73 @@ def reductions(made: pd.DataFrame) -> dict[str, str]:
             out[dataset] = "not in the paper"
             continue
         whole, ours = profiles.load("paper", dataset, store.params_dir()), facts.loc[dataset]
-        theirs = {
-            "trials": whole.trials,
-            "values per method": max(map(len, whole.grids.values())),
-            "epochs": whole.epochs,
+        cuts = [
+            f"{ours[k]} of {n} {k}"
+            for k, n in {"trials": whole.trials, "epochs": whole.epochs}.items()
+            if ours[k] < n
+        ]
+        grids = {
+            tables.LABELS[r.method]: (r.grid, len(whole.grids[r.method]))
+            for r in made[made["dataset"] == dataset].itertuples()
+            if r.method in whole.grids and (dataset, r.method) not in (words or {})
         }
-        cuts = [f"{ours[k]} of {n} {k}" for k, n in theirs.items() if ours[k] < n]
+        short = {label: f"{a} of {b} values" for label, (a, b) in grids.items() if a < b}
+        if len(short) == len(grids) and len(set(short.values())) == 1:
+            cuts.append(f"{next(iter(short.values()))} per method")
+        else:
+            cuts += [f"{values} of {label}" for label, values in short.items()]
         samples = " + ".join(str(getattr(whole, f"n_{p}") or "all") for p in PARTS)
         cuts += [f"{ours['samples']} samples"] if ours["samples"] != samples else []
         out[dataset] = ", ".join(cuts)
     return out
 
 
-def _named(frame: pd.DataFrame, cut: dict[str, str]) -> pd.DataFrame:
-    """The reduction beside the dataset's name, in every line."""
+def _without_a_grid(profile: str) -> Words:
+    out = {}
+    for folder in store.places(profile):
+        facts = store.read_provenance(folder / "provenance.json")
+        word = facts["protocol"]["grids"].get(facts["method"])
+        if isinstance(word, str):
+            out[facts["dataset"], facts["method"]] = word
+    return out
+
+
+def _named(frame: pd.DataFrame, cut: dict[str, str], words: Words) -> pd.DataFrame:
+    """In every line the reduction beside the dataset's name, and how a value without a grid came."""
+    if "method" in frame:
+        labels = {
+            (dataset, tables.LABELS[m]): f"{tables.LABELS[m]}, {METHODS[m].knob}: {word}"
+            for (dataset, m), word in words.items()
+        }
+        keys = zip(frame["dataset"], frame["method"])
+        frame = frame.assign(method=[labels.get(key, key[1]) for key in keys])
     name = frame["dataset"].map(lambda d: f"{d} ({cut[d]})" if cut[d] else d)
     return frame.assign(dataset=name)
 
 
-def gaps(rows: pd.DataFrame) -> pd.DataFrame:
-    """The paper's gaps, then ours under both tie rules with interval, test loss, accuracy and norm."""
+def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
+    """The paper's gaps, then ours under one tie rule with interval, test loss, accuracy and norm.
+
+    A method without a value to choose stands under the first rule alone.
+    """
     theirs = [tables.published(table)["mean"] for table in (1, 3)]
     theirs = theirs[0].combine_first(theirs[1])  # Table 3 has what Table 1 leaves out
-    ours = {ties: tables.summary(rows, ties).set_index(["dataset", "method"]) for ties in RULES}
     lines = []
-    for key in ours["largest"].index:
-        first = ours["largest"].loc[key]
-        line = {
-            "dataset": key[0],
-            "method": tables.LABELS[key[1]],
-            "n": int(first["n"]),
-            "paper": tables.number(theirs.get(key, math.nan)),
-        }
-        for ties in RULES:
-            r = ours[ties].loc[key]
-            line |= {
-                f"gap ({ties})": f"{tables.number(r['gap'])} {_interval(r)}".strip(),
-                f"test loss ({ties})": tables.number(r["loss_test"]),
-                f"acc. % ({ties})": tables.number(100 * r["acc_test"], 1),
-                f"norm ({ties})": tables.number(r["model_norm"], 1),
+    for _, r in tables.summary(rows, ties).iterrows():
+        if ties != RULES[0] and pd.isna(r["knob"]):
+            continue
+        lines.append(
+            {
+                "dataset": r["dataset"],
+                "method": tables.LABELS[r["method"]],
+                "n": int(r["n"]),
+                "paper's gap": tables.number(theirs.get((r["dataset"], r["method"]), math.nan)),
+                "gap [95 %]": f"{tables.number(r['gap'])} {_interval(r)}".strip(),
+                "test loss": tables.number(r["loss_test"]),
+                "test accuracy, %": tables.number(100 * r["acc_test"], 1),
+                "norm": tables.number(r["model_norm"], 1),
             }
-            if line["method"] == tables.LABELS["erm"]:  # nothing to choose, nothing to tie
-                line |= dict.fromkeys([k for k in line if k.endswith("(smallest)")], "〃")
-        lines.append(line)
+        )
     return _in_order(pd.DataFrame(lines))
 
 
@@ -122,7 +171,7 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
         }
         for ties in RULES:
             r = ours[ties].loc[key]
-            line[ties] = tables.mean_sd(r["knob"], r["knob_sd"])
+            line[f"ties to the {ties}"] = tables.mean_sd(r["knob"], r["knob_sd"])
             line[f"at an end ({ties})"] = f"{r['edge']:.0f}/{r['n']:.0f}"
         lines.append(line | {"tied": tables.number(first["tied"], 1)})
     return _in_order(pd.DataFrame(lines))
@@ -130,7 +179,7 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
 
 def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     """The claim of the smallest gap, among the four methods of Table 1."""
-    found = tables.gap_verdicts(rows, ["erm", "flooding", "sam", "softad"])
+    found = tables.gap_verdicts(rows, FOUR)
     return found.rename(
         columns={"accuracy": "its acc. − ERM's, points", "test loss": "its test loss − ERM's"}
     )
@@ -142,11 +191,11 @@ def write(profile: str, path: Path) -> bool:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    begin = BEGIN.format(profile=profile, file=path.name)
-    if text.count(begin) != 1 or text.count(END) != 1 or text.index(END) < text.index(begin):
-        raise UserError(f"{path} must hold the lines {begin!r} and {END!r}, in this order")
-    head, tail = text.split(begin)[0], text.split(END)[1]
-    made = f"{head}{begin}\n\n{markdown(profile)}\n{END}{tail}"
+    begin, end = BEGIN.format(profile=profile, file=path.name), END.format(profile=profile)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+        raise UserError(f"{path} must hold the lines {begin!r} and {end!r}, in this order")
+    head, tail = text.split(begin)[0], text.split(end)[1]
+    made = f"{head}{begin}\n\n{markdown(profile)}\n{end}{tail}"
     if made != text:
         files.write(path, made)
     return made != text
@@ -154,6 +203,8 @@ def write(profile: str, path: Path) -> bool:
 
 def _in_order(lines: pd.DataFrame) -> pd.DataFrame:
     """The paper's datasets in the paper's order, then others; methods as they come."""
+    if lines.empty:
+        return lines
     place = {name: i for i, name in enumerate(tables.COLUMNS)}
     key = lines["dataset"].map(lambda d: (place.get(d, len(place)), d))
     return lines.loc[key.sort_values(kind="stable").index].reset_index(drop=True)

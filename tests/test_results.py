@@ -1,5 +1,6 @@
 """The README's results say what is stored and nothing else."""
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -20,22 +21,28 @@ def rows(gap: float, theta: float, trial: int, method: str = "softad") -> dict:
 
 
 def test_gaps_by_hand():
-    table = results.gaps(pd.DataFrame([rows(0.2, 0.1, 0), rows(0.4, 0.1, 1)])).iloc[0]
+    table = results.gaps(pd.DataFrame([rows(0.2, 0.1, 0), rows(0.4, 0.1, 1)]), "largest").iloc[0]
     # t(.975, 1) = 12.706, s/√2 = .1: .3 ± 1.271; the paper's Table 1 has .004
-    assert table["paper"] == "0.004"
-    assert table["gap (largest)"] == table["gap (smallest)"] == "0.300 [-0.971, 1.571]"
-    assert (table["test loss (largest)"], table["acc. % (largest)"]) == ("0.400", "75.0")
-    assert (table["norm (largest)"], table["n"]) == ("12.3", 2)
+    assert table["paper's gap"] == "0.004"
+    assert table["gap [95 %]"] == "0.300 [-0.971, 1.571]"
+    assert (table["test loss"], table["test accuracy, %"]) == ("0.400", "75.0")
+    assert (table["norm"], table["n"]) == ("12.3", 2)
 
 
 def test_ties_and_selected_values_by_hand():
     both = pd.DataFrame([rows(0.2, 0.1, 0), rows(0.4, 0.5, 0)])
     table = results.knobs(both).iloc[0]
-    assert (table["largest"], table["smallest"], table["tied"]) == ("0.50", "0.10", "2.0")
+    assert (table["ties to the largest"], table["ties to the smallest"]) == ("0.50", "0.10")
     assert table["at an end (largest)"] == table["at an end (smallest)"] == "1/1"
-    assert table["paper"] == "0.08 (0.08)"
-    gaps = results.gaps(both).iloc[0]
-    assert (gaps["gap (largest)"], gaps["gap (smallest)"]) == ("0.400", "0.200")
+    assert (table["tied"], table["paper"]) == ("2.0", "0.08 (0.08)")
+    assert results.gaps(both, "largest").iloc[0]["gap [95 %]"] == "0.400"
+    assert results.gaps(both, "smallest").iloc[0]["gap [95 %]"] == "0.200"
+
+
+def test_what_has_nothing_to_choose_stands_under_one_rule():
+    erm = pd.DataFrame([rows(0.2, math.nan, 0, "erm"), rows(0.2, math.nan, 1, "erm")])
+    assert results.gaps(erm, "largest")["method"].tolist() == ["ERM"]
+    assert results.gaps(erm, "smallest").empty
 
 
 def test_nothing_is_the_papers_protocol_that_is_not():
@@ -45,20 +52,43 @@ def test_nothing_is_the_papers_protocol_that_is_not():
     assert "2 of 15 trials" in cut["gaussian"]
     assert "20 of 500 epochs" in cut["gaussian"]
     text = results.markdown("smoke")
-    assert text.count(f"| gaussian ({cut['gaussian']}) |") == text.count("| gaussian (") == 13
+    # 5 + 4 gaps, 4 values, 2 verdicts, 2 orders
+    assert text.count(f"| gaussian ({cut['gaussian']}) |") == text.count("| gaussian (") == 17
+
+
+def made(method: str, grid: int) -> dict:
+    return {
+        "dataset": "fashionmnist", "trials": 5, "grid": grid, "epochs": 500,
+        "samples": "all + all + all", "dtype": "float32", "method": method,
+    }  # fmt: skip
+
+
+def test_grids_that_are_shorter_than_the_papers():
+    whole = {"erm": 1, "flooding": 10, "sam": 6}
+    frame = pd.DataFrame([made(m, n) for m, n in whole.items()])
+    # erm sweeps nothing and adaflood is not in the paper
+    assert results.reductions(frame)["fashionmnist"] == ""
+    more = pd.DataFrame([made("softad", 1), made("adaflood", 2), made("sam", 5)])
+    words = "1 of 10 values of SoftAD, 5 of 6 values of SAM"
+    assert results.reductions(more)["fashionmnist"] == words
+    auto = {("fashionmnist", "softad"): "auto"}
+    assert results.reductions(more, auto)["fashionmnist"] == "5 of 6 values per method"
 
 
 def test_the_paper_itself_is_called_so():
     facts = {
         "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
-        "samples": "100 + 100 + 20000", "dtype": "float32",
+        "samples": "100 + 100 + 20000", "dtype": "float32", "method": "softad",
     }  # fmt: skip
     assert results.reductions(pd.DataFrame([facts])) == {"gaussian": ""}
 
 
 def test_written_between_its_marks_and_nowhere_else(tmp_path):
     page = tmp_path / "PAGE.md"
-    marks = results.BEGIN.format(profile="smoke", file="PAGE.md"), results.END
+    marks = (
+        results.BEGIN.format(profile="smoke", file="PAGE.md"),
+        results.END.format(profile="smoke"),
+    )
     page.write_text(f"before\n{marks[0]}\nold\n{marks[1]}\nafter\n")
     assert results.write("smoke", page)
     text = page.read_text()
@@ -69,7 +99,7 @@ def test_written_between_its_marks_and_nowhere_else(tmp_path):
     assert not results.write("smoke", page)
 
 
-@pytest.mark.parametrize("text", ["", results.END, "twice"])
+@pytest.mark.parametrize("text", ["", results.END.format(profile="smoke"), "twice"])
 def test_a_page_without_marks_is_left_alone(tmp_path, text):
     page = tmp_path / "PAGE.md"
     text = text if text != "twice" else 2 * results.BEGIN.format(profile="smoke", file="PAGE.md")
@@ -84,13 +114,21 @@ def test_nothing_finished(capsys):
     assert "nothing is finished in profile 'nowhere'" in capsys.readouterr().err
 
 
-def test_the_readme_says_what_is_stored():
-    """Once it has results: every number of them comes out of `softad results paper`."""
-    text, begin = (
-        (ROOT / "README.md").read_text(),
-        results.BEGIN.format(profile="paper", file="README.md"),
-    )
-    if begin in text:
-        assert (
-            text.split(begin)[1].split(results.END)[0].strip() == results.markdown("paper").strip()
-        )
+@pytest.mark.parametrize("profile", ["paper", "beyond"])
+def test_the_readme_says_what_is_stored(profile):
+    """Every number of its results comes out of `softad results`."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    begin, end = results.BEGIN.format(profile=profile, file="README.md"), results.END
+    found = text.split(begin)[1].split(end.format(profile=profile))[0]
+    assert found.strip() == results.markdown(profile).strip()
+
+
+def test_the_same_as_csv(tmp_path, capsys):
+    assert cli.main(["results", "smoke", "--csv", str(tmp_path)]) == 0
+    frames = results.frames("smoke")
+    paths = capsys.readouterr().out.split()
+    assert len(paths) == len(frames) == len(list(tmp_path.iterdir()))
+    for path, frame in zip(paths, frames.values()):
+        assert pd.read_csv(path, dtype=str).shape == frame.shape
+    assert (tmp_path / "loss_gaps_ties_to_the_largest.csv").exists()
+    assert (tmp_path / "softads_theta_against_floodings.csv").exists()
