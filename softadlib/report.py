@@ -1,8 +1,10 @@
 """One self-contained HTML page of a profile: tables first, then every figure, then how it was run."""
 
+import base64
 import datetime
 import html
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,16 @@ def _body(notebook: Path) -> str:
     return exporter.from_notebook_node(document)[0]
 
 
+def pictures(notebook: Path) -> Iterator[tuple[str, bytes]]:
+    """Every picture of an executed notebook as PNG, with a file name."""
+    if notebook.suffix != ".ipynb":
+        return
+    outputs = (o for c in _read(notebook)["cells"] for o in c.get("outputs", ()))
+    drawn = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    for i, text in enumerate(drawn, 1):
+        yield f"{notebook.stem}-{i}.png", base64.b64decode(text)
+
+
 def _sweeps(facts: pd.DataFrame) -> str:
     """In words, how much was trained: one clause for all datasets that were trained alike."""
     alike: dict[str, list[str]] = {}
@@ -106,10 +118,17 @@ def _sweeps(facts: pd.DataFrame) -> str:
 
 
 def build(profile: str) -> Path:
-    """Write outputs/<profile>/index.html and return its path. Raises UserError without results."""
+    """Write outputs/<profile>/index.html and return its path. Raises UserError without results.
+
+    The pictures made of the profile's own results are put beside their notebooks as PNG, too.
+    """
     folder = store.profile_dir(profile)
-    drawn = [task.target for task in drawings(profile, datasets_of(profile, store.params_dir()))]
-    notebooks = sorted((path for path in drawn if path.exists()), key=_order)
+    drawn = [
+        task
+        for task in drawings(profile, datasets_of(profile, store.params_dir()))
+        if task.target.exists()
+    ]
+    notebooks = sorted((task.target for task in drawn), key=_order)
     facts = store.provenances(profile)
     if not notebooks and facts.empty:
         raise UserError(f"nothing under {folder}; first: softad run {profile}")
@@ -137,6 +156,9 @@ def build(profile: str) -> Path:
         f"<footer>softadlib {__version__}, {now}. Holland &amp; Nakatani, <em>Soft ascent-descent as a stable "
         "and flexible alternative to flooding</em>, NeurIPS 2024.</footer></main></body></html>\n"
     )
+    for notebook in (task.target for task in drawn if task.reads):
+        for name, picture in pictures(notebook):
+            store.write(notebook.with_name(name), picture)
     target = folder / "index.html"
     store.write(target, text)
     return target

@@ -9,7 +9,6 @@ and its old run marked as deleted, as is one that `outputs/` holds no more: `mlf
 brings it back, `mlflow gc` does away with it.
 """
 
-import base64
 import datetime
 import hashlib
 import json
@@ -17,14 +16,14 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from . import selection, store, tables
+from . import report, selection, store, tables
 from .errors import UserError
 from .ledger import Ledger
 from .methods import METHODS
@@ -203,23 +202,12 @@ def _report(ledger: Ledger, profile: str, sent: Sent) -> None:
                 target = Path(away) / path.relative_to(folder)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy(path, target)
-                for name, picture in _pictures(path):
+                for name, picture in report.pictures(path):
                     target.with_name(name).write_bytes(picture)
             ledger.client.log_artifacts(run, away)
         ledger.end(run, now)
     old = [r for r in ledger.of(kind="report") if r.info.run_id not in done]
     sent.withdrawn += ledger.withdraw(old)
-
-
-def _pictures(notebook: Path) -> Iterable[tuple[str, bytes]]:
-    """Every picture of an executed notebook, with a name."""
-    if notebook.suffix != ".ipynb":
-        return
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    outputs = [o.get("data", {}) for c in cells for o in c.get("outputs", ())]
-    drawn = [data["image/png"] for data in outputs if "image/png" in data]
-    for i, text in enumerate(drawn, 1):
-        yield f"{notebook.stem}-{i}.png", base64.b64decode("".join(text))
 
 
 def _digest(*parts: bytes) -> str:

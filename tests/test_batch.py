@@ -1,5 +1,6 @@
 """The whole way: papermill over datasets × methods, accidents included. Tiny, but nothing simulated."""
 
+import base64
 import json
 import os
 import signal
@@ -80,6 +81,12 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     assert "<script" not in page
     assert 'src="http' not in page
     assert 'href="http' not in page
+    beside = {p.name: p.read_bytes() for p in (folder / "figures").glob("*.png")}
+    assert sorted(beside) == [
+        f"trajectories-{d}-{i}.png" for d in ("gaussian", "spiral") for i in (1, 2, 3)
+    ]
+    for picture in beside.values():
+        assert base64.b64encode(picture).decode() in page.replace("\n", "")
 
 
 def test_filters_train_less(home):
