@@ -7,10 +7,12 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from homes import make_home
+from nbformat import v4
 
 from softadlib import cli, selection, store, tracking
 from softadlib.errors import UserError
@@ -187,11 +189,12 @@ def test_an_export_that_was_cut_short_is_made_whole(home, monkeypatch):
 def test_figures_and_report_arrive_as_files(home):
     figures = home / "outputs/tiny/figures"
     figures.mkdir()
-    cells = [
-        {"outputs": [{"data": {"image/png": PICTURE}}, {"text": "x"}], "cell_type": "code"},
-        {"cell_type": "markdown"},
+    shown = [
+        v4.new_output("display_data", data={"image/png": PICTURE}),
+        v4.new_output("stream", text="x"),
     ]
-    (figures / "drawn.ipynb").write_text(json.dumps({"cells": cells}))
+    cells = [v4.new_code_cell("draw()", outputs=shown), v4.new_markdown_cell("read")]
+    nbformat.write(v4.new_notebook(cells=cells), figures / "drawn.ipynb")
     (figures / "other.error.ipynb").write_text("{}")
     (home / "outputs/tiny/gaussian/erm/train.ipynb").write_text("{}")
     (home / "outputs/tiny/index.html").write_text("<p>one</p>")
