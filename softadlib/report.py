@@ -38,6 +38,7 @@ thead tr th { text-align: right !important; } thead tr th[colspan] { text-align:
 .how table { font-size: .75rem; } .how :is(th, td) { padding: .28rem .3rem; }
 .how tr :is(th, td):nth-child(-n+2) { text-align: left !important; }
 thead tr:last-child th { border-bottom: 1.5px solid var(--ink); } tbody th { text-align: left; font-weight: 500; }
+tbody th { white-space: normal; max-width: 13rem; }
 img { max-width: 100%; height: auto; display: block; margin: .6rem 0; }
 pre { font-size: .82rem; background: #f6f7f9; padding: .7rem .9rem; overflow-x: auto; border-radius: 4px; }
 code { font-size: .9em; overflow-wrap: anywhere; } .anchor-link { display: none; } .prompt { display: none; }

@@ -34,8 +34,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
         raise UserError(
             f"nothing is finished in profile {profile!r}; softad run {profile} comes first"
         )
-    words = _without_a_grid(profile)
-    cut = reductions(made, words)
+    named, words = names(profile), _without_a_grid(profile)
     out = {"What was run": effort(made)}
     for noise in sorted(rows["label_noise"].unique()):
         some = rows[rows["label_noise"] == noise]
@@ -48,7 +47,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
         if set(some["method"]) >= set(FOUR):
             parts[f"Who has the smallest gap{flipped}"] = verdicts(some)
             parts[f"SoftAD's θ against Flooding's{flipped}"] = tables.theta_order(some)
-        out |= {title: _named(frame, cut, words) for title, frame in parts.items() if len(frame)}
+        out |= {title: _named(frame, named, words) for title, frame in parts.items() if len(frame)}
     return out
 
 
@@ -78,6 +77,7 @@ def reductions(made: pd.DataFrame, words: Words | None = None) -> dict[str, str]
     """What each dataset has less of than the paper's protocol, in words; empty where nothing."""
     out, facts = {}, tables.effort(made)
     known = profiles.datasets_of("paper", store.params_dir())
+    least = made.groupby("dataset")[["trials", "epochs"]].min()
     for dataset in facts.index:
         if dataset not in known:
             out[dataset] = "not in the paper"
@@ -86,7 +86,7 @@ def reductions(made: pd.DataFrame, words: Words | None = None) -> dict[str, str]
         cuts = [
             f"{ours[k]} of {n} {k}"
             for k, n in {"trials": whole.trials, "epochs": whole.epochs}.items()
-            if ours[k] < n
+            if least.loc[dataset, k] < n
         ]
         grids = {
             tables.LABELS[r.method]: (r.grid, len(whole.grids[r.method]))
@@ -104,6 +104,12 @@ def reductions(made: pd.DataFrame, words: Words | None = None) -> dict[str, str]
     return out
 
 
+def names(profile: str) -> dict[str, str]:
+    """dataset → its name with what it has less of than the paper's protocol beside it."""
+    cut = reductions(store.provenances(profile), _without_a_grid(profile))
+    return {dataset: f"{dataset} ({words})" if words else dataset for dataset, words in cut.items()}
+
+
 def _without_a_grid(profile: str) -> Words:
     out = {}
     for folder in store.places(profile):
@@ -114,8 +120,8 @@ def _without_a_grid(profile: str) -> Words:
     return out
 
 
-def _named(frame: pd.DataFrame, cut: dict[str, str], words: Words) -> pd.DataFrame:
-    """In every line the reduction beside the dataset's name, and how a value without a grid came."""
+def _named(frame: pd.DataFrame, named: dict[str, str], words: Words) -> pd.DataFrame:
+    """In every line the dataset by its name of `names`, and how a value without a grid came."""
     if "method" in frame:
         labels = {
             (dataset, tables.LABELS[m]): f"{tables.LABELS[m]}, {METHODS[m].knob}: {word}"
@@ -123,8 +129,7 @@ def _named(frame: pd.DataFrame, cut: dict[str, str], words: Words) -> pd.DataFra
         }
         keys = zip(frame["dataset"], frame["method"])
         frame = frame.assign(method=[labels.get(key, key[1]) for key in keys])
-    name = frame["dataset"].map(lambda d: f"{d} ({cut[d]})" if cut[d] else d)
-    return frame.assign(dataset=name)
+    return frame.assign(dataset=frame["dataset"].map(named))
 
 
 def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -255,15 +256,21 @@ def effort(provenances: pd.DataFrame) -> pd.DataFrame:
     """How much stands behind a table, per dataset: trials, values per method, epochs, samples.
 
     `provenances` as `store.provenances` gives them; samples are train + val + test, "all" of a part
-    that was not cut.
+    that was not cut. Where methods differ, both ends are named: 3–15.
     """
     facts = ("trials", "grid", "epochs", "samples", "dtype")
     if provenances.empty:
         return pd.DataFrame(columns=list(facts))
-    largest = provenances.groupby("dataset", sort=False)["grid"].max()
-    first = provenances.groupby("dataset", sort=False).first().assign(grid=largest)
-    order = [d for d in COLUMNS if d in first.index] + sorted(set(first.index) - set(COLUMNS))
-    return first.loc[order, list(facts)].rename(columns={"grid": "values per method"})
+    found = provenances.groupby("dataset", sort=False)[list(facts)].agg(_alike)
+    found["grid"] = provenances.groupby("dataset", sort=False)["grid"].max()
+    order = [d for d in COLUMNS if d in found.index] + sorted(set(found.index) - set(COLUMNS))
+    return found.loc[order].rename(columns={"grid": "values per method"})
+
+
+def _alike(values: pd.Series) -> Any:
+    """The one value, or the least and the greatest."""
+    ends = sorted(set(values))
+    return ends[0] if len(ends) == 1 else f"{ends[0]}–{ends[-1]}"
 
 
 def marks(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:

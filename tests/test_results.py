@@ -1,6 +1,7 @@
 """The README's results say what is stored and nothing else."""
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -71,6 +72,8 @@ def test_grids_that_are_shorter_than_the_papers():
     more = pd.DataFrame([made("softad", 1), made("adaflood", 2), made("sam", 5)])
     words = "1 of 10 values of SoftAD, 5 of 6 values of SAM"
     assert results.reductions(more)["fashionmnist"] == words
+    frame.loc[1, ["trials", "epochs"]] = 3, 40
+    assert results.reductions(frame)["fashionmnist"] == "3–5 of 5 trials, 40–500 of 500 epochs"
     auto = {("fashionmnist", "softad"): "auto"}
     assert results.reductions(more, auto)["fashionmnist"] == "5 of 6 values per method"
 
@@ -114,13 +117,15 @@ def test_nothing_finished(capsys):
     assert "nothing is finished in profile 'nowhere'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("profile", ["paper", "beyond"])
-def test_the_readme_says_what_is_stored(profile):
+def test_the_readme_says_what_is_stored():
     """Every number of its results comes out of `softad results`."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    begin, end = results.BEGIN.format(profile=profile, file="README.md"), results.END
-    found = text.split(begin)[1].split(end.format(profile=profile))[0]
-    assert found.strip() == results.markdown(profile).strip()
+    shown = re.findall(r"<!-- results of profile (\w+): softad results", text)
+    assert "paper" in shown
+    for profile in shown:
+        begin = results.BEGIN.format(profile=profile, file="README.md")
+        found = text.split(begin)[1].split(results.END.format(profile=profile))[0]
+        assert found.strip() == results.markdown(profile).strip()
 
 
 def test_the_same_as_csv(tmp_path, capsys):

@@ -170,3 +170,6 @@ def test_effort_says_what_was_cut():
     assert out.index.tolist() == ["gaussian", "fashionmnist"]
     assert out.loc["fashionmnist"].tolist() == [1, 6, 10, "6000 + 2000 + all", "float32"]
     assert tables.effort(facts.iloc[:0]).empty
+    facts.loc[1, "trials"] = 3
+    assert tables.effort(facts).loc["fashionmnist", "trials"] == "1–3"
+    assert tables.effort(facts).loc["gaussian", "trials"] == 1
