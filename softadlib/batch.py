@@ -63,6 +63,21 @@ class Plan:
     """(dataset, method) of every training, done or not."""
     skipped: list[Task] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    stored: list[str] = field(default_factory=list)
+    """What earlier calls trained of the datasets that are not finished, in words."""
+
+
+def stored(studies: Iterable[Study]) -> list[str]:
+    """A line for each dataset of which some runs are trained and some are not."""
+    counts: dict[str, tuple[int, int]] = {}
+    for one in studies:
+        have, total = counts.get(one.protocol.dataset, (0, 0))
+        counts[one.protocol.dataset] = have + one.stored(), total + len(one.runs)
+    return [
+        f"{dataset}: {have:,} of {total:,} runs are trained already"
+        for dataset, (have, total) in counts.items()
+        if 0 < have < total
+    ]
 
 
 def protocols(
@@ -112,11 +127,12 @@ def plan(
     """Every notebook to execute, and those already done. Raises UserError for any bad input."""
     found, left_out = protocols(profile, datasets, overrides)
     store.check_writable(store.profile_dir(profile))
-    out = Plan(profile, found, [], left_out=left_out)
+    out, studies = Plan(profile, found, [], left_out=left_out), []
     for protocol in found.values():
         for method in methods_of(protocol, methods):
             where = cluster.device(protocol) if cluster else None
             study = Study(protocol, method, where)
+            studies.append(study)
             out.pairs.append((protocol.dataset, method))
             task = Task(
                 f"{protocol.dataset} × {method}",
@@ -128,6 +144,7 @@ def plan(
             )
             done = study.done()  # looked at in any case: a broken table is refused here
             (out.skipped if done and task.target.exists() else out.tasks).append(task)
+    out.stored = stored(studies)
     out.tasks.sort(key=lambda task: -task.units)  # the longest first, so that none is left for last
     training = bool(out.tasks)
     for task in drawings(profile, list(found)):

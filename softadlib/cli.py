@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
     with options.cluster(args) or contextlib.nullcontext() as cluster:
         work = batch.plan(args.profile, args.dataset, args.method, overrides, cluster)
         jobs = 1 if cluster else options.jobs(args.jobs, work.protocols)
-        _notes(work.protocols, work.left_out)
+        _notes(work.protocols, work.left_out + work.stored)
         if work.skipped:
             every = len(work.skipped) + len(work.tasks)
             _say(f"{len(work.skipped)} of {every} notebooks are already done")
@@ -225,9 +225,9 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _notes(protocols: Mapping[str, "Protocol"], left_out: list[str]) -> None:
+def _notes(protocols: Mapping[str, "Protocol"], words: list[str]) -> None:
     cliffs = [note for p in protocols.values() if (note := p.cliff_note())]
-    for line in (*left_out, *cliffs):
+    for line in (*words, *cliffs):
         _say(f"note: {line}")
 
 

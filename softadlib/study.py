@@ -121,6 +121,10 @@ class Study:
             self.replay_epochs and self.missing(rows, self.selected(rows), self.replay_epochs)
         )
 
+    def stored(self) -> int:
+        """How many of its runs are trained and stored, curves aside."""
+        return len(self.runs) - len(self.missing(self.kept()[0], self.runs, self.first_epochs))
+
     def units(self) -> int:
         """Run × gradient × epoch of the whole study, replays and the runs that suggest included."""
         replayed = self.choices if self.replay_epochs else 0

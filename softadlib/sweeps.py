@@ -23,7 +23,7 @@ def run(
     fresh: bool = False,
     shard: str | None = None,
     cluster: Cluster | None = None,
-    note: Callable[[Mapping[str, Protocol], list[str]], object] = lambda found, left_out: None,
+    note: Callable[[Mapping[str, Protocol], list[str]], object] = lambda found, words: None,
 ) -> tuple[list[str], str]:
     """Train what is left. Returns what went wrong on a cluster, and a word on the shard if there is one.
 
@@ -48,7 +48,7 @@ def run(
     studies = [study.Study(p, m, where(p), trials(p, m)) for p, m in pairs]
     for one in () if fresh else studies:
         one.done()  # a broken table is refused before anything starts
-    note(found, left_out)
+    note(found, left_out + ([] if fresh else batch.stored(studies)))
     errors: list[str] = []
     total = sum(one.units() for one in studies)
     claim = store.claim(profile, [(p.dataset, m) for p, m in pairs], shared=part is not None)

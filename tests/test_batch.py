@@ -89,6 +89,22 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
         assert base64.b64encode(picture).decode() in page.replace("\n", "")
 
 
+def test_a_longer_call_says_what_is_there_and_does_the_rest(home, capsys):
+    assert cli.main(["train", "tiny", "-p", "trials", "1", "-j", "1"]) == 0
+    assert capsys.readouterr().err == "", "of nothing there is nothing to say"
+    before = store.read("tiny")
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    err = capsys.readouterr().err.splitlines()
+    # one trial of two: erm 1, sam 1, softad 2 values
+    assert "softad: note: gaussian: 4 of 8 runs are trained already" in err
+    after = store.read("tiny")
+    assert len(after) > len(before)
+    kept = after.merge(before, how="inner")
+    assert len(kept) == len(before), "not a number moved"
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_filters_train_less(home):
     assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
     folder = home / "outputs" / "tiny"
