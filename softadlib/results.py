@@ -47,6 +47,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
         if set(some["method"]) >= set(FOUR):
             parts[f"Who has the smallest gap{flipped}"] = verdicts(some)
             parts[f"SoftAD's θ against Flooding's{flipped}"] = tables.theta_order(some)
+            parts[f"SoftAD along θ, nothing selected{flipped}"] = along(some)
         out |= {title: _named(frame, named, words) for title, frame in parts.items() if len(frame)}
     return out
 
@@ -188,6 +189,30 @@ def verdicts(rows: pd.DataFrame) -> pd.DataFrame:
     return found.rename(
         columns={"accuracy": "its acc. − ERM's, points", "test loss": "its test loss − ERM's"}
     )
+
+
+def along(rows: pd.DataFrame, method: str = "softad") -> pd.DataFrame:
+    """One method at some of its grid: the ends, those nearest 0.1 and 0.3, and both sides of ln 2."""
+    lines = []
+    for dataset, part in rows[rows["method"] == method].groupby("dataset"):
+        grid = pd.Series(sorted(part["knob"].unique()))
+        near = [grid.iloc[(grid - at).abs().argmin()] for at in (0.1, 0.3)]
+        sides = [grid[grid < math.log(2)].max(), grid[grid >= math.log(2)].min()]
+        for theta in sorted({grid.min(), *near, *sides, grid.max()} - {math.nan}):
+            r = part[part["knob"] == theta]
+            means = r[["loss_train", "loss_test", "acc_test", "model_norm"]].mean()
+            lines.append(
+                {
+                    "dataset": dataset,
+                    "θ": tables.number(theta, 2),
+                    "n": r["trial"].nunique(),
+                    "gap": tables.number(means["loss_test"] - means["loss_train"]),
+                    "test loss": tables.number(means["loss_test"]),
+                    "test accuracy, %": tables.number(100 * means["acc_test"], 1),
+                    "norm": tables.number(means["model_norm"], 1),
+                }
+            )
+    return _in_order(pd.DataFrame(lines))
 
 
 def write(profile: str, path: Path) -> bool:

@@ -40,6 +40,16 @@ def test_ties_and_selected_values_by_hand():
     assert results.gaps(both, "smallest").iloc[0]["gap [95 %]"] == "0.200"
 
 
+def test_along_theta_by_hand():
+    grid = (0.01, 0.09, 0.12, 0.33, 0.68, 0.7, 2.0)
+    table = results.along(pd.DataFrame([rows(v, v, t) for v in grid for t in (0, 1)]))
+    assert table["θ"].tolist() == ["0.01", "0.09", "0.33", "0.68", "0.70", "2.00"]
+    assert table["gap"].tolist() == ["0.010", "0.090", "0.330", "0.680", "0.700", "2.000"]
+    assert set(table["n"]) == {2}
+    below = results.along(pd.DataFrame([rows(0.2, 0.3, 0)]))
+    assert below["θ"].tolist() == ["0.30"], "a grid without a value above ln 2"
+
+
 def test_what_has_nothing_to_choose_stands_under_one_rule():
     erm = pd.DataFrame([rows(0.2, math.nan, 0, "erm"), rows(0.2, math.nan, 1, "erm")])
     assert results.gaps(erm, "largest")["method"].tolist() == ["ERM"]
@@ -53,8 +63,8 @@ def test_nothing_is_the_papers_protocol_that_is_not():
     assert "2 of 15 trials" in cut["gaussian"]
     assert "20 of 500 epochs" in cut["gaussian"]
     text = results.markdown("smoke")
-    # 5 + 4 gaps, 4 values, 2 verdicts, 2 orders
-    assert text.count(f"| gaussian ({cut['gaussian']}) |") == text.count("| gaussian (") == 17
+    # 5 + 4 gaps, 4 values, 2 verdicts, 2 orders, 3 along θ
+    assert text.count(f"| gaussian ({cut['gaussian']}) |") == text.count("| gaussian (") == 20
 
 
 def made(method: str, grid: int) -> dict:
@@ -126,6 +136,19 @@ def test_the_readme_says_what_is_stored():
         begin = results.BEGIN.format(profile=profile, file="README.md")
         found = text.split(begin)[1].split(results.END.format(profile=profile))[0]
         assert found.strip() == results.markdown(profile).strip()
+
+
+def test_so_do_the_words_around_it():
+    """A number in the prose of the results stands in the tables below it, to the digit."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split("\n## Results\n")[1].split("\n## ")[0]
+    prose = re.sub(r"<!-- results.*?<!-- end of results[^>]*-->", "", section, flags=re.S)
+    prose = prose.replace("ln 2 ≈ 0.693", "")
+    shown = re.findall(r"<!-- results of profile (\w+): softad results", section)
+    told = set(re.findall(r"\d+\.\d+", " ".join(results.markdown(p) for p in shown)))
+    said = re.findall(r"\d*\.\d+", prose)
+    assert len(said) > 20
+    assert [number for number in said if number not in told] == []
 
 
 def test_the_same_as_csv(tmp_path, capsys):
