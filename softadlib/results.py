@@ -160,10 +160,17 @@ def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
 
 
 def knobs(rows: pd.DataFrame) -> pd.DataFrame:
-    """The selected values, mean (sd), how often at an end of the grid, how many tied."""
+    """The selected values, mean (sd), how often at an end of the grid, how many tied.
+
+    Beside them those of least validation cross-entropy, by which the paper does not select.
+    """
     theirs = [tables.published(table) for table in (2, 4)]
     theirs = theirs[0].combine_first(theirs[1])
     ours = {ties: tables.summary(rows, ties).set_index(["dataset", "method"]) for ties in RULES}
+    least = (
+        rows.dropna(subset="loss_val").groupby(["dataset", "method", "trial"])["loss_val"].idxmin()
+    )
+    by_loss = rows.loc[least].groupby(["dataset", "method"])["knob"].agg(["mean", "std"])
     lines = []
     for key, first in ours["largest"].iterrows():
         if pd.isna(first["knob"]):
@@ -179,7 +186,8 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
             r = ours[ties].loc[key]
             line[f"ties to the {ties}"] = tables.mean_sd(r["knob"], r["knob_sd"])
             line[f"at an end ({ties})"] = f"{r['edge']:.0f}/{r['n']:.0f}"
-        lines.append(line | {"tied": tables.number(first["tied"], 1)})
+        line["tied"] = tables.number(first["tied"], 1)
+        lines.append(line | {"by validation loss": tables.mean_sd(*by_loss.loc[key])})
     return _in_order(pd.DataFrame(lines))
 
 
@@ -197,8 +205,11 @@ def along(rows: pd.DataFrame, method: str = "softad") -> pd.DataFrame:
     for dataset, part in rows[rows["method"] == method].groupby("dataset"):
         grid = pd.Series(sorted(part["knob"].unique()))
         near = [grid.iloc[(grid - at).abs().argmin()] for at in (0.1, 0.3)]
-        sides = [grid[grid < math.log(2)].max(), grid[grid >= math.log(2)].min()]
-        for theta in sorted({grid.min(), *near, *sides, grid.max()} - {math.nan}):
+        above = grid >= math.log(2)
+        sides = [grid[~above].max(), grid[above].min()]
+        for theta in (
+            pd.Series([grid.min(), *near, *sides, grid.max()]).dropna().sort_values().unique()
+        ):
             r = part[part["knob"] == theta]
             means = r[["loss_train", "loss_test", "acc_test", "model_norm"]].mean()
             lines.append(

@@ -36,6 +36,8 @@ def test_ties_and_selected_values_by_hand():
     assert (table["ties to the largest"], table["ties to the smallest"]) == ("0.50", "0.10")
     assert table["at an end (largest)"] == table["at an end (smallest)"] == "1/1"
     assert (table["tied"], table["paper"]) == ("2.0", "0.08 (0.08)")
+    both["loss_val"] = [0.4, 0.3]
+    assert results.knobs(both).iloc[0]["by validation loss"] == "0.50"
     assert results.gaps(both, "largest").iloc[0]["gap [95 %]"] == "0.400"
     assert results.gaps(both, "smallest").iloc[0]["gap [95 %]"] == "0.200"
 
