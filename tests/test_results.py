@@ -140,6 +140,12 @@ def test_the_readme_says_what_is_stored():
         assert found.strip() == results.markdown(profile).strip()
 
 
+def test_so_do_the_tables_beside_the_rows(tmp_path):
+    made = {path.name: path.read_bytes() for path in results.write_csv("paper", tmp_path)}
+    kept = {path.name: path.read_bytes() for path in (ROOT / "outputs/paper/tables").iterdir()}
+    assert kept == made
+
+
 def test_so_do_the_words_around_it():
     """A number in the prose of the results stands in the tables below it, to the digit."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
