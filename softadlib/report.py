@@ -107,8 +107,9 @@ def _sweeps(facts: pd.DataFrame) -> str:
     """In words, how much was trained: one clause for all datasets that were trained alike."""
     alike: dict[str, list[str]] = {}
     for dataset, part in facts.groupby("dataset", sort=False):
+        trials = part["trials"].max()
         words = (
-            f"{part['trials'].max()} trials, up to {part['grid'].max()} values per swept method, "
+            f"{trials} trial{'s' if trials > 1 else ''}, up to {part['grid'].max()} values per swept method, "
             f"{part['epochs'].max()} epochs, {part['runs'].sum()} runs"
         )
         alike.setdefault(words, []).append(dataset)
