@@ -128,8 +128,10 @@ def _named(frame: pd.DataFrame, named: dict[str, str], words: Words) -> pd.DataF
             (dataset, tables.LABELS[m]): f"{tables.LABELS[m]}, {METHODS[m].knob}: {word}"
             for (dataset, m), word in words.items()
         }
-        keys = zip(frame["dataset"], frame["method"])
+        keys = list(zip(frame["dataset"], frame["method"]))
         frame = frame.assign(method=[labels.get(key, key[1]) for key in keys])
+        for column in (c for c in frame if c.startswith("paper")):  # it had a grid
+            frame[column] = frame[column].mask([key in labels for key in keys], tables.DASH)
     return frame.assign(dataset=frame["dataset"].map(named))
 
 

@@ -90,6 +90,15 @@ def test_grids_that_are_shorter_than_the_papers():
     assert results.reductions(more, auto)["fashionmnist"] == "5 of 6 values per method"
 
 
+def test_a_value_found_without_a_grid_says_so_and_has_no_cell_of_the_paper_beside_it():
+    frames = results.frames("choosing-auto")
+    lines = frames["Loss gaps (Tables 1 and 3), ties to the largest"]
+    assert set(lines["method"]) == {"SoftAD, theta: auto"}
+    assert set(lines["paper's gap"]) == {"–"}
+    assert set(frames["Selected values (Tables 2 and 4)"]["paper"]) == {"–"}
+    assert "Who has the smallest gap" not in frames
+
+
 def test_the_paper_itself_is_called_so():
     facts = {
         "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
