@@ -77,6 +77,8 @@ def effort(made: pd.DataFrame) -> pd.DataFrame:
 def reductions(made: pd.DataFrame, words: Words | None = None) -> dict[str, str]:
     """What each dataset has less of than the paper's protocol, in words; empty where nothing."""
     out, facts = {}, tables.effort(made)
+    if not (store.params_dir() / "paper").is_dir():  # profiles of one's own alone
+        return dict.fromkeys(facts.index, "no profile paper to hold it against")
     known = profiles.datasets_of("paper", store.params_dir())
     least = made.groupby("dataset")[["trials", "epochs"]].min()
     for dataset in facts.index:

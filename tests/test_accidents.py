@@ -179,7 +179,8 @@ def test_killed_at_ten_moments(softad, home, undisturbed, number):
         cut += status != 0
         assert_whole(home)
         assert softad.run("train", "tiny", "-j", "1") == 0, softad.said()
-        assert softad.said() == []
+        # where runs were kept it says so, and nothing else
+        assert all(line.endswith("runs are trained already") for line in softad.said())
         assert_as(home, expected)
     assert cut >= MOMENTS // 4, "the calls were cut, most of them"
 

@@ -99,6 +99,14 @@ def test_a_value_found_without_a_grid_says_so_and_has_no_cell_of_the_paper_besid
     assert "Who has the smallest gap" not in frames
 
 
+def test_where_there_is_no_profile_paper_nothing_is_called_so(tmp_path, monkeypatch):
+    (tmp_path / "params").mkdir()
+    made = store.provenances("smoke")
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    cut = results.reductions(made)
+    assert set(cut.values()) == {"no profile paper to hold it against"}
+
+
 def test_the_paper_itself_is_called_so():
     facts = {
         "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
