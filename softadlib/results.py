@@ -9,11 +9,11 @@ import pandas as pd
 from . import files, profiles, store, tables
 from .errors import UserError
 from .methods import METHODS
+from .protocol import TIES
 from .splits import PARTS
 
 BEGIN = "<!-- results of profile {profile}: softad results {profile} --write {file} -->"
 END = "<!-- end of results of profile {profile} -->"
-RULES = ("largest", "smallest")
 FOUR = ["erm", "flooding", "sam", "softad"]
 """The methods of Table 1."""
 
@@ -41,7 +41,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
         flipped = f", {noise:.0%} of labels flipped" if noise else ""
         parts = {
             f"Loss gaps (Tables 1 and 3){flipped}, ties to the {ties}": gaps(some, ties)
-            for ties in RULES
+            for ties in TIES
         }
         parts[f"Selected values (Tables 2 and 4){flipped}"] = knobs(some)
         if set(some["method"]) >= set(FOUR):
@@ -146,7 +146,7 @@ def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
     theirs = theirs[0].combine_first(theirs[1])  # Table 3 has what Table 1 leaves out
     lines = []
     for _, r in tables.summary(rows, ties).iterrows():
-        if ties != RULES[0] and pd.isna(r["knob"]):
+        if ties != TIES[0] and pd.isna(r["knob"]):
             continue
         lines.append(
             {
@@ -155,9 +155,7 @@ def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
                 "n": int(r["n"]),
                 "paper's gap": tables.number(theirs.get((r["dataset"], r["method"]), math.nan)),
                 "gap [95 %]": f"{tables.number(r['gap'])} {_interval(r)}".strip(),
-                "test loss": tables.number(r["loss_test"]),
-                "test accuracy, %": tables.number(100 * r["acc_test"], 1),
-                "norm": tables.number(r["model_norm"], 1),
+                **_beside(r),
             }
         )
     return _in_order(pd.DataFrame(lines))
@@ -170,7 +168,7 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
     """
     theirs = [tables.published(table) for table in (2, 4)]
     theirs = theirs[0].combine_first(theirs[1])
-    ours = {ties: tables.summary(rows, ties).set_index(["dataset", "method"]) for ties in RULES}
+    ours = {ties: tables.summary(rows, ties).set_index(["dataset", "method"]) for ties in TIES}
     least = (
         rows.dropna(subset="loss_val").groupby(["dataset", "method", "trial"])["loss_val"].idxmin()
     )
@@ -186,7 +184,7 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
             "n": int(first["n"]),
             "paper": tables.DASH if paper is None else tables.mean_sd(paper["mean"], paper["std"]),
         }
-        for ties in RULES:
+        for ties in TIES:
             r = ours[ties].loc[key]
             line[f"ties to the {ties}"] = tables.mean_sd(r["knob"], r["knob_sd"])
             line[f"at an end ({ties})"] = f"{r['edge']:.0f}/{r['n']:.0f}"
@@ -211,9 +209,8 @@ def along(rows: pd.DataFrame, method: str = "softad") -> pd.DataFrame:
         near = [grid.iloc[(grid - at).abs().argmin()] for at in (0.1, 0.3)]
         above = grid >= math.log(2)
         sides = [grid[~above].max(), grid[above].min()]
-        for theta in (
-            pd.Series([grid.min(), *near, *sides, grid.max()]).dropna().sort_values().unique()
-        ):
+        shown = pd.Series([grid.min(), *near, *sides, grid.max()]).dropna()
+        for theta in sorted(shown.unique()):
             r = part[part["knob"] == theta]
             means = r[["loss_train", "loss_test", "acc_test", "model_norm"]].mean()
             lines.append(
@@ -222,9 +219,7 @@ def along(rows: pd.DataFrame, method: str = "softad") -> pd.DataFrame:
                     "θ": tables.number(theta, 2),
                     "n": r["trial"].nunique(),
                     "gap": tables.number(means["loss_test"] - means["loss_train"]),
-                    "test loss": tables.number(means["loss_test"]),
-                    "test accuracy, %": tables.number(100 * means["acc_test"], 1),
-                    "norm": tables.number(means["model_norm"], 1),
+                    **_beside(means),
                 }
             )
     return _in_order(pd.DataFrame(lines))
@@ -244,6 +239,15 @@ def write(profile: str, path: Path) -> bool:
     if made != text:
         files.write(path, made)
     return made != text
+
+
+def _beside(means: pd.Series) -> dict[str, str]:
+    """What stands beside a gap."""
+    return {
+        "test loss": tables.number(means["loss_test"]),
+        "test accuracy, %": tables.number(100 * means["acc_test"], 1),
+        "norm": tables.number(means["model_norm"], 1),
+    }
 
 
 def _in_order(lines: pd.DataFrame) -> pd.DataFrame:
