@@ -263,14 +263,27 @@ class Place:
                 path.unlink(missing_ok=True)
 
     def finish(self, rows: pd.DataFrame, provenance: dict[str, Any]) -> None:
-        """Write the table, then its provenance, then drop the parts they replace."""
-        parts = [*self._parts(), *self._sessions()]
+        """Write the table, then its provenance, then drop what they replace."""
+        replaced = self._under_way()
         noise_varies = rows["label_noise"].nunique() > 1
         columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]] if noise_varies else list(COLUMNS)
         write(self.metrics, pack(rows[columns], self.fingerprint))
         write(self.provenance, json.dumps(provenance, indent=1, allow_nan=False) + "\n")
-        for path in (*parts, *self.path.glob(f"checkpoints/{self.fingerprint}-*"), self.progress):
-            path.unlink(missing_ok=True)
+        self._drop(replaced)
+
+    def tidy(self) -> None:
+        """Drop what a finished table has replaced: whoever finished it may have been killed over this."""
+        self._drop(self._under_way())
+
+    def _under_way(self) -> list[Path]:
+        """Files that serve a sweep until its table is finished."""
+        checkpoints = self.path.glob(f"checkpoints/{self.fingerprint}-*")
+        return [*self._parts(), *self._sessions(), *checkpoints, self.progress]
+
+    def _drop(self, files: Iterable[Path]) -> None:
+        with saying(self.path):
+            for path in files:
+                path.unlink(missing_ok=True)
         for folder in ("parts", "checkpoints"):
             with contextlib.suppress(OSError):
                 (self.path / folder).rmdir()  # stays where another protocol's files still lie

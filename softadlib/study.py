@@ -273,6 +273,8 @@ def _run(
             place.save_session(session)
     if trials is None and (todo or replays or not study.done()):
         place.finish(rows, provenance.describe(protocol, study.method, rows, earlier))
+    elif trials is None:
+        place.tidy()
     progress.over()
     return rows
 

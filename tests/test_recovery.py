@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import re
@@ -245,6 +246,27 @@ def test_a_table_whose_provenance_is_of_before_is_not_done(monkeypatch):
     assert facts["runs"] == 6
     assert facts["protocol"]["trials"] == 3
     assert facts["rows"] == len(store.read("tiny"))
+
+
+@pytest.mark.parametrize("dropped", range(2))
+def test_killed_while_parts_are_dropped_the_next_call_drops_the_rest(home, monkeypatch, dropped):
+    """The table and its provenance are whole by then: nothing is trained again."""
+    made, unlink, left = protocol(), Path.unlink, itertools.count()
+
+    def cut(path, missing_ok=False):
+        if path.parent.name == "parts" and path.suffix == ".parquet" and next(left) == dropped:
+            raise Accident
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut)
+        with pytest.raises(Accident):
+            study.run(made, "softad")
+    facts = place(made).provenance.read_bytes()
+    assert list(place(made).path.glob("parts/*.parquet"))
+    study.run(made, "softad")
+    assert sorted(tree(place(made).path)) == ["metrics.parquet", "provenance.json"]
+    assert place(made).provenance.read_bytes() == facts
 
 
 # An edited protocol
