@@ -6,7 +6,6 @@ that the sample is in. Models are those after the last epoch, in evaluation mode
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,11 +15,13 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor, nn
 
+from .checkpoints import Desk, Shelf
 from .errors import UserError
 from .hardware import numerics, pick_device
 from .methods import get_method
 from .models import build
 from .protocol import Protocol, Run, check_batches
+from .recipe import Keeper, Tick, no_tick
 from .splits import Splits, load_splits
 from .store import Place
 from .sweep import Sweep, in_lots
@@ -50,7 +51,7 @@ def samples(
     known = {t: losses for t, losses in kept.items() if losses is not None}
     missing = [t for t in trials if t not in known]
     if missing:
-        known |= zip(missing, held_out(protocol, noise, missing))
+        known |= zip(missing, held_out(protocol, noise, missing, place))
     if place:
         for t in missing:
             place.save_held_out(noise, t, known[t])
@@ -65,8 +66,8 @@ def prepare(protocol: Protocol, runs: Sequence[Run], place: Place, executor: "Ex
         return
     missing = {(r.label_noise, r.trial) for r in runs}
     missing = {m for m in missing if place.read_held_out(*m) is None}
-    keep = place if executor.writes else None
-    tasks = [(protocol, *some, keep) for some in together(missing, executor.where)]
+    keep, shelf = place if executor.writes else None, executor.shelf(place)
+    tasks = [(protocol, *some, keep, shelf) for some in together(missing, executor.where)]
     for noise, trials, losses in executor.map(_find, tasks):
         for trial, found in zip(trials, losses) if keep is None else ():
             place.save_held_out(noise, trial, found)
@@ -83,19 +84,26 @@ def together(
 
 
 def _find(
-    protocol: Protocol, noise: float, trials: list[int], place: Place | None
+    protocol: Protocol,
+    noise: float,
+    trials: list[int],
+    place: Place | None,
+    shelf: Shelf | None,
 ) -> tuple[float, list[int], np.ndarray]:
-    losses = held_out(protocol, noise, trials)
+    losses = held_out(protocol, noise, trials, shelf)
     if place:
         for trial, found in zip(trials, losses):
             place.save_held_out(noise, trial, found)
     return noise, trials, losses
 
 
-def held_out(protocol: Protocol, label_noise: float, trials: Sequence[int]) -> np.ndarray:
+def held_out(
+    protocol: Protocol, label_noise: float, trials: Sequence[int], shelf: Shelf | None = None
+) -> np.ndarray:
     """Loss of every training sample of `trials` under a model not trained on it, in nats: (T, n).
 
-    NaN where that model diverged. Raises UserError for more folds than samples, and where a fold
+    NaN where that model diverged. `shelf` keeps trainings under way, and losses until all are
+    together. Raises UserError for more folds than samples, and where a fold
     leaves a last batch of one. Bae et al. (2024).
     """
     splits = load_splits(protocol, label_noise)
@@ -105,9 +113,9 @@ def held_out(protocol: Protocol, label_noise: float, trials: Sequence[int]) -> n
     dealt = np.array([_order(seed, n) for seed in protocol.seeds])
     folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
     find = by_folds if protocol.aux == "folds" else by_last_layer
-    out = np.full((protocol.trials, n), np.nan)
+    out, desk = np.full((protocol.trials, n), np.nan), Desk(protocol, shelf=shelf)
     with numerics(pick_device(protocol.device), protocol.precision):
-        for trial, held, losses in find(protocol, label_noise, trials, splits, folds):
+        for trial, held, losses in find(protocol, label_noise, trials, splits, folds, desk):
             out[trial, held[trial].numpy()] = losses
     return out[trials]
 
@@ -132,8 +140,10 @@ def by_folds(
     trials: Sequence[int],
     splits: Splits,
     folds: Sequence[Tensor],
+    desk: Desk,
 ) -> Found:
     """A model per fold from the trial's initial weights, trained on the others; trials side by side."""
+    device = pick_device(protocol.device)
     n = splits.train.shape[1]
     for size in {held.shape[1] for held in folds}:
         try:
@@ -141,12 +151,24 @@ def by_folds(
         except UserError as error:
             raise UserError(f"with aux_folds {len(folds)}, {error} or aux_folds") from None
     for i, held in enumerate(folds):
+        part = f"fold {i + 1} of {len(folds)}"
+        notes = {
+            run.trial: desk.note(run, device, losses=part) for run in ordinary(label_noise, trials)
+        }
+        for trial, note in notes.items():
+            if note.found:
+                yield trial, held, note.found["losses"].numpy()
+        left = [trial for trial, note in notes.items() if not note.found]
+        if not left:
+            continue
         own = splits.train.gather(1, held)
         # scaled like what its model was trained on: a fold's own range would be another input
         rest = splits.train.gather(1, without(folds, i))
         some = dataclasses.replace(splits, train=rest, val=own, test=own)
-        for trial, network, data in trained(protocol, label_noise, trials, some):
-            yield trial, held, _losses(network, data, trial, data.val[trial])
+        for trial, network, data in trained(protocol, label_noise, left, some, desk, part):
+            losses = _losses(network, data, trial, data.val[trial])
+            notes[trial].save({"losses": torch.from_numpy(losses)})
+            yield trial, held, losses
 
 
 def by_last_layer(
@@ -155,13 +177,14 @@ def by_last_layer(
     trials: Sequence[int],
     splits: Splits,
     chunks: Sequence[Tensor],
+    desk: Desk,
 ) -> Found:
     """One model on everything; per chunk its last layer anew, tuned for 25 epochs on the others.
 
     The features, batch norm by its running statistics, have seen the samples held out.
     """
     recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
-    for trial, network, data in trained(protocol, label_noise, trials, splits):
+    for trial, network, data in trained(protocol, label_noise, trials, splits, desk):
         seed, index = protocol.seeds[trial], data.train[trial]
         x = torch.cat(list(_outputs(headless(network), data, trial, index)))
         for i, held in enumerate(chunks):
@@ -176,23 +199,38 @@ def by_last_layer(
             yield trial, held, _losses(_filled(layer, engine.state(0)), some, 0, own[0])
 
 
+def ordinary(label_noise: float, trials: Sequence[int]) -> list[Run]:
+    """A run of ERM for each trial."""
+    return [Run("erm", label_noise, trial, math.nan) for trial in trials]
+
+
 def trained(
-    protocol: Protocol, label_noise: float, trials: Sequence[int], splits: Splits
+    protocol: Protocol,
+    label_noise: float,
+    trials: Sequence[int],
+    splits: Splits,
+    desk: Desk,
+    part: str = "all",
+    tick: Tick = no_tick,
 ) -> Iterator[tuple[int, nn.Module, Splits]]:
-    """(trial, network, data) of each trial, by ERM and the protocol's recipe."""
-    runs = [Run("erm", label_noise, trial, math.nan) for trial in trials]
-    sweep = Sweep(protocol, runs, splits)
+    """(trial, network, data) of each trial, by ERM and the protocol's recipe.
 
-    def train(lot: list[Run], layout: str) -> list[tuple[int, nn.Module, Splits]]:
+    The state of a training under way goes to `desk`, which drops it when whoever asked is through
+    with its lot; `part` names the samples trained on. `tick` is told of the epochs of runs done.
+    """
+    sweep = Sweep(protocol, ordinary(label_noise, trials), splits)
+
+    def train(lot: list[Run], layout: str) -> tuple[list[tuple[int, nn.Module, Splits]], Keeper]:
         engine = sweep.engine(lot, layout)
-        engine.train(protocol.recipe, protocol.seeds, ())
-        made = (sweep.network(run).to(sweep.device) for run in lot)
-        return [
-            (run.trial, _filled(network, engine.state(i)), sweep.splits)
-            for i, (run, network) in enumerate(zip(lot, made))
-        ]
+        keeper = desk.keeper(lot, type(engine).__name__, sweep.device, trained_on=part)
+        engine.train(protocol.recipe, protocol.seeds, (), tick=tick, keeper=keeper)
+        networks = (sweep.network(run).to(sweep.device) for run in lot)
+        made = (_filled(network, engine.state(i)) for i, network in enumerate(networks))
+        return [(run.trial, network, sweep.splits) for run, network in zip(lot, made)], keeper
 
-    return itertools.chain.from_iterable(in_lots(sweep, train))
+    for made, keeper in in_lots(sweep, train):
+        yield from made
+        keeper.drop()
 
 
 def _filled(network: nn.Module, state: tuple[dict[str, Tensor], dict[str, Tensor]]) -> nn.Module:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import time
+import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from .errors import UserError
 from .protocol import Protocol, Run
 from .provenance import device_name
 from .recipe import Keeper, State
-from .store import Place, merge
+from .store import merge
 
 SECONDS = 60.0
 """Between two saves where the protocol names no number of epochs."""
@@ -27,19 +28,39 @@ SHARE = 30
 """Times as long as a save takes is waited for the next one at least, there."""
 
 
+class Shelf(typing.Protocol):
+    """Where states lie by name, and rows: a `store.Place`, or what stands for it on another machine."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the protocol whose states these are."""
+
+    def read_checkpoint(self, name: str) -> bytes | None:
+        """None where there is none."""
+
+    def save_checkpoint(self, name: str, content: bytes) -> None:
+        """Keep it for whoever goes on. Raises UserError."""
+
+    def drop_checkpoint(self, name: str) -> None:
+        """It has served."""
+
+    def save_part(self, rows: pd.DataFrame) -> None:
+        """Keep rows of runs that have ended."""
+
+
 class Checkpoint(Keeper):
     """The file of one lot. `facts` must be alike for its state to be gone on from; `every` epochs."""
 
-    def __init__(self, place: Place, facts: dict[str, Any], epochs: int, every: int | str):
-        self.place, self.epochs, self.every = place, epochs, every
+    def __init__(self, shelf: Shelf, facts: dict[str, Any], epochs: int, every: int | str):
+        self.shelf, self.epochs, self.every = shelf, epochs, every
         text = json.dumps(facts, sort_keys=True)
         self.name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.facts, self.pause, self.saved = json.loads(text), SECONDS, time.monotonic()
-        self.found = self._read() if every else None
+        self.found = self._read()
 
     def due(self, epoch: int) -> bool:
         """Never at the start, nor at the end, whose rows are stored."""
-        if not 0 < epoch < self.epochs or not self.every:
+        if not 0 < epoch < self.epochs:
             return False
         if isinstance(self.every, str):  # auto
             return time.monotonic() - self.saved >= self.pause
@@ -49,18 +70,17 @@ class Checkpoint(Keeper):
         """Whole or not at all; a disk that is full now may not be so when rows are stored."""
         started = time.monotonic()
         with contextlib.suppress(UserError):
-            self.place.save_checkpoint(self.name, packed({"facts": self.facts, **state}))
+            self.shelf.save_checkpoint(self.name, packed({"facts": self.facts, **state}))
         self.saved = time.monotonic()
         self.pause = max(SECONDS, SHARE * (self.saved - started))
 
     def _read(self) -> State | None:
-        content = self.place.read_checkpoint(self.name)
+        content = self.shelf.read_checkpoint(self.name)
         state = None if content is None else unpacked(content)
         return state if state and state.get("facts") == self.facts else None
 
     def drop(self) -> None:
-        """The rows are stored: nobody goes on from here."""
-        self.place.drop_checkpoint(self.name)
+        self.shelf.drop_checkpoint(self.name)
 
 
 def packed(state: State) -> bytes:
@@ -86,7 +106,7 @@ def unpacked(content: bytes) -> State | None:
 
 
 class Desk:
-    """Where the rows and the states of a sweep go: to `save`, and to files of `place` if there is one.
+    """Where the rows and the states of a sweep go: to `save`, and to `shelf` if there is one.
 
     Rows of runs trained one by one wait a minute for each other, unless a number of epochs is named.
     """
@@ -95,30 +115,42 @@ class Desk:
         self,
         protocol: Protocol,
         save: Callable[[pd.DataFrame], object] = lambda rows: None,
-        place: Place | None = None,
+        shelf: Shelf | None = None,
     ):
-        self.protocol, self.save, self.place = protocol, save, place
+        self.protocol, self.save, self.shelf = protocol, save, shelf
         self.waiting: list[tuple[pd.DataFrame, Keeper]] = []
         self.saved, self.resumed = time.monotonic(), 0
 
     def keeper(
-        self, runs: Sequence[Run], engine: str, device: torch.device, eval_epochs: Collection[int]
+        self,
+        runs: Sequence[Run],
+        engine: str,
+        device: torch.device,
+        eval_epochs: Collection[int] = (),
+        **more: str,
     ) -> Keeper:
-        """Of a lot of runs; its state, if an earlier one was left."""
-        if self.place is None:
-            return Keeper()
+        """Of a lot of runs; its state, if an earlier one was left. `more`: what else it depends on."""
         facts = {
-            "fingerprint": self.place.fingerprint,
             "runs": [r.key for r in runs],
             "measured": sorted(eval_epochs),
             "engine": engine,
-            "device": device_name(device),
-            "torch": torch.__version__,
+            **more,
         }
-        every = self.protocol.checkpoint_every
-        made = Checkpoint(self.place, facts, self.protocol.epochs, every)
+        made = self._keeper(device, facts)
         self.resumed += made.found["epoch"] * len(runs) if made.found else 0
         return made
+
+    def note(self, run: Run, device: torch.device, **what: str) -> Keeper:
+        """Of what came of one run, to be kept until more of its kind is together."""
+        return self._keeper(device, {"of": run.key, **what})
+
+    def _keeper(self, device: torch.device, facts: dict[str, Any]) -> Keeper:
+        every = self.protocol.checkpoint_every
+        if self.shelf is None or not every:
+            return Keeper()
+        where = {"device": device_name(device), "torch": torch.__version__}
+        facts = {"fingerprint": self.shelf.fingerprint, **facts, **where}
+        return Checkpoint(self.shelf, facts, self.protocol.epochs, every)
 
     def put(self, rows: pd.DataFrame, keeper: Keeper) -> None:
         """Take the rows of a lot that has ended."""
@@ -132,6 +164,5 @@ class Desk:
         if self.waiting:
             self.save(merge([rows for rows, _ in self.waiting]))
         for _, keeper in self.waiting:
-            if isinstance(keeper, Checkpoint):
-                keeper.drop()
+            keeper.drop()
         self.waiting, self.saved = [], time.monotonic()

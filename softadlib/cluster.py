@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import pandas as pd
 import torch
 
-from . import images, provenance, study
+from . import images, post, provenance, study
 from .errors import UserError
 from .progress import Tick, silent
 from .protocol import Protocol
+from .store import Place
 
 Result = TypeVar("Result")
 AHEAD = 4
@@ -52,6 +53,8 @@ class Cluster:
                 raise UserError(f"{name} above 1 must be whole, got {value}")
         self.address, self.cpus, self.gpus = address, 1.0 if cpus is None else cpus, gpus
         self.stopped = threading.Event()
+        self.box: Any = None
+        self.opening = threading.Lock()
 
     def __enter__(self) -> "Cluster":
         try:
@@ -86,12 +89,21 @@ class Cluster:
         import ray
 
         self.stopped.set()
+        if self.box is not None:
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                ray.kill(self.box)
         if self.mine:
             ray.shutdown()
 
     def device(self, protocol: Protocol) -> torch.device:
         """What a protocol's tasks will run on. Raises UserError where no node has it."""
         return self.executor(protocol).where
+
+    def letters(self, place: Place) -> post.Letters:
+        """Between the tasks of `place` and this process; one box for all."""
+        with self.opening:
+            self.box = self.box or post.open_box()
+        return post.address(self.box, place)
 
     def executor(self, protocol: Protocol) -> "Ray":
         """For the tasks of one study."""
@@ -133,6 +145,12 @@ class Ray:
         self.where = torch.device("cuda" if self.gpus else "cpu")
         self.workers = cluster.workers(self.gpus)
         self.machines: Counter[tuple] = Counter()
+        self.mail: tuple[post.Letters, Place] | None = None
+
+    def shelf(self, place: Place) -> post.Letters:
+        """Letters to this process, which writes what has come while it waits in `map`."""
+        self.mail = self.cluster.letters(place), place
+        return self.mail[0]
 
     def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
         """`function(*task)` as each ends. One whose worker dies is done once more, the others go on.
@@ -158,6 +176,8 @@ class Ray:
                 if not under_way:
                     break
                 done, under_way = ray.wait(under_way, timeout=1)
+                if self.mail:
+                    post.deliver(*self.mail)
                 for one in done:
                     try:
                         result, machine = ray.get(one)

@@ -7,6 +7,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from . import files, guard, images, provenance
+from .checkpoints import Shelf
+from .store import Place
 
 Result = TypeVar("Result")
 
@@ -19,6 +21,9 @@ class Executor(Protocol):
     """What the tasks run on."""
     writes: bool
     """Whether those who do the tasks can write this `outputs/`; otherwise the caller does."""
+
+    def shelf(self, place: Place) -> Shelf:
+        """For the states of tasks under way, to be handed to those who do them; it ends up in `place`."""
 
     def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
         """`function(*task)` of every task, as each is done."""
@@ -34,6 +39,10 @@ class Here:
 
     def __init__(self, where: torch.device, workers: int = 1):
         self.where, self.workers = where, workers
+
+    def shelf(self, place: Place) -> Shelf:
+        """The folder itself."""
+        return place
 
     def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
         """One by one."""

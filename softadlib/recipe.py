@@ -44,6 +44,9 @@ class Keeper:
     def save(self, state: State) -> None:
         """Keep the state of the end of an epoch."""
 
+    def drop(self) -> None:
+        """What was to come of it is stored: nobody goes on from here."""
+
 
 FORGETFUL = Keeper()
 

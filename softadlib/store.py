@@ -169,6 +169,13 @@ class Place:
     def _checkpoint(self, name: str) -> Path:
         return self.path / "checkpoints" / f"{self.fingerprint}-{name}.pt"
 
+    def checkpoints(self) -> dict[str, bytes]:
+        """Those of this protocol, by name."""
+        found = self.path.glob(f"checkpoints/{self.fingerprint}-*.pt")
+        names = [path.stem.removeprefix(f"{self.fingerprint}-") for path in sorted(found)]
+        contents = ((name, self.read_checkpoint(name)) for name in names)
+        return {name: content for name, content in contents if content is not None}
+
     def read_checkpoint(self, name: str) -> bytes | None:
         """The state of a training under way; None where there is none."""
         try:

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 
 from . import auxiliary, executors, provenance, selection, store, suggested
+from .checkpoints import Shelf
 from .errors import UserError
 from .footprint import Work, work
 from .hardware import pick_device
@@ -155,12 +156,11 @@ def _train_and_save(
     runs: list[Run],
     epochs: set[int],
     samples: dict[str, torch.Tensor] | None,
-    place: store.Place | None,
+    shelf: Shelf,
     tick: Tick,
 ) -> pd.DataFrame:
     # Saved by whoever trained it, so that a death loses what was in flight and no more.
-    save = place.save_part if place else lambda rows: None
-    return train_runs(protocol, runs, epochs, tick, save, samples, place)
+    return train_runs(protocol, runs, epochs, tick, shelf.save_part, samples, shelf)
 
 
 def _pass(
@@ -172,18 +172,18 @@ def _pass(
     on_rows: OnRows,
 ) -> list[pd.DataFrame]:
     units, here = study.protocol.epochs * study.gradients, executor.workers == 1 and executor.writes
-    place = study.place if executor.writes else None
+    shelf = executor.shelf(study.place)
     hear = tick if here else silent
     tasks = []
     for noise in study.protocol.label_noise:
         if some := [r for r in runs if r.label_noise == noise]:
             samples = auxiliary.samples(study.protocol, some, study.place)
             chunks = study.tasks(some, executor.workers)
-            tasks += [(study.told, task, epochs, samples, place, hear) for task in chunks]
+            tasks += [(study.told, task, epochs, samples, shelf, hear) for task in chunks]
     frames = []
     for rows in executor.map(_train_and_save, tasks):
         frames.append(rows)
-        if place is None:
+        if not executor.writes:
             study.place.save_part(rows)
         on_rows(rows)
         if not here:

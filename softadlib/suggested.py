@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .auxiliary import AT_A_TIME, together, trained
+from .checkpoints import Desk, Shelf
 from .errors import UserError
 from .executors import Executor
 from .hardware import numerics, pick_device
@@ -40,11 +41,12 @@ def suggestions(
     trials: Sequence[int],
     place: Place | None = None,
     tick: Callable[[int], None] = lambda units: None,
+    shelf: Shelf | None = None,
 ) -> dict[int, Suggestion]:
     """What `suggest_theta` makes of an ordinary run of each trial, its own certificate included.
 
-    `place` keeps them and is asked first; `tick` is told of the epochs trained. Raises UserError
-    for validation logits that cannot be used, as those of a diverged run.
+    `place` keeps them and is asked first, `shelf` keeps trainings under way; `tick` is told of the
+    epochs trained. Raises UserError for validation logits that cannot be used, as those of a diverged run.
     """
     kept = {t: _read(place, label_noise, t) if place else None for t in trials}
     found = {t: suggestion for t, suggestion in kept.items() if suggestion is not None}
@@ -52,11 +54,12 @@ def suggestions(
     if missing:
         splits = load_splits(protocol, label_noise)
         with numerics(pick_device(protocol.device), protocol.precision):
-            for trial, network, data in trained(protocol, label_noise, missing, splits):
+            desk = Desk(protocol, shelf=shelf or place)
+            ends = trained(protocol, label_noise, missing, splits, desk, tick=tick)
+            for trial, network, data in ends:
                 found[trial] = _suggest(protocol, label_noise, trial, network, data)
                 if place:
                     _save(place, label_noise, trial, found[trial])
-                tick(protocol.epochs)
     return {t: found[t] for t in trials}
 
 
@@ -105,8 +108,9 @@ def prepare(
         if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
     }
     here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
+    shelf = executor.shelf(place)
     tasks = [
-        (protocol, *some, keep, tick if here else silent)
+        (protocol, *some, keep, tick if here else silent, shelf)
         for some in together(lacking, executor.where)
     ]
     for noise, found in executor.map(_find, tasks):
@@ -123,8 +127,9 @@ def _find(
     trials: list[int],
     place: Place | None,
     tick: Callable[[int], None],
+    shelf: Shelf,
 ) -> tuple[float, dict[int, Suggestion]]:
-    return noise, suggestions(protocol, noise, trials, place, tick)
+    return noise, suggestions(protocol, noise, trials, place, tick, shelf)
 
 
 def stay_behind(runs: Sequence[Run], place: Place, move: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import files, store
 from .chain import links
-from .checkpoints import Desk
+from .checkpoints import Desk, Shelf
 from .errors import UserError
 from .footprint import Footprint, footprint, runs_that_fit
 from .hardware import free_memory, numerics, pick_device
@@ -202,7 +202,7 @@ def train_runs(
     tick: Callable[[int], None] = lambda units: None,
     save: Callable[[pd.DataFrame], object] = lambda rows: None,
     samples: dict[str, Tensor] | None = None,
-    place: store.Place | None = None,
+    shelf: Shelf | None = None,
 ) -> pd.DataFrame:
     """Train runs of one method and label noise; one row per run and epoch asked.
 
@@ -211,7 +211,7 @@ def train_runs(
     makes them. `place` keeps what a training under way needs to be gone on with. `attrs["resumed"]`
     of the rows: epochs of runs that were not trained here but gone on from.
     """
-    frames, desk = [], Desk(protocol, save, place)
+    frames, desk = [], Desk(protocol, save, shelf)
     with numerics(pick_device(protocol.device), protocol.precision):
         sweep = Sweep(protocol, runs, samples=samples)
         for rows in in_lots(sweep, lambda lot, how: sweep.rows(lot, how, eval_epochs, tick, desk)):

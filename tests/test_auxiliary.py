@@ -12,6 +12,7 @@ from torch import nn
 
 from softadlib import auxiliary, images, store, study
 from softadlib import functional as F
+from softadlib.checkpoints import Desk
 from softadlib.errors import UserError
 from softadlib.metrics import MEASURES
 from softadlib.models import build
@@ -57,7 +58,7 @@ def fold_networks(made, splits, trial=0):
     for i, held in enumerate(folds):
         rest = splits.train.gather(1, auxiliary.without(folds, i))
         some = dataclasses.replace(splits, train=rest)
-        ((_, network, _),) = auxiliary.trained(made, 0.0, [trial], some)
+        ((_, network, _),) = auxiliary.trained(made, 0.0, [trial], some, Desk(made))
         found.append((held[trial], network.state_dict()))
     return found
 
@@ -370,9 +371,9 @@ def found(monkeypatch):
     """The trials whose losses are found from here on."""
     calls, original = [], auxiliary.held_out
 
-    def spy(made, noise, trials):
+    def spy(made, noise, trials, *rest):
         calls.append((noise, list(trials)))
-        return original(made, noise, trials)
+        return original(made, noise, trials, *rest)
 
     monkeypatch.setattr(auxiliary, "held_out", spy)
     return calls

@@ -12,7 +12,7 @@ from homes import TINY, make_home
 from test_graphs import Recorded
 from test_trainer import KNOBS, SEEDS, SETTINGS, networks, samples, splits, stack
 
-from softadlib import checkpoints, store, sweep
+from softadlib import auxiliary, checkpoints, store, study, suggested, sweep
 from softadlib.checkpoints import Checkpoint, packed, unpacked
 from softadlib.errors import UserError
 from softadlib.graphs import Replayed
@@ -272,7 +272,17 @@ def test_auto_waits_a_minute_and_longer_where_saving_is_slow(home, monkeypatch):
     assert not kept.due(2), "ten seconds of saving for five minutes of work"
     now[0] += 2
     assert kept.due(2)
-    assert not Checkpoint(place(made), {}, 1000, 0).due(500), "0 keeps nothing"
+
+
+def test_0_keeps_nothing_and_goes_on_from_nothing(home):
+    cut(protocol())
+    (left,) = files(protocol())
+    content = left.read_bytes()
+    made = protocol(checkpoint_every=0)
+    cut(made)
+    assert files(made) == [left]
+    assert left.read_bytes() == content
+    assert train(made).attrs["resumed"] == 0
 
 
 def test_a_state_that_cannot_be_written_stops_nothing(home, monkeypatch):
@@ -291,6 +301,66 @@ def test_checkpoint_every_says_nothing_about_the_numbers():
     for value in (-1, 1.5, "often", True, None):
         with pytest.raises(UserError, match="checkpoint_every must be auto, or a whole number of"):
             protocol(checkpoint_every=value)
+
+
+# Trainings that others ask for
+
+
+def epochs_of(module, monkeypatch, find, cut_after=10**9):
+    """What `find` finds by way of `module.trained`, and how many epochs were trained for it."""
+    original, count = module.trained, 0
+
+    def tick(runs):
+        nonlocal count
+        count += runs == 1  # epochs that were gone on from come as one number
+        if count >= cut_after:
+            raise Accident
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "trained", lambda *a, **k: original(*a, **{**k, "tick": tick}))
+        try:
+            return find(), count
+        except Accident:
+            return None, count
+
+
+@pytest.mark.parametrize(
+    ("aux", "all_epochs", "cut_after", "left"),
+    # in the seventh epoch of the third of four folds; in the eighth of the one model
+    [("folds", 40, 27, 4 + 10), ("last-layer", 10, 8, 4)],
+)
+def test_models_that_hold_out_go_on_from_inside(
+    home, monkeypatch, aux, all_epochs, cut_after, left
+):
+    changes = {"trials": 1, "aux": aux, "aux_folds": 4, "grids": {"adaflood": [0.5]}}
+    made = protocol(**changes)
+    where = store.Place("tiny", "gaussian", "adaflood", made.fingerprint())
+    find = lambda: auxiliary.held_out(made, 0.0, [0], where)  # noqa: E731
+    plain = lambda: auxiliary.held_out(made, 0.0, [0])  # noqa: E731
+    whole, count = epochs_of(auxiliary, monkeypatch, plain)
+    assert count == all_epochs
+    assert epochs_of(auxiliary, monkeypatch, find, cut_after) == (None, cut_after)
+    losses, count = epochs_of(auxiliary, monkeypatch, find)
+    np.testing.assert_array_equal(losses, whole)
+    assert count == left, "at most checkpoint_every epochs are done again, and no fold"
+    other = protocol(**changes, lr=0.2)
+    beside = store.Place("tiny", "gaussian", "adaflood", other.fingerprint())
+    _, count = epochs_of(
+        auxiliary, monkeypatch, lambda: auxiliary.held_out(other, 0.0, [0], beside)
+    )
+    assert count == all_epochs, "another protocol's are not its own"
+    study.run(made, "adaflood")
+    assert not list(where.path.glob(f"checkpoints/{made.fingerprint()}-*")), "they have served"
+
+
+def test_the_ordinary_run_that_theta_is_read_off_goes_on_from_inside(home, monkeypatch):
+    made = protocol(trials=1, grids={"softad": "auto"})
+    find = lambda: suggested.suggestions(made, 0.0, [0], place(made))  # noqa: E731
+    whole = suggested.suggestions(made, 0.0, [0])
+    assert epochs_of(suggested, monkeypatch, find, 8) == (None, 8)
+    assert len(files(made)) == 1
+    assert epochs_of(suggested, monkeypatch, find) == (whole, 4)
+    assert files(made) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

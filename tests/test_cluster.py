@@ -2,16 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import time
 
 import nbformat
 import pandas as pd
 import pytest
-from homes import make_home, tree, write_notebook
+from homes import TINY, make_home, tree, write_notebook
 
-from softadlib import cli, cluster, store, study
+from softadlib import cli, cluster, post, store, study
 from softadlib.errors import UserError
+from softadlib.protocol import Protocol
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*ray.*:FutureWarning")
 
@@ -128,6 +132,149 @@ def test_a_death_costs_its_task_once_more_and_two_its_study(
     assert len(kept) == 3 + 2, "what was found of samples and of theta came back too"
     names = ("metrics.parquet", "provenance.json")
     assert files - kept == {"/".join([*p, n]) for p in PAIRS for n in names}
+
+
+LONG = {"epochs": 60, "checkpoint_every": 1, "grids": {"softad": [0.1]}, "trials": 1}
+
+
+def epochs_resumed(home, dataset="gaussian", method="softad"):
+    return [s.get("epochs_resumed", 0) for s in sessions(home, dataset, method)]
+
+
+def long_home(folder, **changes):
+    for name in ("params", "notebooks"):
+        shutil.rmtree(folder / name)
+    make_home(folder, gaussian={**LONG, **changes})
+
+
+def tiny(**changes):
+    """The same protocol for a run in this process."""
+    facts = {"profile": "plain", "dataset": "gaussian", "device": "cpu"}
+    return Protocol.from_dict({**facts, **TINY, **LONG, **changes})
+
+
+def same_as_plain(home):
+    ours, theirs = (
+        home / f"outputs/{p}/gaussian/softad/metrics.parquet" for p in ("tiny", "plain")
+    )
+    pd.testing.assert_frame_equal(pd.read_parquet(ours), pd.read_parquet(theirs), check_exact=True)
+
+
+def test_a_task_whose_worker_dies_goes_on_from_its_last_epoch(home, address, monkeypatch, capsys):
+    """On whichever node: no disk is shared, the state comes back to this process and from it."""
+    log, marker, train = home / "log", home / "marker", study._train_and_save
+
+    def mortal(protocol, runs, epochs, samples, shelf, tick):
+        done = 0
+
+        def heard(units):
+            nonlocal done
+            done += units
+            with open(log, "a") as file:
+                file.write(f"{units}\n")
+            if done == 40 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            tick(units)
+
+        return train(protocol, runs, epochs, samples, shelf, heard)
+
+    study.run(tiny(), "softad")
+    long_home(home)
+    monkeypatch.setattr(study, "_train_and_save", mortal)
+    argv = ["train", "tiny", "--method", "softad", "--engine", "ray", "--address", address]
+    assert cli.main(argv) == 0, capsys.readouterr().err
+    units = [int(n) for n in log.read_text().split() if int(n)]
+    assert units == [1] * 40 + [39] + [1] * 21, (
+        "the fortieth epoch was in flight, and no other lost"
+    )
+    same_as_plain(home)
+    assert epochs_resumed(home) == [39]
+    folder = home / "outputs/tiny/gaussian/softad"
+    assert sorted(p.name for p in folder.iterdir()) == ["metrics.parquet", "provenance.json"]
+
+
+def command(home, *argv):
+    """`softad` in a process of its own."""
+    with open(home / "said", "w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-c", STOPPABLE, *argv],
+            env={**os.environ, "SOFTAD_HOME": str(home)},
+            stdout=said, stderr=said,
+        )  # fmt: skip
+
+
+STOPPABLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run behind a shell
+from softadlib import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_caller_that_ends_leaves_no_task_and_what_it_wrote_is_gone_on_from(
+    home, address, number, status
+):
+    import ray
+
+    changes = {"epochs": 12000, "checkpoint_every": 500, "curves": "none"}
+    long_home(home, **changes)
+    argv = ["train", "tiny", "--method", "softad", "--engine", "ray", "--address", address]
+    with command(home, *argv) as process:
+        while not list((home / "outputs").rglob("checkpoints/*.pt")):
+            assert process.poll() is None, (home / "said").read_text()
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(60) == status
+    if status > 0:
+        said = (home / "said").read_text().splitlines()
+        assert said == ["softad: stopped; the same command goes on from here"]
+    until = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != 4:
+        assert time.monotonic() < until, "a task goes on without its caller"
+        time.sleep(0.1)
+    assert cli.main(argv) == 0
+    (resumed,) = epochs_resumed(home)
+    assert resumed > 0
+    assert resumed % 500 == 0
+    study.run(tiny(**changes), "softad")
+    same_as_plain(home)
+
+
+def test_states_and_rows_come_by_post_and_a_lost_box_stops_nothing(home, address):
+    import ray
+
+    box = post.open_box()
+    place, other = (store.Place("tiny", "gaussian", m, "f1") for m in ("softad", "sam"))
+    place.save_checkpoint("old", b"there already")
+    letters, others = post.address(box, place), post.address(box, other)
+    assert letters.read_checkpoint("old") == b"there already"
+    assert others.read_checkpoint("old") is None
+    letters.save_checkpoint("a", b"1")
+    letters.save_checkpoint("a", b"2")
+    letters.save_checkpoint("b", b"3")
+    letters.drop_checkpoint("old")
+    assert letters.read_checkpoint("a") == b"2", "before the caller has fetched it"
+    rows = study.run(tiny(epochs=2), "erm")
+    letters.save_part(rows)
+    post.deliver(others, other)
+    assert not other.path.exists()
+    post.deliver(letters, place)
+    assert place.checkpoints() == {"a": b"2", "b": b"3"}
+    pd.testing.assert_frame_equal(place.kept([0.0]), rows)
+    before = tree(home)
+    post.deliver(letters, place)
+    assert tree(home) == before, "nothing has come since"
+
+    ray.kill(box)
+    with pytest.raises(UserError, match="the caller cannot be reached: ActorDiedError"):
+        letters.save_checkpoint("a", b"4")
+    letters.save_part(rows)
+    letters.drop_checkpoint("a")
+    assert letters.read_checkpoint("a") is None
+    post.deliver(letters, place)
+    assert tree(home) == before
 
 
 def test_notebooks_are_executed_on_nodes_and_written_here(home, plain, address, capsys):

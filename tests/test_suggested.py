@@ -33,8 +33,8 @@ def work(monkeypatch):
     done = {"ordinary": [], "runs": []}
     ordinary, runs = suggested.trained, study.train_runs
 
-    def spy_ordinary(protocol, noise, trials, splits):
-        for trial, *rest in ordinary(protocol, noise, trials, splits):
+    def spy_ordinary(protocol, noise, trials, *args, **more):
+        for trial, *rest in ordinary(protocol, noise, trials, *args, **more):
             done["ordinary"].append((noise, trial))
             yield trial, *rest
 

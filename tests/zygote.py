@@ -6,13 +6,18 @@ back at once; its exit status once it has ended, for an empty line.
 
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 
 def child(home, log, *argv):
     os.setsid()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where tests run behind a shell
     os.environ["SOFTAD_HOME"] = home
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
@@ -38,10 +43,13 @@ def child(home, log, *argv):
 def main():
     import torch
     from homes import make_home
+    from tqdm import tqdm
 
     from softadlib import batch, cli  # noqa: F401
 
     torch.set_num_threads(1)
+    # its own lock is one semaphore for all forks: killed inside, one would stop all that come after
+    tqdm.set_lock(threading.RLock())
     with tempfile.TemporaryDirectory() as elsewhere:
         os.environ["SOFTAD_HOME"] = str(make_home(Path(elsewhere)))
         cli.main(["train", "tiny", "-j", "1"])  # whatever a first call brings in
