@@ -169,17 +169,18 @@ def build(profile: str) -> Path:
 def _how(profile: str, facts: pd.DataFrame) -> str:
     if facts.empty:
         return f"<p>No training results; <code>softad run {html.escape(profile)}</code> makes them.</p>"
-    table = facts.to_html(index=False, border=0, escape=True)
+    shown = facts.rename(columns={"word": "in place of a grid"})
+    table = shown.to_html(index=False, border=0, escape=True)
     lines = []
     for path in store.places(profile):
         known = store.read_provenance(path / "provenance.json")
         if path.name == "erm":
-            shown = {
+            told = {
                 k: v
                 for k, v in known["protocol"].items()
                 if k not in ("profile", "dataset", "grids")
             }
-            facts_line = ", ".join(f"{k} {v}" for k, v in shown.items())
+            facts_line = ", ".join(f"{k} {v}" for k, v in told.items())
             lines.append(
                 f"<p><b>{html.escape(known['dataset'])}</b>: {html.escape(facts_line)}.</p>"
             )

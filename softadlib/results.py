@@ -6,19 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from . import files, profiles, store, tables
+from . import extent, files, store, tables
 from .errors import UserError
 from .methods import METHODS
 from .protocol import TIES
-from .splits import PARTS
 
 BEGIN = "<!-- results of profile {profile}: softad results {profile} --write {file} -->"
 END = "<!-- end of results of profile {profile} -->"
 FOUR = ["erm", "flooding", "sam", "softad"]
 """The methods of Table 1."""
-
-Words = dict[tuple[str, str], str]
-"""(dataset, method) → the word that stands in the place of a grid."""
 
 
 def markdown(profile: str) -> str:
@@ -34,7 +30,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
         raise UserError(
             f"nothing is finished in profile {profile!r}; softad run {profile} comes first"
         )
-    named, words = names(profile), _without_a_grid(profile)
+    named, words = extent.names(made), extent.words(made)
     out = {"What was run": effort(made)}
     for noise in sorted(rows["label_noise"].unique()):
         some = rows[rows["label_noise"] == noise]
@@ -67,6 +63,7 @@ def effort(made: pd.DataFrame) -> pd.DataFrame:
     facts = tables.effort(made).reset_index()
     by = made.groupby("dataset", sort=False)
     facts["runs"] = facts["dataset"].map(by["runs"].sum())
+    facts.insert(2, "label noise", facts["dataset"].map(by["label_noise"].first()))
     facts["hours"] = facts["dataset"].map(by["seconds"].sum() / 3600).map("{:.2f}".format)
     for name in ("device", "torch"):
         facts[name] = facts["dataset"].map(by[name].agg(lambda v: ", ".join(sorted(set(v)))))
@@ -74,57 +71,8 @@ def effort(made: pd.DataFrame) -> pd.DataFrame:
     return facts
 
 
-def reductions(made: pd.DataFrame, words: Words | None = None) -> dict[str, str]:
-    """What each dataset has less of than the paper's protocol, in words; empty where nothing."""
-    out, facts = {}, tables.effort(made)
-    if not (store.params_dir() / "paper").is_dir():  # profiles of one's own alone
-        return dict.fromkeys(facts.index, "no profile paper to hold it against")
-    known = profiles.datasets_of("paper", store.params_dir())
-    least = made.groupby("dataset")[["trials", "epochs"]].min()
-    for dataset in facts.index:
-        if dataset not in known:
-            out[dataset] = "not in the paper"
-            continue
-        whole, ours = profiles.load("paper", dataset, store.params_dir()), facts.loc[dataset]
-        cuts = [
-            f"{ours[k]} of {n} {k}"
-            for k, n in {"trials": whole.trials, "epochs": whole.epochs}.items()
-            if least.loc[dataset, k] < n
-        ]
-        grids = {
-            tables.LABELS[r.method]: (r.grid, len(whole.grids[r.method]))
-            for r in made[made["dataset"] == dataset].itertuples()
-            if r.method in whole.grids and (dataset, r.method) not in (words or {})
-        }
-        short = {label: f"{a} of {b} values" for label, (a, b) in grids.items() if a < b}
-        if len(short) == len(grids) and len(set(short.values())) == 1:
-            cuts.append(f"{next(iter(short.values()))} per method")
-        else:
-            cuts += [f"{values} of {label}" for label, values in short.items()]
-        samples = " + ".join(str(getattr(whole, f"n_{p}") or "all") for p in PARTS)
-        cuts += [f"{ours['samples']} samples"] if ours["samples"] != samples else []
-        out[dataset] = ", ".join(cuts)
-    return out
-
-
-def names(profile: str) -> dict[str, str]:
-    """dataset → its name with what it has less of than the paper's protocol beside it."""
-    cut = reductions(store.provenances(profile), _without_a_grid(profile))
-    return {dataset: f"{dataset} ({words})" if words else dataset for dataset, words in cut.items()}
-
-
-def _without_a_grid(profile: str) -> Words:
-    out = {}
-    for folder in store.places(profile):
-        facts = store.read_provenance(folder / "provenance.json")
-        word = facts["protocol"]["grids"].get(facts["method"])
-        if isinstance(word, str):
-            out[facts["dataset"], facts["method"]] = word
-    return out
-
-
-def _named(frame: pd.DataFrame, named: dict[str, str], words: Words) -> pd.DataFrame:
-    """In every line the dataset by its name of `names`, and how a value without a grid came."""
+def _named(frame: pd.DataFrame, named: dict[str, str], words: extent.Words) -> pd.DataFrame:
+    """In every line the dataset by its name of `extent.names`, and how a value without a grid came."""
     if "method" in frame:
         labels = {
             (dataset, tables.LABELS[m]): f"{tables.LABELS[m]}, {METHODS[m].knob}: {word}"

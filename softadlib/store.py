@@ -344,7 +344,10 @@ def read(
 
 
 def provenances(profile: str) -> pd.DataFrame:
-    """One line a result: dataset, method, runs, trials, epochs, samples, device, torch, time, date."""
+    """One line a result: dataset, method, runs, trials, epochs, samples, device, torch, time, date.
+
+    `word`: what stands in the place of a grid, "" where one does; `grid` is 1 there.
+    """
     lines = []
     for path in places(profile):
         facts = read_provenance(path / "provenance.json")
@@ -358,6 +361,7 @@ def provenances(profile: str) -> pd.DataFrame:
 def _line(facts: dict[str, Any]) -> dict[str, Any]:
     protocol, last = facts["protocol"], facts["sessions"][-1]
     grid = protocol["grids"].get(facts["method"], [0])
+    word = grid if isinstance(grid, str) else ""
     samples = (str(protocol[f"n_{part}"] or "all") for part in ("train", "val", "test"))
     return {
         "dataset": facts["dataset"],
@@ -365,7 +369,9 @@ def _line(facts: dict[str, Any]) -> dict[str, Any]:
         "runs": facts["runs"],
         "diverged": len(facts["diverged"]),
         "trials": protocol["trials"],
-        "grid": 1 if isinstance(grid, str) else len(grid),
+        "label_noise": ", ".join(f"{noise:g}" for noise in protocol["label_noise"]),
+        "grid": 1 if word else len(grid),
+        "word": word,
         "epochs": protocol["epochs"],
         "samples": " + ".join(samples),
         "dtype": protocol["dtype"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from softadlib import cli, results, store
+from softadlib import cli, extent, results, store
 from softadlib.errors import UserError
 from softadlib.metrics import COLUMNS
 
@@ -60,7 +60,7 @@ def test_what_has_nothing_to_choose_stands_under_one_rule():
 
 def test_nothing_is_the_papers_protocol_that_is_not():
     made = store.provenances("smoke")
-    cut = results.reductions(made)
+    cut = extent.reductions(made)
     assert cut["digits"] == "not in the paper"
     assert "2 of 15 trials" in cut["gaussian"]
     assert "20 of 500 epochs" in cut["gaussian"]
@@ -72,7 +72,7 @@ def test_nothing_is_the_papers_protocol_that_is_not():
 def made(method: str, grid: int) -> dict:
     return {
         "dataset": "fashionmnist", "trials": 5, "grid": grid, "epochs": 500,
-        "samples": "all + all + all", "dtype": "float32", "method": method,
+        "samples": "all + all + all", "dtype": "float32", "method": method, "word": "",
     }  # fmt: skip
 
 
@@ -80,14 +80,14 @@ def test_grids_that_are_shorter_than_the_papers():
     whole = {"erm": 1, "flooding": 10, "sam": 6}
     frame = pd.DataFrame([made(m, n) for m, n in whole.items()])
     # erm sweeps nothing and adaflood is not in the paper
-    assert results.reductions(frame)["fashionmnist"] == ""
+    assert extent.reductions(frame)["fashionmnist"] == ""
     more = pd.DataFrame([made("softad", 1), made("adaflood", 2), made("sam", 5)])
     words = "1 of 10 values of SoftAD, 5 of 6 values of SAM"
-    assert results.reductions(more)["fashionmnist"] == words
+    assert extent.reductions(more)["fashionmnist"] == words
     frame.loc[1, ["trials", "epochs"]] = 3, 40
-    assert results.reductions(frame)["fashionmnist"] == "3–5 of 5 trials, 40–500 of 500 epochs"
-    auto = {("fashionmnist", "softad"): "auto"}
-    assert results.reductions(more, auto)["fashionmnist"] == "5 of 6 values per method"
+    assert extent.reductions(frame)["fashionmnist"] == "3–5 of 5 trials, 40–500 of 500 epochs"
+    more.loc[0, "word"] = "auto"
+    assert extent.reductions(more)["fashionmnist"] == "5 of 6 values per method"
 
 
 def test_a_value_found_without_a_grid_says_so_and_has_no_cell_of_the_paper_beside_it():
@@ -103,7 +103,7 @@ def test_where_there_is_no_profile_paper_nothing_is_called_so(tmp_path, monkeypa
     (tmp_path / "params").mkdir()
     made = store.provenances("smoke")
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
-    cut = results.reductions(made)
+    cut = extent.reductions(made)
     assert set(cut.values()) == {"no profile paper to hold it against"}
 
 
@@ -111,8 +111,9 @@ def test_the_paper_itself_is_called_so():
     facts = {
         "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
         "samples": "100 + 100 + 20000", "dtype": "float32", "method": "softad",
+        "word": "",
     }  # fmt: skip
-    assert results.reductions(pd.DataFrame([facts])) == {"gaussian": ""}
+    assert extent.reductions(pd.DataFrame([facts])) == {"gaussian": ""}
 
 
 def test_written_between_its_marks_and_nowhere_else(tmp_path):
