@@ -212,17 +212,9 @@ def _kept(protocol: Protocol) -> pd.DataFrame:
 
 def _read(path: Path) -> tuple[pd.DataFrame, str]:
     """A table and the fingerprint of the protocol that made it; UserError for a broken file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        found = table.to_pandas()[list(TABLE)]
-    except (pa.ArrowException, OSError, ValueError, KeyError):
-        raise UserError(
-            f"{path} is broken; delete it, and softad audit {path.parent.parent.name} makes it again"
-        ) from None
-    return found, (table.schema.metadata or {}).get(rows.TAG, b"").decode(errors="replace")
+    mend = f"delete it, and softad audit {path.parent.parent.name} makes it again"
+    found, fingerprint = rows.table_of(path, TABLE, mend)
+    return found.select(list(TABLE)).to_pandas(), fingerprint
 
 
 def read(profile: str) -> pd.DataFrame:

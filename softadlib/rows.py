@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,40 +43,45 @@ def unpack(path: Path) -> tuple[pd.DataFrame, str]:
     """Rows and the fingerprint of the protocol that made them; UserError for a broken file."""
     import pyarrow as pa
 
-    table = _table(path)
-    tag = (table.schema.metadata or {}).get(TAG, b"").decode(errors="replace")
+    found, tag = table_of(path)
     types = {"str": pa.string(), "int64": pa.int64(), "float64": pa.float64()}
-    names = [c for c in table.column_names if c in ALL]
+    names = [c for c in found.column_names if c in ALL]
     try:
-        return table.select(names).cast(
+        return found.select(names).cast(
             pa.schema([(c, types[_dtype(c)]) for c in names])
         ).to_pandas(), tag
     except pa.ArrowException:
-        raise _broken(path) from None
+        raise _broken(path, _mend(path)) from None
 
 
-def _broken(path: Path) -> UserError:
-    return UserError(
-        f"{path} is broken (cut short, or not a parquet file); "
-        f"delete {path.parent} and run the same command again"
-    )
+def _mend(path: Path) -> str:
+    return f"delete {path.parent} and run the same command again"
 
 
-def _table(path: Path, **options: Any) -> "pa.Table":
+def _broken(path: Path, mend: str) -> UserError:
+    return UserError(f"{path} is broken (cut short, or not a parquet file); {mend}")
+
+
+def table_of(
+    path: Path, columns: Sequence[str] = COLUMNS, mend: str = "", **options: Any
+) -> tuple["pa.Table", str]:
+    """A table and the fingerprint that it carries; `options` as `pyarrow.parquet.ParquetFile`'s.
+
+    Raises a UserError that says what to do, `mend`, for a broken file and one without `columns`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    mend = mend or _mend(path)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, **options) as file:
-            table = file.read(use_threads=False)
+            found = file.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError):
-        raise _broken(path) from None
-    missing = [c for c in COLUMNS if c not in table.column_names]
+        raise _broken(path, mend) from None
+    missing = [c for c in columns if c not in found.column_names]
     if missing:
-        raise UserError(
-            f"{path} lacks the columns {', '.join(missing)}; delete it and run the same command again"
-        )
-    return table
+        raise UserError(f"{path} lacks the columns {', '.join(missing)}; {mend}")
+    return found, (found.schema.metadata or {}).get(TAG, b"").decode(errors="replace")
 
 
 def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -106,7 +111,7 @@ def load(
     import pyarrow.compute as pc
 
     def one(item: tuple[Path, float | None]) -> tuple[pa.Table, tuple[str, str] | None]:
-        table = _plain(_table(item[0], read_dictionary=NAMES), item[1])
+        table = _plain(table_of(item[0], read_dictionary=NAMES)[0], item[1])
         if label_noise is not None:
             table = table.filter(pc.equal(table["label_noise"], label_noise))
         same = _steps(table)

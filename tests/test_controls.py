@@ -151,7 +151,8 @@ def test_a_broken_table_of_controls_is_one_line(home, capsys):
     sweep(home)
     controls.path_of("tiny", "gaussian").write_bytes(b"PAR1 and no more")
     assert main(["audit", "tiny"]) == 2
-    assert "controls.parquet is broken; delete it" in capsys.readouterr().err
+    words = "(cut short, or not a parquet file); delete it, and softad audit tiny makes it again"
+    assert f"controls.parquet is broken {words}" in capsys.readouterr().err
 
 
 def test_an_unknown_dataset_and_an_outdated_sweep_are_one_line(home, capsys, monkeypatch):
