@@ -60,17 +60,38 @@ def samples(
     return {"aux": torch.from_numpy(aux)}
 
 
-def prepare(protocol: Protocol, runs: Sequence[Run], place: Place, executor: "Executor") -> None:
-    """Find and keep what the method of `runs` wants to know of the samples of their trials."""
-    if not runs or not get_method(runs[0].method).samples:
-        return
+def models(protocol: Protocol, method: str) -> int:
+    """How many networks are trained by ERM for each trial before the method's own runs."""
+    if not get_method(method).samples:
+        return 0
+    return protocol.aux_folds if protocol.aux == "folds" else 1
+
+
+def prepare(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    place: Place,
+    executor: "Executor",
+    tick: Tick = no_tick,
+) -> int:
+    """Find and keep what the method of `runs` wants to know of the samples of their trials.
+
+    Returns how many networks that took; `tick` is told of their epochs.
+    """
+    each = models(protocol, runs[0].method) if runs else 0
+    if not each:
+        return 0
     missing = {(r.label_noise, r.trial) for r in runs}
     missing = {m for m in missing if place.read_held_out(*m) is None}
-    keep, shelf = place if executor.writes else None, executor.shelf(place)
-    tasks = [(protocol, *some, keep, shelf) for some in together(missing, executor.where)]
+    here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
+    more = (keep, executor.shelf(place), tick if here else no_tick)
+    tasks = [(protocol, *some, *more) for some in together(missing, executor.where)]
     for noise, trials, losses in executor.map(_find, tasks):
         for trial, found in zip(trials, losses) if keep is None else ():
             place.save_held_out(noise, trial, found)
+        if not here:
+            tick(each * len(trials) * protocol.epochs)
+    return each * len(missing)
 
 
 def together(
@@ -89,8 +110,9 @@ def _find(
     trials: list[int],
     place: Place | None,
     shelf: Shelf | None,
+    tick: Tick,
 ) -> tuple[float, list[int], np.ndarray]:
-    losses = held_out(protocol, noise, trials, shelf)
+    losses = held_out(protocol, noise, trials, shelf, tick)
     if place:
         for trial, found in zip(trials, losses):
             place.save_held_out(noise, trial, found)
@@ -98,13 +120,17 @@ def _find(
 
 
 def held_out(
-    protocol: Protocol, label_noise: float, trials: Sequence[int], shelf: Shelf | None = None
+    protocol: Protocol,
+    label_noise: float,
+    trials: Sequence[int],
+    shelf: Shelf | None = None,
+    tick: Tick = no_tick,
 ) -> np.ndarray:
     """Loss of every training sample of `trials` under a model not trained on it, in nats: (T, n).
 
     NaN where that model diverged. `shelf` keeps trainings under way, and losses until all are
-    together. Raises UserError for more folds than samples, and where a fold
-    leaves a last batch of one. Bae et al. (2024).
+    together; `tick` is told of the epochs of networks done. Raises UserError for more folds than
+    samples, and where a fold leaves a last batch of one. Bae et al. (2024).
     """
     splits = load_splits(protocol, label_noise)
     n, count = splits.train.shape[1], protocol.aux_folds if protocol.aux == "folds" else CHUNKS
@@ -115,7 +141,8 @@ def held_out(
     find = by_folds if protocol.aux == "folds" else by_last_layer
     out, desk = np.full((protocol.trials, n), np.nan), Desk(protocol, shelf=shelf)
     with numerics(pick_device(protocol.device), protocol.precision):
-        for trial, held, losses in find(protocol, label_noise, trials, splits, folds, desk):
+        each = find(protocol, label_noise, trials, splits, folds, desk, tick)
+        for trial, held, losses in each:
             out[trial, held[trial].numpy()] = losses
     return out[trials]
 
@@ -141,6 +168,7 @@ def by_folds(
     splits: Splits,
     folds: Sequence[Tensor],
     desk: Desk,
+    tick: Tick,
 ) -> Found:
     """A model per fold from the trial's initial weights, trained on the others; trials side by side."""
     device = pick_device(protocol.device)
@@ -157,6 +185,7 @@ def by_folds(
         }
         for trial, note in notes.items():
             if note.found:
+                tick(protocol.epochs)
                 yield trial, held, note.found["losses"].numpy()
         left = [trial for trial, note in notes.items() if not note.found]
         if not left:
@@ -165,7 +194,8 @@ def by_folds(
         # scaled like what its model was trained on: a fold's own range would be another input
         rest = splits.train.gather(1, without(folds, i))
         some = dataclasses.replace(splits, train=rest, val=own, test=own)
-        for trial, network, data in trained(protocol, label_noise, left, some, desk, part):
+        ends = trained(protocol, label_noise, left, some, desk, part, tick)
+        for trial, network, data in ends:
             losses = _losses(network, data, trial, data.val[trial])
             notes[trial].save({"losses": torch.from_numpy(losses)})
             yield trial, held, losses
@@ -178,13 +208,14 @@ def by_last_layer(
     splits: Splits,
     chunks: Sequence[Tensor],
     desk: Desk,
+    tick: Tick,
 ) -> Found:
     """One model on everything; per chunk its last layer anew, tuned for 25 epochs on the others.
 
     The features, batch norm by its running statistics, have seen the samples held out.
     """
     recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
-    for trial, network, data in trained(protocol, label_noise, trials, splits, desk):
+    for trial, network, data in trained(protocol, label_noise, trials, splits, desk, tick=tick):
         seed, index = protocol.seeds[trial], data.train[trial]
         x = torch.cat(list(_outputs(headless(network), data, trial, index)))
         for i, held in enumerate(chunks):

@@ -41,8 +41,8 @@ class Tally:
         self.started = time.monotonic()
 
     def already(self, units: int) -> None:
-        """Of earlier calls: done, but not this one's speed."""
-        self.before = units
+        """Of earlier calls, or not needed after all: done, but not this one's speed."""
+        self.before += units
         self(units)
 
     def speed(self, runs: float, measured: float) -> dict[str, float]:

@@ -127,10 +127,11 @@ class Study:
         return len(self.runs) - len(self.missing(self.kept()[0], self.runs, self.first_epochs))
 
     def units(self) -> int:
-        """Run × gradient × epoch of the whole study, replays and the runs that suggest included."""
+        """Run × gradient × epoch of the whole study, replays and runs that tell it something included."""
         replayed = self.choices if self.replay_epochs else 0
-        ordinary = len(self.runs) if self.protocol.grids.get(self.method) in AUTO else 0
-        return ((len(self.runs) + replayed) * self.gradients + ordinary) * self.protocol.epochs
+        each = 1 if self.protocol.grids.get(self.method) in AUTO else 0
+        before = (each + auxiliary.models(self.protocol, self.method)) * self.choices
+        return ((len(self.runs) + replayed) * self.gradients + before) * self.protocol.epochs
 
     @property
     def choices(self) -> int:
@@ -244,19 +245,21 @@ def _run(
         # results of an edited protocol: neither mixed in nor destroyed
         suggested.stay_behind(study.runs, place, place.set_aside)
     todo = study.missing(rows, study.runs, study.first_epochs)
-    auxiliary.prepare(study.told, todo, place, executor)
-    left = _units_left(study, rows, todo) + ordinary * protocol.epochs
+    held_out = auxiliary.prepare(study.told, todo, place, executor, progress)
+    expected, per_run = _replays_left(study, rows, todo), study.gradients * protocol.epochs
+    left = (len(todo) + expected) * per_run + (ordinary + held_out) * protocol.epochs
     progress.already(study.units() - left)
     frames = _pass(study, todo, study.first_epochs, executor, progress, on_rows)
     rows = store.merge([rows, *frames])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
+    progress.already((expected - len(replays)) * per_run)
     frames += (again := _pass(study, replays, study.replay_epochs, executor, progress, on_rows))
     replayed = store.merge(again)
     _same_ends(study, rows, replayed)
     rows = store.merge([rows, replayed])
     if todo or replays or (trials is None and not earlier):
         resumed = sum(frame.attrs.get("resumed", 0) for frame in frames)
-        trained = len(todo) + len(replays) + ordinary - resumed / protocol.epochs
+        trained = len(todo) + len(replays) + ordinary + held_out - resumed / protocol.epochs
         measured = len(todo) * len(study.first_epochs) + len(replays) * len(study.replay_epochs)
         session = provenance.session(
             executor.facts(),
@@ -265,6 +268,7 @@ def _run(
             runs_replayed=len(replays),
             jobs=executor.workers,
             **({"runs_for_theta": ordinary} if ordinary else {}),
+            **({"runs_for_samples": held_out} if held_out else {}),
             **({"epochs_resumed": resumed} if resumed else {}),
             **progress.speed(trained, measured),
         )
@@ -279,11 +283,13 @@ def _run(
     return rows
 
 
-def _units_left(study: Study, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
-    replays = study.choices if study.replay_epochs else 0
-    if study.replay_epochs and not todo:
-        replays = len(study.missing(rows, study.selected(rows), study.replay_epochs))
-    return (len(todo) + replays) * study.protocol.epochs * study.gradients
+def _replays_left(study: Study, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
+    """At most: what is trained anew may be selected."""
+    if not study.replay_epochs:
+        return 0
+    open_ones = {(r.label_noise, r.trial) for r in todo}
+    others = [r for r in study.selected(rows) if (r.label_noise, r.trial) not in open_ones]
+    return len(open_ones) + len(study.missing(rows, others, study.replay_epochs))
 
 
 def _same_ends(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:

@@ -306,9 +306,9 @@ def test_checkpoint_every_says_nothing_about_the_numbers():
 # Trainings that others ask for
 
 
-def epochs_of(module, monkeypatch, find, cut_after=10**9):
-    """What `find` finds by way of `module.trained`, and how many epochs were trained for it."""
-    original, count = module.trained, 0
+def epochs_of(find, cut_after=10**9):
+    """What `find(tick)` finds, and how many epochs were trained for it; None where it was cut."""
+    count = 0
 
     def tick(runs):
         nonlocal count
@@ -316,12 +316,10 @@ def epochs_of(module, monkeypatch, find, cut_after=10**9):
         if count >= cut_after:
             raise Accident
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "trained", lambda *a, **k: original(*a, **{**k, "tick": tick}))
-        try:
-            return find(), count
-        except Accident:
-            return None, count
+    try:
+        return find(tick), count
+    except Accident:
+        return None, count
 
 
 @pytest.mark.parametrize(
@@ -329,37 +327,38 @@ def epochs_of(module, monkeypatch, find, cut_after=10**9):
     # in the seventh epoch of the third of four folds; in the eighth of the one model
     [("folds", 40, 27, 4 + 10), ("last-layer", 10, 8, 4)],
 )
-def test_models_that_hold_out_go_on_from_inside(
-    home, monkeypatch, aux, all_epochs, cut_after, left
-):
+def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after, left):
     changes = {"trials": 1, "aux": aux, "aux_folds": 4, "grids": {"adaflood": [0.5]}}
-    made = protocol(**changes)
-    where = store.Place("tiny", "gaussian", "adaflood", made.fingerprint())
-    find = lambda: auxiliary.held_out(made, 0.0, [0], where)  # noqa: E731
-    plain = lambda: auxiliary.held_out(made, 0.0, [0])  # noqa: E731
-    whole, count = epochs_of(auxiliary, monkeypatch, plain)
+
+    def find(kept=True, **more):
+        made = protocol(**changes, **more)
+        where = store.Place("tiny", "gaussian", "adaflood", made.fingerprint()) if kept else None
+        return lambda tick: auxiliary.held_out(made, 0.0, [0], where, tick)
+
+    whole, count = epochs_of(find(kept=False))
     assert count == all_epochs
-    assert epochs_of(auxiliary, monkeypatch, find, cut_after) == (None, cut_after)
-    losses, count = epochs_of(auxiliary, monkeypatch, find)
+    assert epochs_of(find(), cut_after) == (None, cut_after)
+    losses, count = epochs_of(find())
     np.testing.assert_array_equal(losses, whole)
     assert count == left, "at most checkpoint_every epochs are done again, and no fold"
-    other = protocol(**changes, lr=0.2)
-    beside = store.Place("tiny", "gaussian", "adaflood", other.fingerprint())
-    _, count = epochs_of(
-        auxiliary, monkeypatch, lambda: auxiliary.held_out(other, 0.0, [0], beside)
-    )
+    _, count = epochs_of(find(lr=0.2))
     assert count == all_epochs, "another protocol's are not its own"
+    made = protocol(**changes)
     study.run(made, "adaflood")
-    assert not list(where.path.glob(f"checkpoints/{made.fingerprint()}-*")), "they have served"
+    left = (home / "outputs").glob(f"tiny/gaussian/adaflood/checkpoints/{made.fingerprint()}-*")
+    assert not list(left), "they have served"
 
 
-def test_the_ordinary_run_that_theta_is_read_off_goes_on_from_inside(home, monkeypatch):
+def test_the_ordinary_run_that_theta_is_read_off_goes_on_from_inside(home):
     made = protocol(trials=1, grids={"softad": "auto"})
-    find = lambda: suggested.suggestions(made, 0.0, [0], place(made))  # noqa: E731
+
+    def find(tick):
+        return suggested.suggestions(made, 0.0, [0], place(made), tick)
+
     whole = suggested.suggestions(made, 0.0, [0])
-    assert epochs_of(suggested, monkeypatch, find, 8) == (None, 8)
+    assert epochs_of(find, 8) == (None, 8)
     assert len(files(made)) == 1
-    assert epochs_of(suggested, monkeypatch, find) == (whole, 4)
+    assert epochs_of(find) == (whole, 4)
     assert files(made) == []
 
 

@@ -209,6 +209,38 @@ def test_ticks_add_up_to_the_planned_units_resumed_or_not(monkeypatch):
     assert sum(again) == total
 
 
+def test_ticks_add_up_where_a_study_grows(monkeypatch):
+    """Of the trials that are there some selected runs have their curves, whatever is trained anew."""
+    study.run(protocol(), "softad")
+    for changes in (
+        {"trials": 4},
+        {"trials": 4, "grids": {"softad": [0.05, 0.3, 1.5]}},
+        {"trials": 5, "grids": {"softad": [0.05, 0.3, 0.5, 1.5]}},
+    ):
+        grown, ticks = protocol(**changes), []
+        study.run(grown, "softad", tick=ticks.append)
+        assert sum(ticks) == study.Study(grown, "softad").units()
+
+
+@pytest.mark.parametrize(("aux", "models"), [("folds", 4), ("last-layer", 1)])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ticks_count_the_models_that_hold_samples_out(aux, models, jobs):
+    changes = {"grids": {"adaflood": [0.2, 0.5]}, "aux": aux, "aux_folds": 4}
+    p, units = protocol(**changes), []
+    study.run(p, "adaflood", tick=units.append, jobs=jobs)
+    made = study.Study(p, "adaflood")
+    # two trials: two values, the selected one again, and the models
+    assert sum(units) == made.units() == 2 * (2 + 1 + models) * 4
+    (session,) = store.read_provenance(made.place.provenance)["sessions"]
+    assert session["runs_for_samples"] == 2 * models
+    more, units = protocol(**changes, trials=3), []
+    study.run(more, "adaflood", tick=units.append, jobs=jobs)
+    assert sum(units) == study.Study(more, "adaflood").units() == 3 * (2 + 1 + models) * 4
+    again = []
+    study.run(more, "adaflood", tick=again.append, jobs=jobs)
+    assert sum(again) == sum(units)
+
+
 def test_label_noises_are_separate_data_in_one_file():
     rows = study.run(protocol(label_noise=[0.0, 0.2]), "softad")
     clean = study.run(protocol(profile="clean"), "softad")
