@@ -51,10 +51,7 @@ def samples(
     known = {t: losses for t, losses in kept.items() if losses is not None}
     missing = [t for t in trials if t not in known]
     if missing:
-        known |= zip(missing, held_out(protocol, noise, missing, place))
-    if place:
-        for t in missing:
-            place.save_held_out(noise, t, known[t])
+        known |= zip(missing, _find(protocol, noise, missing, place, place, no_tick)[2])
     aux = np.full((protocol.trials, len(known[trials[0]])), np.nan)
     aux[trials] = [known[t] for t in trials]
     return {"aux": torch.from_numpy(aux)}
@@ -107,15 +104,17 @@ def together(
 def _find(
     protocol: Protocol,
     noise: float,
-    trials: list[int],
+    trials: Sequence[int],
     place: Place | None,
     shelf: Shelf | None,
     tick: Tick,
-) -> tuple[float, list[int], np.ndarray]:
-    losses = held_out(protocol, noise, trials, shelf, tick)
+) -> tuple[float, Sequence[int], np.ndarray]:
+    desk = Desk(protocol, shelf=shelf)
+    losses = held_out(protocol, noise, trials, desk, tick)
     if place:
         for trial, found in zip(trials, losses):
             place.save_held_out(noise, trial, found)
+        desk.drop_notes()
     return noise, trials, losses
 
 
@@ -123,13 +122,13 @@ def held_out(
     protocol: Protocol,
     label_noise: float,
     trials: Sequence[int],
-    shelf: Shelf | None = None,
+    desk: Desk | None = None,
     tick: Tick = no_tick,
 ) -> np.ndarray:
     """Loss of every training sample of `trials` under a model not trained on it, in nats: (T, n).
 
-    NaN where that model diverged. `shelf` keeps trainings under way, and losses until all are
-    together; `tick` is told of the epochs of networks done. Raises UserError for more folds than
+    NaN where that model diverged. `desk` keeps trainings under way, and notes of losses until
+    all are together; `tick` is told of the epochs of networks done. Raises UserError for more folds than
     samples, and where a fold leaves a last batch of one. Bae et al. (2024).
     """
     splits = load_splits(protocol, label_noise)
@@ -139,7 +138,7 @@ def held_out(
     dealt = np.array([_order(seed, n) for seed in protocol.seeds])
     folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
     find = by_folds if protocol.aux == "folds" else by_last_layer
-    out, desk = np.full((protocol.trials, n), np.nan), Desk(protocol, shelf=shelf)
+    out, desk = np.full((protocol.trials, n), np.nan), desk or Desk(protocol)
     with numerics(pick_device(protocol.device), protocol.precision):
         each = find(protocol, label_noise, trials, splits, folds, desk, tick)
         for trial, held, losses in each:

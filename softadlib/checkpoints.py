@@ -119,6 +119,7 @@ class Desk:
     ):
         self.protocol, self.save, self.shelf = protocol, save, shelf
         self.waiting: list[tuple[pd.DataFrame, Keeper]] = []
+        self.notes: list[Keeper] = []
         self.saved, self.resumed = time.monotonic(), 0
 
     def keeper(
@@ -142,7 +143,13 @@ class Desk:
 
     def note(self, run: Run, device: torch.device, **what: str) -> Keeper:
         """Of what came of one run, to be kept until more of its kind is together."""
-        return self._keeper(device, {"of": run.key, **what})
+        self.notes.append(self._keeper(device, {"of": run.key, **what}))
+        return self.notes[-1]
+
+    def drop_notes(self) -> None:
+        """All that they were kept for is stored."""
+        while self.notes:
+            self.notes.pop().drop()
 
     def _keeper(self, device: torch.device, facts: dict[str, Any]) -> Keeper:
         every = self.protocol.checkpoint_every

@@ -12,7 +12,7 @@ from homes import TINY, make_home
 from test_graphs import Recorded
 from test_trainer import KNOBS, SEEDS, SETTINGS, networks, samples, splits, stack
 
-from softadlib import auxiliary, checkpoints, store, study, suggested, sweep
+from softadlib import auxiliary, checkpoints, store, suggested, sweep
 from softadlib.checkpoints import Checkpoint, packed, unpacked
 from softadlib.errors import UserError
 from softadlib.graphs import Replayed
@@ -333,7 +333,8 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     def find(kept=True, **more):
         made = protocol(**changes, **more)
         where = store.Place("tiny", "gaussian", "adaflood", made.fingerprint()) if kept else None
-        return lambda tick: auxiliary.held_out(made, 0.0, [0], where, tick)
+        desk = checkpoints.Desk(made, shelf=where)
+        return lambda tick: auxiliary.held_out(made, 0.0, [0], desk, tick)
 
     whole, count = epochs_of(find(kept=False))
     assert count == all_epochs
@@ -344,9 +345,10 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     _, count = epochs_of(find(lr=0.2))
     assert count == all_epochs, "another protocol's are not its own"
     made = protocol(**changes)
-    study.run(made, "adaflood")
-    left = (home / "outputs").glob(f"tiny/gaussian/adaflood/checkpoints/{made.fingerprint()}-*")
-    assert not list(left), "they have served"
+    where = store.Place("tiny", "gaussian", "adaflood", made.fingerprint())
+    auxiliary.samples(made, made.runs("adaflood"), where)
+    assert not where.checkpoints(), "they have served"
+    assert where.read_held_out(0.0, 0) is not None
 
 
 def test_the_ordinary_run_that_theta_is_read_off_goes_on_from_inside(home):
