@@ -1,5 +1,6 @@
 """The README's results: the paper's tables beside ours, as Markdown made of stored rows alone."""
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -13,14 +14,26 @@ from .protocol import TIES
 
 BEGIN = "<!-- results of profile {profile}: softad results {profile} --write {file} -->"
 END = "<!-- end of results of profile {profile} -->"
+FLIPPED = re.compile(r", (\S+) of labels flipped")
 FOUR = ["erm", "flooding", "sam", "softad"]
 """The methods of Table 1."""
 
 
 def markdown(profile: str) -> str:
-    """All of it for one profile. Raises UserError where nothing is finished."""
-    parts = [f"#### {title}\n\n{_table(frame)}" for title, frame in frames(profile).items()]
-    return "\n\n".join(parts) + "\n"
+    """All of it for one profile, flipped labels folded away. Raises UserError where nothing is finished."""
+
+    def level(item: tuple[str, pd.DataFrame]) -> str:
+        found = FLIPPED.search(item[0])
+        return found[1] if found else ""
+
+    out = []
+    for flipped, some in itertools.groupby(frames(profile).items(), level):
+        text = "\n\n".join(f"#### {title}\n\n{_table(frame)}" for title, frame in some)
+        if flipped:
+            head = f"<summary>The same tables with {flipped} of labels flipped</summary>"
+            text = f"<details>\n{head}\n\n{text}\n\n</details>"
+        out.append(text)
+    return "\n\n".join(out) + "\n"
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:

@@ -132,6 +132,21 @@ def test_written_between_its_marks_and_nowhere_else(tmp_path):
     assert not results.write("smoke", page)
 
 
+def test_flipped_labels_are_folded_away():
+    text = results.markdown("choosing-auto")
+    open_part, *folded = text.split("<details>\n")
+    assert "flipped" not in open_part
+    assert [part.splitlines()[0] for part in folded] == [
+        f"<summary>The same tables with {q} of labels flipped</summary>" for q in ("5%", "10%")
+    ]
+    for part, q in zip(folded, ("5%", "10%")):
+        body, after = part.split("</details>")
+        titles = re.findall(r"^#### (.*)$", body, flags=re.M)
+        assert len(titles) == 3
+        assert all(f", {q} of labels flipped" in title for title in titles)
+        assert not after.strip()
+
+
 @pytest.mark.parametrize("text", ["", results.END.format(profile="smoke"), "twice"])
 def test_a_page_without_marks_is_left_alone(tmp_path, text):
     page = tmp_path / "PAGE.md"
