@@ -18,14 +18,21 @@ class CalibrationWarning(UserWarning):
 
 
 def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
-    if theta >= F.LN2 and isinstance(base, nn.CrossEntropyLoss):
-        warnings.warn(
-            f"{name}(theta={theta:g}): with cross-entropy and theta >= ln 2 = {F.LN2:.4f} the most "
-            "likely class is pushed to probability exp(-theta) <= 1/2, so the minimiser predicts the "
-            "wrong class; use a smaller theta",
-            CalibrationWarning,
-            stacklevel=3,
+    if theta < F.LN2 or not isinstance(base, nn.CrossEntropyLoss):
+        return
+    if smoothing := base.label_smoothing:
+        why = (
+            f"cross-entropy smoothed by {smoothing:g} and theta >= ln 2 = {F.LN2:.4f} the minimiser "
+            "predicts the wrong class of two; of more it does so from "
+            f"loss_limits.cross_entropy_levels(classes, {smoothing:g}).right_below"
         )
+    else:
+        why = (
+            f"cross-entropy and theta >= ln 2 = {F.LN2:.4f} the most likely class is pushed to "
+            "probability exp(-theta) <= 1/2, so the minimiser predicts the wrong class"
+        )
+    message = f"{name}(theta={theta:g}): with {why}; use a smaller theta"
+    warnings.warn(message, CalibrationWarning, stacklevel=3)
 
 
 class _OverBase(nn.Module):

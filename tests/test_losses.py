@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import vmap
 
 from softadlib import functional as F
+from softadlib import loss_limits
 from softadlib.losses import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
 
 LN2 = 0.6931471805599453
@@ -299,6 +300,22 @@ def test_theta_from_ln_2_up_warns_with_cross_entropy(make, theta, base):
     assert "ln 2" in message
     assert "wrong class" in message
     assert caught[0].filename == __file__  # points at the caller's line
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+def test_smoothed_it_names_the_level_of_more_classes(make):
+    """Three classes, ε = .1: (a + b)/2 = .48333 twice and b = .03333, 0.81619 nats: above ln 2."""
+    with pytest.warns(CalibrationWarning) as caught:
+        make(0.7, base=nn.CrossEntropyLoss(label_smoothing=0.1))
+    message = str(caught[0].message)
+    assert "predicts the wrong class of two; of more it does so from" in message
+    assert "loss_limits.cross_entropy_levels(classes, 0.1).right_below" in message
+    assert caught[0].filename == __file__
+    level = loss_limits.cross_entropy_levels(3, 0.1).right_below
+    assert level == pytest.approx(
+        -2 * 0.4833333 * math.log(0.4833333) - 0.0333333 * math.log(0.0333333)
+    )
+    assert level == pytest.approx(0.81619, abs=1e-5)
 
 
 @pytest.mark.parametrize("make", [IFlood, SoftAD])
