@@ -20,10 +20,10 @@ from .errors import UserError
 from .hardware import numerics, pick_device
 from .methods import get_method
 from .models import build
+from .place import Place
 from .protocol import Protocol, Run, check_batches
 from .recipe import Keeper, Tick, no_tick
 from .splits import Splits, load_splits
-from .store import Place
 from .sweep import Sweep, in_lots
 from .trainer import trainer
 

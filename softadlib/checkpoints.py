@@ -29,7 +29,7 @@ SHARE = 30
 
 
 class Shelf(typing.Protocol):
-    """Where states lie by name, and rows: a `store.Place`, or what stands for it on another machine."""
+    """Where states lie by name, and rows: a `place.Place`, or what stands for it on another machine."""
 
     @property
     def fingerprint(self) -> str:

@@ -23,9 +23,9 @@ import torch
 
 from . import images, post, provenance, study
 from .errors import UserError
+from .place import Place
 from .progress import Tick, silent
 from .protocol import Protocol
-from .store import Place
 
 Result = TypeVar("Result")
 AHEAD = 4

@@ -8,7 +8,7 @@ import torch
 
 from . import files, guard, images, provenance
 from .checkpoints import Shelf
-from .store import Place
+from .place import Place
 
 Result = TypeVar("Result")
 

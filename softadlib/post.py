@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from .errors import UserError
-from .store import Place
+from .place import Place
 
 Changes = tuple[list[bytes], dict[str, bytes | None]]
 """Rows, and states by name; None for one that has served."""

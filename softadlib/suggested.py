@@ -16,10 +16,10 @@ from .checkpoints import Desk, Shelf
 from .errors import UserError
 from .executors import Executor
 from .hardware import numerics, pick_device
+from .place import Place
 from .progress import silent
 from .protocol import AUTO, Protocol, Run
 from .splits import Splits, load_splits
-from .store import Place
 from .threshold import RULE, Suggestion, suggest_theta
 
 

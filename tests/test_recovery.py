@@ -16,6 +16,7 @@ import pytest
 from homes import TINY, make_home, tree, write_notebook
 
 from softadlib import batch, cli, files, guard, store, study
+from softadlib import place as places
 from softadlib.errors import UserError
 from softadlib.protocol import Protocol
 
@@ -237,7 +238,7 @@ def test_a_table_whose_provenance_is_of_before_is_not_done(monkeypatch):
         original(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write", cut)
+        patch.setattr(places, "write", cut)
         with pytest.raises(Accident):
             study.run(protocol(trials=3), "softad")
     assert not study.Study(protocol(trials=3), "softad").done()
@@ -306,7 +307,7 @@ def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, m
         return call
 
     with monkeypatch.context() as patch:
-        for where, name in ((store.shutil, "copy2"), (store.os, "replace"), (Path, "mkdir")):
+        for where, name in ((places.shutil, "copy2"), (places.os, "replace"), (Path, "mkdir")):
             patch.setattr(where, name, until(getattr(where, name)))
         with contextlib.suppress(Accident):
             study.run(smaller, "softad")

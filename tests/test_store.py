@@ -8,6 +8,7 @@ from homes import make_home, tree
 from softadlib import store
 from softadlib.errors import UserError
 from softadlib.metrics import COLUMNS, MEASURES
+from softadlib.rows import pack
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_final_rows_of_a_file_in_no_order_of_runs_that_end_apart(home):
     one = every[every["method"] == "softad"]
     mixed = pd.concat([one, longer, one.iloc[:2]]).sample(frac=1, random_state=1)
     path = place().metrics
-    path.write_bytes(store.pack(mixed.drop(columns="label_noise"), "f1"))
+    path.write_bytes(pack(mixed.drop(columns="label_noise"), "f1"))
     pd.testing.assert_frame_equal(store.read("tiny"), store.merge([every, longer]))
     ends = store.read("tiny", "gaussian", final=True)
     got = ends.loc[ends["method"] == "softad", ["trial", "knob", "epoch"]].to_numpy().tolist()

@@ -9,6 +9,7 @@ from homes import TINY, make_home
 from joblib.externals.loky import get_reusable_executor
 
 from softadlib import executors, files, images, selection, store, study
+from softadlib import place as places
 from softadlib.errors import UserError
 from softadlib.metrics import MEASURES
 from softadlib.protocol import Protocol
@@ -129,7 +130,7 @@ def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
 
     with monkeypatch.context() as patch:
         patch.setattr(study, "train_runs", cut)
-        patch.setattr(store, "write", cut_write)
+        patch.setattr(places, "write", cut_write)
         with pytest.raises(Accident):
             study.run(p, "softad")
     assert not study.Study(p, "softad").done()
