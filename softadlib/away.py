@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import store
-from .batch import Outcome, Task, execute
+from .batch import Outcome, execute
 from .cluster import Cluster, Ray
 from .errors import UserError
+from .plans import Task
 
 RESULTS = ("metrics.parquet", "provenance.json")
 

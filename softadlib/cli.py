@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     import contextlib
 
-    from . import batch
+    from . import batch, plans
 
     if args.timeout is not None and args.timeout < 1:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
         return _train(args)  # a part has nothing to draw yet
     overrides = options.overrides(args.parameters)
     with options.cluster(args) or contextlib.nullcontext() as cluster:
-        work = batch.plan(args.profile, args.dataset, args.method, overrides, cluster)
+        work = plans.plan(args.profile, args.dataset, args.method, overrides, cluster)
         jobs = 1 if cluster else options.jobs(args.jobs, work.protocols)
         _notes(work.protocols, work.left_out + work.stored)
         if work.skipped:

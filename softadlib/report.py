@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from . import __version__, store
-from .batch import drawings
 from .errors import UserError
+from .plans import drawings
 from .profiles import datasets_of
 
 STYLE = """

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .batch import methods_of
 from .errors import UserError
 from .files import params_dir
 from .footprint import forward_flops
 from .methods import method_of
 from .models import build
+from .plans import methods_of
 from .profiles import datasets_of, load
 from .protocol import AUTO, Protocol
 from .synthetic import SYNTHETIC

@@ -5,7 +5,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from . import batch, shards, store, study
+from . import plans, shards, store, study
 from .cluster import Cluster, train
 from .errors import UserError
 from .protocol import Protocol
@@ -37,8 +37,8 @@ def run(
             )
         which, count = shards.parse(shard)
         part = shards.trials(shards.of(profile, datasets, methods, overrides, count)[1][which - 1])
-    found, left_out = batch.protocols(profile, datasets, overrides)
-    pairs = [(p, m) for p in found.values() for m in batch.methods_of(p, methods)]
+    found, left_out = plans.protocols(profile, datasets, overrides)
+    pairs = [(p, m) for p in found.values() for m in plans.methods_of(p, methods)]
     store.check_writable(store.profile_dir(profile))
     if part is not None:
         pairs = [(p, m) for p, m in pairs if (p.dataset, m) in part]
@@ -48,7 +48,7 @@ def run(
     studies = [study.Study(p, m, where(p), trials(p, m)) for p, m in pairs]
     for one in () if fresh else studies:
         one.done()  # a broken table is refused before anything starts
-    note(found, left_out + ([] if fresh else batch.stored(studies)))
+    note(found, left_out + ([] if fresh else plans.stored(studies)))
     errors: list[str] = []
     total = sum(one.units() for one in studies)
     claim = store.claim(profile, [(p.dataset, m) for p, m in pairs], shared=part is not None)

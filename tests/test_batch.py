@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from homes import make_home, tree, write_notebook
 
-from softadlib import batch, cli, store
+from softadlib import cli, plans, store
 
 READING = ("table_1_loss_gap", "table_2_hyperparameters", "trajectories")
 
@@ -215,7 +215,7 @@ def _kill_kernels(home):
 
 
 def test_a_plan_knows_what_is_left(home):
-    work = batch.plan("tiny")
+    work = plans.plan("tiny")
     assert sorted(t.name for t in work.tasks if t.units) == [
         "gaussian × erm", "gaussian × sam", "gaussian × softad", "spiral × erm", "spiral × softad",
     ]  # fmt: skip
@@ -232,9 +232,9 @@ def test_a_drawing_is_redone_when_its_parameters_or_results_change(home, capsys)
     folder = home / "params" / "tiny" / "figures"
     folder.mkdir()
     (folder / "drawing.yaml").write_text("size: 3")
-    redone = [t.name for t in batch.plan("tiny", ["spiral"], ["erm"]).tasks]
+    redone = [t.name for t in plans.plan("tiny", ["spiral"], ["erm"]).tasks]
     assert redone == ["drawing"]
-    redone = [t.name for t in batch.plan("tiny", ["spiral"]).tasks if t.reads]
+    redone = [t.name for t in plans.plan("tiny", ["spiral"]).tasks if t.reads]
     assert redone == [*READING[:2], "trajectories-spiral"], "softad is still to come"
     assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
     shown = nbformat.read(home / "outputs/tiny/figures/drawing.ipynb", as_version=4)

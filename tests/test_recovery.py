@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from homes import TINY, make_home, tree, write_notebook
 
-from softadlib import batch, cli, files, guard, store, study
+from softadlib import cli, files, guard, plans, store, study
 from softadlib import place as places
 from softadlib.errors import UserError
 from softadlib.protocol import Protocol
@@ -185,12 +185,12 @@ def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, capsys, name, 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_drawing_is_named_by_the_report_and_drawn_again(home, capsys, damage):
     write_notebook(home / "notebooks" / "drawing.ipynb", "print(1)")
-    (task,) = (t for t in batch.drawings("tiny", ["gaussian"]) if t.name == "drawing")
+    (task,) = (t for t in plans.drawings("tiny", ["gaussian"]) if t.name == "drawing")
     files.write(task.target, DAMAGE[damage] or b"")
     assert cli.main(["report", "tiny"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{task.target} is broken" in line
-    assert "drawing" in [t.name for t in batch.plan("tiny").tasks]
+    assert "drawing" in [t.name for t in plans.plan("tiny").tasks]
 
 
 @pytest.mark.parametrize("damage", ["empty", "garbage", "cut"])
