@@ -12,7 +12,7 @@ import papermill
 import pytest
 from homes import REPOSITORY
 
-from softadlib.batch import TRAIN
+from softadlib.plans import TRAIN
 from softadlib.profiles import load
 from softadlib.protocol import Protocol
 
