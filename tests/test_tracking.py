@@ -17,6 +17,7 @@ from nbformat import v4
 from softadlib import cli, selection, store, tracking
 from softadlib.errors import UserError
 from softadlib.metrics import MEASURES
+from softadlib.rows import pack, unpack
 
 # MLflow's own tables use what the newest SQLAlchemy will drop.
 pytestmark = pytest.mark.filterwarnings("ignore:.*noload.*loader strategy is deprecated")
@@ -126,10 +127,10 @@ def test_a_second_call_adds_and_repeats_nothing(home):
 def test_a_changed_result_takes_the_old_ones_place_and_the_old_one_can_be_restored(home):
     tracking.export("tiny")
     path = home / "outputs/tiny/gaussian/softad/metrics.parquet"
-    rows, fingerprint = store.unpack(path)
+    rows, fingerprint = unpack(path)
     one = (rows["trial"] == 1) & (rows["knob"] == 0.05) & (rows["label_noise"] == 0.1)
     rows.loc[one & (rows["epoch"] == 4), "loss_test"] = 7.25
-    path.write_bytes(store.pack(rows, fingerprint))
+    path.write_bytes(pack(rows, fingerprint))
     sent = tracking.export("tiny")
     assert (sent.logged, sent.found, sent.withdrawn) == (1, 15, 1)
     client, found = runs(home, kind="training")
@@ -217,10 +218,10 @@ def test_figures_and_report_arrive_as_files(home):
 
 def test_a_diverged_training_is_marked(home):
     path = home / "outputs/tiny/gaussian/erm/metrics.parquet"
-    rows, fingerprint = store.unpack(path)
+    rows, fingerprint = unpack(path)
     lost = (rows["trial"] == 0) & (rows["epoch"] == 4) & (rows["label_noise"] == 0.0)
     rows.loc[lost, list(MEASURES)] = float("nan")
-    path.write_bytes(store.pack(rows, fingerprint))
+    path.write_bytes(pack(rows, fingerprint))
     tracking.export("tiny")
     _, (run,) = runs(home, kind="training", diverged="True")
     assert math.isnan(run.data.metrics["loss_test"])
