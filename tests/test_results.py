@@ -144,6 +144,7 @@ def test_flipped_labels_are_folded_away():
         titles = re.findall(r"^#### (.*)$", body, flags=re.M)
         assert len(titles) == 3
         assert all(f", {q} of labels flipped" in title for title in titles)
+        assert "paper" not in body, "its numbers are of clean labels"
         assert not after.strip()
 
 
