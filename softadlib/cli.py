@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -242,7 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbs = {"run": _run, "train": _train, "report": _report, "data": _data, "bench": _bench}
         verbs["audit"] = _audit
         verbs |= {"results": _results, "export": _export}
-        with guard.stopped_by_term():
+        with guard.stopped_by_term(), warnings.catch_warnings():
+            # of loky, which puts another in its place
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             return verbs[args.command](args)
     except UserError as error:
         _say(str(error))
