@@ -107,14 +107,15 @@ def _sweeps(facts: pd.DataFrame) -> str:
     """In words, how much was trained: one clause for all datasets that were trained alike."""
     alike: dict[str, list[str]] = {}
     for dataset, part in facts.groupby("dataset", sort=False):
-        trials = part["trials"].max()
+        trials, noise = part["trials"].max(), part["label_noise"].max()
         words = (
             f"{trials} trial{'s' if trials > 1 else ''}, up to {part['grid'].max()} values per swept method, "
             f"{part['epochs'].max()} epochs, {part['runs'].sum()} runs"
         )
+        words += f" (label noise {noise})" if noise != "0" else ""
         alike.setdefault(words, []).append(dataset)
     return "; ".join(
-        f"{', '.join(names)}: {words}{' each' if len(names) > 1 else ''}"
+        f"{', '.join(names)}: {'each ' if len(names) > 1 else ''}{words}"
         for words, names in alike.items()
     )
 
