@@ -208,7 +208,7 @@ def train_runs(
 
     `save` is given the rows of each lot as it ends, and of a CPU's runs once a minute. A lot for
     which the memory turns out too small is halved. `samples` as `Sweep`'s; `auxiliary.samples`
-    makes them. `place` keeps what a training under way needs to be gone on with. `attrs["resumed"]`
+    makes them. `shelf` keeps what a training under way needs to be gone on with. `attrs["resumed"]`
     of the rows: epochs of runs that were not trained here but gone on from.
     """
     frames, desk = [], Desk(protocol, save, shelf)
