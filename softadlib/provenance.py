@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import os
 import platform
 import subprocess
 from typing import Any
@@ -25,11 +26,16 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def session(made_with: dict[str, str], **facts: Any) -> dict[str, Any]:
-    """One call's part in a result: when, on what, with which versions, and `facts`."""
+    """One call's part in a result: when, on what, with which versions, and `facts`.
+
+    `load` is the machine's load average of the last 15 minutes: above `cores` others were at work.
+    """
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **facts,
         **made_with,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[2], 2) if hasattr(os, "getloadavg") else None,
         "softadlib": __version__,
         "commit": commit(),
     }
