@@ -1,12 +1,30 @@
-"""Soft ascent-descent, flooding and sharpness-aware training for PyTorch."""
+"""Soft ascent-descent, flooding and sharpness-aware training for PyTorch.
 
-from . import functional
-from .bases import DistributionWarning
-from .contrasts import ChiSquareDRO, CVaR, Tilted
-from .losses import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
-from .optimizers import ASAM, FDGR, GNP, SAM
-from .parts import FloodingParts, gathered
-from .threshold import suggest_theta
+The public names are imported on first use, so that `softad --help` does not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import functional
+    from .losses import (
+        ERM,
+        AccumulatedFlooding,
+        AdaFlood,
+        CalibrationWarning,
+        ChiSquareDRO,
+        CVaR,
+        DistributionWarning,
+        Flooding,
+        IFlood,
+        SoftAD,
+        Tilted,
+        cross_entropy_levels,
+        gather_losses,
+    )
+    from .losses.threshold import suggest_theta
+    from .optim import ASAM, FDGR, GNP, SAM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -15,18 +33,36 @@ __all__ = [
     "FDGR",
     "GNP",
     "SAM",
+    "AccumulatedFlooding",
     "AdaFlood",
     "CVaR",
     "CalibrationWarning",
     "ChiSquareDRO",
     "DistributionWarning",
     "Flooding",
-    "FloodingParts",
     "IFlood",
     "SoftAD",
     "Tilted",
     "__version__",
+    "cross_entropy_levels",
     "functional",
-    "gathered",
+    "gather_losses",
     "suggest_theta",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "functional":
+        return importlib.import_module(".functional", __name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    packages = {"suggest_theta": ".losses.threshold"} | dict.fromkeys(
+        ("ASAM", "FDGR", "GNP", "SAM"), ".optim"
+    )
+    value = getattr(importlib.import_module(packages.get(name, ".losses"), __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from . import functional as F
-from .errors import choose
+from softadlib import functional as F
+from softadlib._validation import choose
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from .errors import UserError, choose
+from softadlib._validation import UserError, choose
 
 
 def torchvision() -> ModuleType:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from softadlib.errors import UserError
+from softadlib._validation import UserError
 from softadlib.models import MODELS, build, linear, mlp, mlp1x1000, mlp4x500
-from softadlib.protocol import trial_seeds
+from softadlib.training.protocol import trial_seeds
 
 
 def norm(model):

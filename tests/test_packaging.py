@@ -12,7 +12,7 @@ import tomllib
 
 import pytest
 import yaml
-from homes import REPOSITORY
+from helpers.workspace import REPOSITORY
 
 import softadlib
 

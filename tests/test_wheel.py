@@ -15,7 +15,7 @@ import venv
 from importlib import metadata
 
 import pytest
-from homes import REPOSITORY
+from helpers.workspace import REPOSITORY
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

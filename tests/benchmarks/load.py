@@ -23,9 +23,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from softadlib import selection, store, tables
+from softadlib.analysis import tables
 from softadlib.methods import METHODS
-from softadlib.metrics import MEASURES
+from softadlib.results import reader as store
+from softadlib.results import selection
+from softadlib.results.folder import ResultFolder
+from softadlib.results.schema import MEASURES
+from softadlib.results.table import merge
 
 SHAPES = ("small", "paper", "curves", "ends")
 
@@ -45,7 +49,7 @@ def folder_of(dataset: str, method: str, shape: str, count: int, rng: np.random.
     rows = rows.assign(dataset=dataset, method=method, label_noise=0.0)
     rows[list(MEASURES)] = rng.random((len(rows), len(MEASURES)))
     rows["acc_val"] = rows["acc_val"].round(2)  # so that some are tied, as in 100 points
-    return store.merge([rows]), len(runs)
+    return merge([rows]), len(runs)
 
 
 def build(home: Path, folders: int, count: int, shape: str) -> tuple[int, int]:
@@ -64,7 +68,7 @@ def build(home: Path, folders: int, count: int, shape: str) -> tuple[int, int]:
             "method": method,
             "runs": n,
         }
-        store.Place("many", dataset, method, "f").finish(rows, {**facts, "sessions": []})
+        ResultFolder("many", dataset, method, "f").finish(rows, {**facts, "sessions": []})
         total, runs = total + len(rows), runs + n
     return total, runs
 

@@ -1,0 +1,5 @@
+"""`python -m softadlib` is the `softad` command."""
+
+from softadlib.workbook.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""Where the workbook lies, and files that appear whole or not at all."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from softadlib._validation import UserError
+
+
+def home() -> Path:
+    """The workbook's root: $SOFTAD_HOME, or the nearest folder above that holds params/ and notebooks/."""
+    if named := os.environ.get("SOFTAD_HOME"):
+        if not Path(named).is_dir():
+            raise UserError(
+                f"SOFTAD_HOME is {named!r}, which is not a folder; set it to the repository"
+            )
+        return Path(named).resolve()
+    for start in (Path.cwd(), Path(__file__).resolve().parent):
+        for folder in (start, *start.parents):
+            if (folder / "params").is_dir() and (folder / "notebooks").is_dir():
+                return folder
+    raise UserError(
+        "no params/ and notebooks/ here or above; run inside the repository or set SOFTAD_HOME to it"
+    )
+
+
+def params_dir() -> Path:
+    """Where the profiles are."""
+    return home() / "params"
+
+
+@contextlib.contextmanager
+def os_error_as_user_error(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Put `content` at `path` whole or not at all; folders are made. Raises UserError."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with os_error_as_user_error(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError now rather than after an hour; leaves nothing behind."""
+    nearest = folder
+    while not nearest.exists() and nearest.parent != nearest:
+        nearest = nearest.parent
+    with os_error_as_user_error(folder):
+        if not nearest.is_dir():
+            raise NotADirectoryError(20, f"{nearest} is not a folder")
+        tempfile.TemporaryFile(dir=nearest).close()  # nameless where the system can

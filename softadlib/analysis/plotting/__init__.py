@@ -1,0 +1,1 @@
+"""Pictures from tables of rows; nothing here opens a file."""

@@ -1,0 +1,268 @@
+"""Every picture of the workbook: data in, matplotlib Axes or Figure out. No file is opened here.
+
+Methods keep the registry's colours, labels and order everywhere.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+
+from softadlib._validation import UserError, choose
+from softadlib.functional import LN2
+from softadlib.methods import METHODS
+
+DASHES: dict[str, dict[str, Literal["-", "--"]]] = {
+    "test": {"train": "--", "test": "-"},
+    "train": {"train": "-", "test": "--"},
+}
+"""The part drawn solid → the line style of each part."""
+AXES = {
+    "theta": "θ (nats)",
+    "radius": "radius",
+    "alpha": "α",
+    "strength": "λ",
+    "beta": "β",
+    "divergence": "χ² radius",
+    "t": "t per nat",
+    "gamma": "γ",
+}
+"""Each knob of the registry, as its axis is labelled."""
+PALETTE = {name: method.colour for name, method in METHODS.items()}
+NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
+LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
+
+
+def use_style() -> None:
+    """The one look of all figures; call it once, before the first of them."""
+    rc = {
+        "figure.dpi": 110,
+        "figure.constrained_layout.use": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": "medium",
+        "grid.color": "0.92",
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+    }
+    sns.set_theme(context="notebook", style="ticks", font_scale=0.85, rc=rc)
+
+
+def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
+    """Borders half-way between increasing values, or at their geometric means: (n,) → (n + 1,)."""
+    v = np.log(values) if geometric else np.asarray(values, dtype=float)
+    half = np.diff(v) / 2 if len(v) > 1 else np.array([0.5])
+    edges = np.concatenate([[v[0] - half[0]], v[:-1] + half[: len(v) - 1], [v[-1] + half[-1]]])
+    return np.exp(edges) if geometric else edges
+
+
+def colour_scale(values: Sequence[float], cmap: str) -> ScalarMappable:
+    """One flat colour per value; the palest tenth of the map, hard to see on white, is left out."""
+    colours = plt.get_cmap(cmap)(np.linspace(0, 0.9, len(values)))
+    return ScalarMappable(BoundaryNorm(cell_edges(values), len(values)), ListedColormap(colours))
+
+
+def sweep(
+    ax: Axes,
+    x: np.ndarray,
+    curves: Iterable[np.ndarray],
+    values: Sequence[float],
+    cmap: str,
+    symbol: str | None = None,
+    **line: Any,
+) -> None:
+    """One curve (m,) per value, coloured by it; with `symbol`, a colourbar of at most 10 ticks."""
+    scale = colour_scale(values, cmap)
+    for colour, curve in zip(map(tuple, scale.to_rgba(np.asarray(values))), curves):
+        ax.plot(x, curve, color=colour, **line)
+    if symbol:
+        ticks = values[:: -(-len(values) // 10)]
+        bar = ax.figure.colorbar(scale, ax=ax, ticks=ticks, pad=0.02)
+        bar.ax.set_title(symbol)
+        bar.ax.set_yticklabels([f"{round(tick, 3):g}".replace("-", "−") for tick in ticks])
+        bar.ax.tick_params(which="both", length=0)
+
+
+def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    """Points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
+    cross: dict[str, Any] = {"marker": "x", "color": "xkcd:red orange"}
+    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": "xkcd:ocean blue"}
+    for label, mark in enumerate((cross, ring)):
+        across, up = x[y == label].T
+        ax.scatter(across, up, s=14, linewidths=0.8, label=f"class {label}", **mark)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+
+
+def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> None:
+    """Arrows (n, 2) in data units, all from `start` (2,)."""
+    at = np.broadcast_to(start, np.shape(vectors)).T
+    units: dict[str, Any] = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1}
+    ax.quiver(*at, *np.transpose(vectors), **units | style)
+
+
+def mark_ln2(ax: Axes, label: bool = True) -> None:
+    """A dotted line at θ = ln 2, from where SoftAD's and iFlood's minimiser predicts wrong."""
+    halo = [withStroke(linewidth=3, foreground="white")]  # also seen on dark cells
+    ax.axvline(LN2, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=halo)
+    if label:
+        place: dict[str, Any] = {
+            "xycoords": ax.get_xaxis_transform(),
+            "textcoords": "offset points",
+        }
+        ax.annotate("ln 2", (LN2, 1), (0, 3), ha="center", fontsize="small", **place)
+
+
+def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
+    """Rows σ (geometric), columns θ, ln 2 marked; one row alone is a strip without a σ axis."""
+    sigma = cell_edges(table.index, geometric=True) if len(table) > 1 else [0, 1]
+    mesh = ax.pcolormesh(cell_edges(table.columns), sigma, table, **colours)
+    ax.grid(False)
+    ax.set_yticks([])
+    if len(table) > 1:
+        ax.set(yscale="log", ylabel="σ")
+        _plain_log(ax.yaxis)
+    mark_ln2(ax, label=len(table) == 1)
+    return mesh
+
+
+def _plain_log(axis: Axis, subs: Sequence[float] = (1, 2, 5)) -> None:
+    """0.05, not 5 × 10⁻²."""
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _log_loss(ax: Axes) -> None:
+    if not np.isfinite(ax.dataLim.minposy):
+        return  # nothing above zero to show
+    ax.set_yscale("log")
+    low, high = max(ax.get_ylim()[0], LOSS_FLOOR), ax.get_ylim()[1]
+    ax.set_ylim(low, max(high, 2 * low))
+    _plain_log(ax.yaxis, (1, 2, 5) if high < 100 * low else (1,))
+
+
+def _in_order(rows: pd.DataFrame) -> list[str]:
+    """The methods of `rows`, as the registry has them."""
+    for name in rows["method"].unique():
+        choose("method", name, METHODS)
+    return [name for name in METHODS if (rows["method"] == name).any()]
+
+
+def _checked(rows: pd.DataFrame, *key: str) -> tuple[pd.DataFrame, list[str]]:
+    """Rows of one study and its methods; `key` must name a row, or means would mislead."""
+    if rows.empty:
+        raise UserError("there are no rows to draw")
+    for column in {"dataset", "label_noise"} & set(rows):
+        held = rows[column].unique()
+        if len(held) > 1:
+            raise UserError(f"rows hold {column} {', '.join(map(str, held))}; draw one at a time")
+    if rows.duplicated(list(key)).any():
+        raise UserError(f"several rows share {', '.join(key)}; pass one run of each")
+    return rows.replace([np.inf, -np.inf], np.nan), _in_order(rows)
+
+
+def legend_handles(rows: pd.DataFrame, solid: str | None = None) -> list[Line2D]:
+    """The methods of `rows`, with how many runs diverged, and the line styles if `solid` is given."""
+    handles, ends = [], rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
+    for name in _in_order(rows):
+        lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
+        note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
+        handles.append(Line2D([], [], color=PALETTE[name], label=METHODS[name].label + note))
+    dashes = DASHES[solid].items() if solid else ()
+    return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in dashes]
+
+
+def trajectories(
+    rows: pd.DataFrame,
+    measure: str,
+    *,
+    ax: Axes | None = None,
+    solid: str = "test",
+    log: bool = False,
+    legend: bool = True,
+) -> Axes:
+    """Mean over trials against epoch, a line per method: measure "loss", "acc" or "model_norm".
+
+    `rows`: columns `metrics.COLUMNS`, one dataset, one label noise, one run per method and trial.
+    Loss and accuracy are drawn on train and test; `solid` names the one not dashed. `log` gives the
+    loss a logarithmic axis, down to `LOSS_FLOOR`: it alone shows a training loss of 1e-3 beside a
+    test loss that runs away. Values that are not finite are left out of the means, and counted in
+    the legend. Raises UserError for rows or arguments other than these.
+    """
+    choose("measure", measure, NAMES)
+    choose("solid", solid, DASHES)
+    rows, methods = _checked(rows, "method", "trial", "epoch")
+    ax = plt.gca() if ax is None else ax
+    parts = {"": "-"} if measure == "model_norm" else DASHES[solid]
+    dots = {"-": "o", "--": "X"} if rows["epoch"].nunique() == 1 else {}  # a point makes no line
+    hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
+    for part, dash in parts.items():
+        style = {"linestyle": dash, "marker": dots.get(dash), "errorbar": None}
+        sns.lineplot(rows, x="epoch", y=f"{measure}_{part}".strip("_"), ax=ax, **hue, **style)
+    mean = f" (mean of {n} trials)" if (n := rows["trial"].nunique()) > 1 else ""
+    ax.set(xlabel="epoch" + mean, ylabel=NAMES[measure])
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if log and measure == "loss":
+        _log_loss(ax)
+    if legend:
+        ax.legend(handles=legend_handles(rows, solid if len(parts) > 1 else None), fontsize="small")
+    return ax
+
+
+def trajectory_panels(rows: pd.DataFrame, *, solid: str = "test", log_loss: bool = True) -> Figure:
+    """Loss, accuracy and model norm side by side, as `trajectories` draws them, one legend above."""
+    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.3))
+    for ax, measure in zip(axes, NAMES):
+        trajectories(rows, measure, ax=ax, solid=solid, log=log_loss, legend=False)
+    handles = legend_handles(rows, solid)
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig
+
+
+def knob_curves(rows_final: pd.DataFrame) -> Figure:
+    """Test accuracy and loss against the knob, last epoch of all runs: mean, band from min to max.
+
+    Methods that share a knob share a column; that of θ has ln 2 marked, the others are logarithmic
+    where no value is 0. ERM, which
+    has no knob, is a level dashed line. `rows_final` and the loss axis as in `trajectories`.
+    """
+    rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
+    rows = rows[rows["epoch"] == rows["epoch"].max()]
+    symbol = rows["method"].map({name: method.knob for name, method in METHODS.items()})
+    knobs = [knob for knob in AXES if (symbol == knob).any()] or ["theta"]
+    grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
+    hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
+    dots = {"marker": "o", "markersize": 3, "markeredgewidth": 0}
+    for (i, j), ax in np.ndenumerate(axes):
+        column, mine = ("acc_test", "loss_test")[i], rows[symbol == knobs[j]]
+        if len(mine):
+            sns.lineplot(mine, x="knob", y=column, errorbar=("pi", 100), ax=ax, **hue, **dots)
+        for name, level in rows[symbol.isna()].groupby("method")[column].mean().items():
+            ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
+        ax.set(xlabel=AXES[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
+        if knobs[j] == "theta":
+            mark_ln2(ax, label=i == 0)
+        elif (mine["knob"] > 0).all():
+            ax.set_xscale("log")
+            _plain_log(ax.xaxis)
+    _log_loss(axes[1, 0])
+    handles = legend_handles(rows)
+    for handle, name in zip(handles, methods):
+        handle.set_linestyle("-" if METHODS[name].knob else "--")
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig

@@ -1,0 +1,148 @@
+"""Data of all trials on one device: a pool of samples and, per trial, which ones are whose."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softadlib._validation import UserError
+from softadlib.data.images import Images
+from softadlib.data.synthetic import SYNTHETIC
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A pool `x` (N, …), `y` (N,) and index tensors `train`, `val`, `test`, one row a trial (T, n).
+
+    Trials that share samples share their bytes, and uint8 inputs stay uint8: `inputs` makes floats
+    of a batch, each part scaled to [0, 1] by its own least and greatest value. Raises UserError for
+    NaN or infinite inputs, labels outside 0 … classes−1, and parts that are empty.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    classes: int
+    dtype: torch.dtype = torch.float32
+    """Of what `inputs` returns."""
+
+    def __post_init__(self):
+        if self.x.is_floating_point() and not torch.isfinite(self.x).all():
+            bad = (~torch.isfinite(self.x.flatten(1))).any(1).nonzero().flatten()
+            raise UserError(
+                f"the data hold NaN or infinity in {len(bad)} of {len(self.x)} samples, "
+                f"first at sample {bad[0].item()}; remove or repair them"
+            )
+        if len(self.x) != len(self.y):
+            raise UserError(
+                f"{len(self.x)} samples but {len(self.y)} labels; every sample needs one"
+            )
+        if len(self.y) and not 0 <= self.y.min() <= self.y.max() < self.classes:
+            raise UserError(
+                f"labels run from {self.y.min().item()} to {self.y.max().item()}; "
+                f"they must lie in 0 to {self.classes - 1}"
+            )
+        for part in PARTS:
+            if getattr(self, part).shape[1] == 0:
+                raise UserError(f"the {part} part is empty; give it at least one sample")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @functools.cached_property
+    def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Least value and spread of uint8 inputs, per part (T,): what [0, 1] is scaled from.
+
+        Min and max of a part, as the paper's code takes them; on the real sets 0 and 255 in every
+        part. Found in chunks, so that no copy of a part is made.
+        """
+        out = {}
+        for part in PARTS:
+            rows = []
+            for index in getattr(self, part):
+                ends = [torch.stack(torch.aminmax(self.x[some])) for some in index.split(5000)]
+                low, high = torch.stack(ends).unbind(1)
+                rows.append(torch.stack([low.min(), high.max()]))
+            low, high = torch.stack(rows).to(self.dtype).unbind(1)
+            out[part] = (low, (high - low).clamp(min=1))
+        return out
+
+    def inputs(self, x: Tensor, part: str, trial: Tensor | int) -> Tensor:
+        """What the network sees of raw inputs `x` ((n, …), or (R, n, …) with `trial` (R,))."""
+        if x.is_floating_point():
+            return x
+        low, spread = (v[trial] for v in self.ranges[part])
+        if isinstance(trial, Tensor) and trial.ndim:
+            low, spread = (v.view(-1, *[1] * (x.ndim - 1)) for v in (low, spread))
+        return (x.to(self.dtype) - low) / spread
+
+    def part(self, name: str, trial: int = 0) -> tuple[Tensor, Tensor]:
+        """Raw (x, y) of one part of one trial."""
+        index = getattr(self, name)[trial]
+        return self.x[index], self.y[index]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Splits":
+        """The same data on `device`; floating inputs, and what `inputs` returns, as `dtype`."""
+        x = self.x.to(device, dtype if self.x.is_floating_point() else None)
+        rest = (self.y, self.train, self.val, self.test)
+        y, train, val, test = (t.to(device) for t in rest)
+        return Splits(x, y, train, val, test, self.classes, dtype)
+
+
+def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], classes: int) -> Splits:
+    """Splits of trials that each bring their own arrays: [{"train": (x, y), "val": …, "test": …}]."""
+    index: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
+    x, y, start = [], [], 0
+    for trial in trials:
+        for part in PARTS:
+            x.append(trial[part][0])
+            y.append(trial[part][1])
+            index[part].append(np.arange(start, start + len(y[-1])))
+            start += len(y[-1])
+    train, val, test = (torch.from_numpy(np.stack(index[part])) for part in PARTS)
+    inputs, labels = (torch.from_numpy(np.concatenate(v)) for v in (x, y))
+    return Splits(inputs, labels, train, val, test, classes)
+
+
+def synthetic_splits(
+    name: str, seeds: Sequence[int], label_noise: float, sizes: Sequence[int]
+) -> Splits:
+    """One trial per seed: train, val, test of `sizes`, in that order, from `default_rng(seed)`."""
+    make, trials = SYNTHETIC[name], []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        trials.append({part: make(n, label_noise, rng) for part, n in zip(PARTS, sizes)})
+    return from_arrays(trials, classes=2)
+
+
+def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> Splits:
+    """Trials that share one pool: a shuffled 80/20 split of the training part each, and the test part.
+
+    The shuffle is `default_rng(seed).shuffle(arange(n))`, as in the authors' code. `sizes` cut
+    train, val and test to their first samples; 0 keeps a part whole.
+    """
+    n, m = len(images.y_train), len(images.y_test)
+    index: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
+    for seed in seeds:
+        order = np.arange(n)
+        np.random.default_rng(seed).shuffle(order)
+        cut = int(0.8 * n)
+        for part, rows, size in zip(PARTS, (order[:cut], order[cut:], n + np.arange(m)), sizes):
+            if size > len(rows):
+                raise UserError(
+                    f"n_{part} is {size}, but that part has {len(rows)} samples; give 0 for all"
+                )
+            index[part].append(rows[: size or None])
+    y = np.concatenate([images.y_train, images.y_test]).astype(np.int64)
+    train, val, test = (torch.from_numpy(np.stack(index[part])) for part in PARTS)
+    x = torch.from_numpy(images.pool)
+    return Splits(x, torch.from_numpy(y), train, val, test, images.classes)

@@ -1,0 +1,103 @@
+"""Every registered method on the same small sets: what comes out and what a step costs."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from softadlib import _workspace
+from softadlib.methods import METHODS, PAPER, method_of
+from softadlib.results import selection
+from softadlib.results.table import merge
+from softadlib.training import heldout, profiles
+from softadlib.training.device import numerics, pick_device
+from softadlib.training.inputs import load_splits
+from softadlib.training.protocol import Protocol
+from softadlib.training.trainer import Trainer, train_runs
+
+COMPARED = tuple(name for name in PAPER if name != "iflood")
+"""The methods of the paper's first table."""
+MEASURED = {
+    "gap": "gap (nats)",
+    "loss_test": "test loss (nats)",
+    "acc_test": "test accuracy",
+    "model_norm": "model norm",
+}
+"""What is compared, and how its axis is labelled."""
+
+
+def protocols(
+    profile: str, datasets: Sequence[str], grids: Mapping[str, Sequence[float]], **changes: Any
+) -> list[Protocol]:
+    """A profile's protocol of each dataset, for other methods and with other `changes`."""
+    changes = {"grids": dict(grids), **changes}
+    return [profiles.load(profile, name, _workspace.params_dir(), changes) for name in datasets]
+
+
+def train_all(protocol: Protocol) -> pd.DataFrame:
+    """Every run of every method of a protocol, at the last epoch; nothing is written."""
+    frames = []
+    for name in protocol.methods:
+        for noise in protocol.label_noise:
+            runs = [r for r in protocol.runs(name) if r.label_noise == noise]
+            samples = heldout.samples(protocol, runs)
+            frames.append(train_runs(protocol, runs, {protocol.epochs}, samples=samples))
+    return merge(frames)
+
+
+def chosen(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
+    """The selected run of every trial, with its `gap`: test minus train cross-entropy, in nats."""
+    runs = selection.select(rows, ties)
+    return runs.assign(gap=runs["loss_test"] - runs["loss_train"])
+
+
+def compared(protocol: Protocol, runs: pd.DataFrame) -> pd.DataFrame:
+    """Means over the trials of `chosen` runs, one line a method, and its gradients per step."""
+    means = runs[runs["dataset"] == protocol.dataset].groupby("method")[["knob", *MEASURED]].mean()
+    means = means.reindex(list(protocol.methods))
+    return means.assign(gradients=[method_of(protocol, m).gradients for m in protocol.methods])
+
+
+def epoch_costs(protocol: Protocol, epochs: int = 3, rounds: int = 3) -> pd.Series:
+    """Seconds of one run's epoch ÷ ERM's, per method: the shortest of `rounds` taken in turns.
+
+    AdaFlood's auxiliary models are not counted: they are trained once for all values of γ.
+    """
+    seconds = {name: np.inf for name in protocol.methods}
+    recipe = dataclasses.replace(protocol.recipe, epochs=epochs)
+    splits = load_splits(protocol, protocol.label_noise[0])
+    with numerics(pick_device(protocol.device), protocol.precision):
+        sweeps = {}
+        for name in seconds:
+            samples = {k: torch.full(splits.train.shape, 0.1) for k in METHODS[name].samples}
+            sweeps[name] = Trainer(protocol, protocol.runs(name)[:1], splits, samples)
+        for _ in range(rounds):
+            for name, sweep in sweeps.items():
+                engine = sweep.engine(sweep.runs)
+                started = time.perf_counter()
+                engine.train(recipe, protocol.seeds, ())
+                seconds[name] = min(seconds[name], time.perf_counter() - started)
+    return pd.Series(seconds) / seconds["erm"]
+
+
+def verdicts(tables: Mapping[str, pd.DataFrame], points: float = 0.01) -> pd.DataFrame:
+    """What the paper says of SoftAD, and of its rivals' cost, on each dataset's `compared`: yes or no."""
+    found = {}
+    for dataset, table in tables.items():
+        four, ours, erm = table.reindex(list(COMPARED)), table.loc["softad"], table.loc["erm"]
+        found[dataset] = {
+            "SoftAD's gap is the smallest of the paper's four": four["gap"].idxmin() == "softad",
+            "SoftAD's gap is the smallest of all methods": table["gap"].idxmin() == "softad",
+            "ERM's gap is the largest of the paper's four": four["gap"].idxmax() == "erm",
+            f"SoftAD's accuracy is within {100 * points:g} point of ERM's": ours["acc_test"]
+            >= erm["acc_test"] - points,
+            "SoftAD's test loss is below ERM's": ours["loss_test"] < erm["loss_test"],
+            "SoftAD's model norm is below ERM's": ours["model_norm"] < erm["model_norm"],
+            "SoftAD takes as many gradients as ERM": ours["gradients"] == erm["gradients"],
+            "SAM takes twice as many": table.loc["sam", "gradients"] == 2 * erm["gradients"],
+        }
+    return pd.DataFrame(found).map(lambda yes: "yes" if yes else "no")

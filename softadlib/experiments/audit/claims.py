@@ -1,0 +1,181 @@
+"""The paper's claims against stored rows: paired over trials, under both tie rules, with a verdict and its n."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from softadlib._validation import UserError
+from softadlib.analysis.statistics import bootstrap, permutation_test, sign_test
+from softadlib.experiments.audit.controls import BY_LOSS, BY_LR
+from softadlib.methods import METHODS
+from softadlib.results.selection import TIES, final, select
+
+MATCHED = "erm × |φ|"
+"""ERM with lr × mean |φ| of the SoftAD run that it stands beside."""
+PAPER = ("erm", "flooding", "sam")
+"""Whom the paper's claims compare SoftAD with; its appendix has iFlood too."""
+OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
+CASE = ["dataset", "label_noise"]
+KEY = ["claim", "ties", "label_noise"]
+LEVEL, RESAMPLES = 0.05, 2000
+
+
+@dataclass(frozen=True)
+class Claim:
+    """SoftAD's `measure` is below (or above) that of each of `against`, on every dataset."""
+
+    name: str
+    measure: str
+    below: bool
+    against: tuple[str, ...]
+
+
+def _claims() -> Iterator[Claim]:
+    yield Claim("larger θ", "knob", False, ("flooding",))
+    for name, measure in (("gap", "gap"), ("norm", "model_norm"), ("test loss", "loss_test")):
+        yield Claim(f"smallest {name}", measure, True, PAPER)
+        yield Claim(f"smaller {name} than iFlood", measure, True, ("iflood",))
+        yield Claim(f"smaller {name} at a matched step", measure, True, (MATCHED,))
+
+
+CLAIMS = {claim.name: claim for claim in _claims()}
+"""The paper's on θ, gap and norm, what gap leaves out, and each against iFlood and a control of equal step."""
+
+
+def label(method: str) -> str:
+    """As it is written in tables and figures."""
+    return METHODS[method].label if method in METHODS else "ERM, step matched"
+
+
+def contenders(rows: pd.DataFrame, controls: pd.DataFrame, ties: str) -> pd.DataFrame:
+    """The selected run of every method and trial, SoftAD's matched control as method `MATCHED`; with `gap`."""
+    chosen = select(rows, ties)
+    soft = chosen.loc[chosen["method"] == "softad", [*CASE, "trial", "knob"]]
+    beside = controls[controls["control"] == BY_LR].merge(soft, on=list(soft.columns))
+    found = pd.concat([chosen, beside.assign(method=MATCHED)]) if len(beside) else chosen
+    return found.assign(gap=found["loss_test"] - found["loss_train"]).reset_index(drop=True)
+
+
+def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
+    """SoftAD minus each rival, trial by trial: a line per dataset, label noise and rival.
+
+    `mean` with its 95 % bootstrap interval `low`, `high` (NaN for one trial); trials `above`, `equal`,
+    `below` zero; exact two-sided p of the sign test and of the permutation test; `finds`: "yes" or
+    "no" where the latter is at most 0.05, by the side the mean is on, "open" elsewhere; `n` trials.
+    """
+    lines = []
+    for case, part in chosen.groupby(CASE, sort=False):
+        wide = part.pivot(index="trial", columns="method", values=claim.measure)
+        for other in claim.against:
+            if not {"softad", other} <= set(wide):
+                continue
+            d = (wide["softad"] - wide[other]).dropna().to_numpy()
+            if not len(d):
+                continue
+            low, high, p = np.nan, np.nan, 1.0  # of one trial: both signs of it are as far
+            if len(d) > 1:
+                low, high = bootstrap(d, seed=seed, repeats=RESAMPLES)[1:]
+                p = permutation_test(d, seed=seed)
+            signs = sign_test(d)
+            with_it = d.mean() < 0 if claim.below else d.mean() > 0
+            finds = ("yes" if with_it else "no") if p <= LEVEL else "open"
+            facts = {"against": other, "mean": d.mean(), "low": low, "high": high}
+            facts |= {"above": signs.above, "equal": signs.equal, "below": signs.below}
+            facts |= {"p sign": signs.p, "p perm": p, "as claimed": with_it, "finds": finds}
+            lines.append({**dict(zip(CASE, case)), **facts, "n": len(d)})
+    return pd.DataFrame(lines)
+
+
+def holm(p: object) -> np.ndarray:
+    """Holm's adjusted p of a family, (m,) → (m,): the chance of any false rejection is kept."""
+    p = np.asarray(p, dtype=float)
+    order = np.argsort(p)
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted
+
+
+def verdict(found: pd.DataFrame) -> str:
+    """What a family of comparisons, as `compare` gives them, says of a claim of all of them.
+
+    "holds": every one is found as claimed, p ≤ 0.05 each (then all of them are, at that level).
+    "fails": some one is found the other way, p ≤ 0.05 after Holm's correction for all of them.
+    "not decidable": too few trials for either, whatever they had shown. Else "not shown".
+    """
+    if found.empty:
+        return "no rows"
+    against = (holm(found["p perm"]) <= LEVEL) & ~found["as claimed"]
+    if against.any():
+        return "fails"
+    if (found["finds"] == "yes").all():
+        return "holds"
+    return "not shown" if 2.0 ** (1 - found["n"].min()) <= LEVEL else "not decidable"
+
+
+def comparisons(
+    rows: pd.DataFrame, controls: pd.DataFrame, claims: Mapping[str, Claim] = CLAIMS, seed: int = 0
+) -> pd.DataFrame:
+    """`compare` of every claim under both tie rules, told apart by the columns `claim` and `ties`."""
+    tables = []
+    for ties in TIES:
+        chosen = contenders(rows, controls, ties)
+        tables += [
+            compare(chosen, c, seed).assign(claim=c.name, ties=ties) for c in claims.values()
+        ]
+    found = [t for t in tables if len(t) and "n" in t]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=KEY)
+
+
+def verdicts(found: pd.DataFrame) -> pd.DataFrame:
+    """A line per claim, tie rule and label noise: how many comparisons, what they find, the verdict, n."""
+    lines = []
+    for key, part in found.groupby(KEY, sort=False):
+        counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
+        share = f"{part['as claimed'].sum()} of {len(part)}"
+        facts = {"as claimed": share, "verdict": verdict(part), "n": int(part["n"].min())}
+        lines.append({**dict(zip(KEY, key)), **counts, **facts})
+    order = {name: i for i, name in enumerate(CLAIMS)}
+    table = pd.DataFrame(lines, columns=None if lines else KEY)
+    by = table["claim"].map(lambda name: order.get(name, len(order)))
+    return table.loc[by.sort_values(kind="stable").index].reset_index(drop=True)
+
+
+def scaling(
+    rows: pd.DataFrame, controls: pd.DataFrame, measure: str = "model_norm"
+) -> pd.DataFrame:
+    """Mean absolute differences over trials between ERM, ERM with loss × c and ERM with lr × c.
+
+    c is mean |φ| of the SoftAD run beside; a line per dataset, with n, and c's mean.
+    """
+    ends = final(rows)
+    erm = ends.loc[ends["method"] == "erm", [*CASE, "trial", measure]]
+    key = [*CASE, "trial", "knob"]
+    by = {c: controls[controls["control"] == c].set_index(key) for c in (BY_LR, BY_LOSS)}
+    both = pd.DataFrame({c: t[measure] for c, t in by.items()} | {"c": by[BY_LR]["factor"]})
+    both = both.reset_index().merge(erm, on=[*CASE, "trial"])
+    table = pd.DataFrame(
+        {
+            "dataset": both["dataset"],
+            "c": both["c"],
+            "loss × c − ERM": (both[BY_LOSS] - both[measure]).abs(),
+            "lr × c − ERM": (both[BY_LR] - both[measure]).abs(),
+            "loss × c − lr × c": (both[BY_LOSS] - both[BY_LR]).abs(),
+        }
+    )
+    groups = table.groupby("dataset")
+    return groups.mean().assign(n=groups.size())
+
+
+def overhead(bench: Mapping[str, Any], method: str = "softad") -> pd.DataFrame:
+    """Gradients and time of a training step of `method` and its rivals, as `softad bench` measured them."""
+    steps = pd.DataFrame(bench["methods"], columns=["method", "gradients", "step_s", "over_erm"])
+    if method not in set(steps["method"]):
+        raise UserError(
+            f"this benchmark has no steps of {method}; softad bench --json FILE makes them"
+        )
+    steps = steps.set_index("method")
+    return steps.loc[[m for m in (*OTHERS, method) if m in steps.index]]

@@ -1,0 +1,232 @@
+"""What a selected SoftAD run did to its gradient, and ERM trained with as much less of a step.
+
+SoftAD weighs every sample's gradient by |φ| < 1, so at equal lr it takes shorter steps than ERM. Here
+the run is trained once more with its weights watched, then ERM with lr × mean |φ| and, for comparison,
+with loss × mean |φ|. One table a dataset, outputs/<profile>/<dataset>/controls.parquet.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from softadlib import _workspace
+from softadlib._validation import UserError, choose
+from softadlib.data.splits import Splits
+from softadlib.functional import WEIGHTS
+from softadlib.methods import METHODS
+from softadlib.results import reader as store
+from softadlib.results import selection
+from softadlib.results import table as rows
+from softadlib.results.folder import profile_dir, read_provenance
+from softadlib.results.schema import COLUMNS, MEASURES, RUN_KEY
+from softadlib.results.selection import TIES
+from softadlib.training.device import numerics, pick_device
+from softadlib.training.inputs import load_splits
+from softadlib.training.protocol import Protocol, Run
+from softadlib.training.trainer import Trainer
+
+WATCHED, BY_LR, BY_LOSS = "watched", "lr", "loss"
+"""Kinds of control: the run itself, ERM with lr × factor, ERM with loss × factor."""
+ALONG = ("weight", "ascent", "ascent_weight")
+"""Of an epoch: mean |w| over samples, the share with w < 0, mean |w| of those (NaN for none)."""
+TABLE = (*COLUMNS[:3], "label_noise", *COLUMNS[3:5], "control", "factor", *ALONG, *COLUMNS[5:])
+
+
+class WeightRecorder:
+    """An objective that adds up w = n·∂/∂ℓᵢ of every batch it sees; no number of the run changes."""
+
+    def __init__(self, objective: Callable[..., Tensor]):
+        self.objective = objective
+        self.epochs: list[dict[str, float]] = []
+        self._sums = [0.0] * 4
+
+    def weights(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+        """The objective's own, (n,) → (n,), having added them up."""
+        w = WEIGHTS[self.objective](losses, knob, **settings)
+        below = w < 0
+        found = torch.stack([w.abs().sum(), below.sum(), w.abs()[below].sum()]).tolist()
+        self._sums = [a + b for a, b in zip(self._sums, [len(w), *found])]
+        return w
+
+    def __call__(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+        self.weights(losses.detach(), knob, **settings)
+        return self.objective(losses, knob, **settings)
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Meanwhile engines that take gradients in closed form take this one's so too."""
+        WEIGHTS[self] = self.weights
+        try:
+            yield
+        finally:
+            del WEIGHTS[self]
+
+    def tick(self, runs: int) -> None:
+        """The end of an epoch, if it had steps."""
+        n, size, below, size_below = self._sums
+        if n:
+            means = (size / n, below / n, size_below / below if below else math.nan)
+            self.epochs.append(dict(zip(ALONG, means)))
+        self._sums = [0.0] * 4
+
+
+def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) -> pd.DataFrame:
+    """Train one run again, alone and on the CPU: a row per epoch with `ALONG`, the last one measured.
+
+    For methods whose gradient is a weighing of the samples: ERM, Flooding, iFlood, SoftAD.
+    """
+    known = [m.name for m in METHODS.values() if m.objective in WEIGHTS and m.gradients == 1]
+    choose("method", run.method, known)
+    watch = WeightRecorder(METHODS[run.method].objective)
+    with watch.known():
+        ends = _trained(protocol, run, watch, splits, watch.tick)
+    along = pd.DataFrame(watch.epochs).assign(epoch=range(1, protocol.epochs + 1))
+    facts = ends[["dataset", "method", *RUN_KEY]].iloc[0].to_dict()
+    measured = ends[["epoch", *MEASURES]]
+    return along.assign(**facts, control=WATCHED, factor=1.0).merge(measured, "left", on="epoch")
+
+
+def scaled(losses: Tensor, knob: object = None, *, factor: float) -> Tensor:
+    """factor · mean ℓ, (n,) → ()."""
+    return factor * losses.mean()
+
+
+def train_matched_erm(
+    protocol: Protocol, run: Run, factor: float, control: str = BY_LR, splits: Splits | None = None
+) -> pd.DataFrame:
+    """ERM on the run's trial with lr × `factor`, or with loss × `factor`; the last epoch's row.
+
+    `knob` is the run's, so that the row can be put beside it. Under Adam only the former shortens
+    the steps; under SGD without weight decay both are the same.
+    """
+    choose("control", control, (BY_LR, BY_LOSS))
+    objective = METHODS["erm"].objective
+    if control == BY_LR:
+        protocol = dataclasses.replace(protocol, lr=protocol.lr * factor)
+    else:
+        objective = functools.partial(scaled, factor=factor)
+    erm = dataclasses.replace(run, method="erm", knob=math.nan)
+    ends = _trained(protocol, erm, objective, splits)
+    return ends.assign(knob=run.knob, control=control, factor=factor)
+
+
+def _trained(
+    protocol: Protocol,
+    run: Run,
+    objective: Callable,
+    splits: Splits | None,
+    tick: Callable[[int], None] = lambda runs: None,
+) -> pd.DataFrame:
+    protocol = dataclasses.replace(protocol, device="cpu")
+    with numerics(pick_device("cpu"), protocol.precision):
+        sweep = Trainer(protocol, [run], splits)
+        sweep.method = dataclasses.replace(sweep.method, objective=objective)
+        return sweep.rows([run], "stack", {protocol.epochs}, tick)
+
+
+def unit(protocol: Protocol, run: Run) -> pd.DataFrame:
+    """All controls of one selected run."""
+    splits = load_splits(protocol, run.label_noise)
+    watched = weights_along(protocol, run, splits)
+    factor = float(watched["weight"].mean())
+    both = [
+        train_matched_erm(protocol, run, factor, control, splits) for control in (BY_LR, BY_LOSS)
+    ]
+    return pd.concat([t.reindex(columns=TABLE) for t in (watched, *both)], ignore_index=True)
+
+
+def selected(found: pd.DataFrame, method: str = "softad") -> list[Run]:
+    """The runs of `method` that either tie rule selects, each once."""
+    mine = found[found["method"] == method]
+    chosen = pd.concat([selection.select(mine, ties) for ties in TIES])
+    keys = chosen[RUN_KEY].drop_duplicates().sort_values(RUN_KEY)
+    return [Run(method, q, int(t), v) for q, t, v in keys.itertuples(index=False)]
+
+
+def path_of(profile: str, dataset: str) -> Path:
+    """Where the controls of a dataset are."""
+    return profile_dir(profile) / dataset / "controls.parquet"
+
+
+def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Protocol, Run]]:
+    """The selected SoftAD runs of a profile's finished sweeps whose controls are not there yet.
+
+    Raises UserError where there is no such sweep, or one that other code made.
+    """
+    have = [p.parent.name for p in store.places(profile) if p.name == "softad"]
+    if not have:
+        raise UserError(
+            f"outputs/{profile} holds no finished SoftAD sweep; softad train {profile} makes them"
+        )
+    for dataset in datasets or ():
+        choose("dataset", dataset, have)
+    todo = []
+    for dataset in datasets or have:
+        protocol = _protocol(profile, dataset)
+        kept = _kept(protocol)
+        done = set(kept[RUN_KEY].itertuples(index=False, name=None))
+        runs = selected(store.read(profile, dataset))
+        todo += [(protocol, r) for r in runs if (r.label_noise, r.trial, r.knob) not in done]
+    return todo
+
+
+def make(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Run]:
+    """Train what `plan` gives and keep it, a run at a time: what was cut short goes on from there."""
+    from joblib import Parallel, delayed
+
+    work = (delayed(_unit)(i, *one) for i, one in enumerate(todo))
+    for i, found in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+        protocol, run = todo[i]
+        before = _kept(protocol)
+        kept = pd.concat([before, found], ignore_index=True) if len(before) else found
+        kept = kept.sort_values([*RUN_KEY, "control", "epoch"], ignore_index=True)
+        content = rows.pack(kept, protocol.fingerprint())
+        _workspace.write(path_of(protocol.profile, protocol.dataset), content)
+        yield run
+
+
+def _unit(i: int, protocol: Protocol, run: Run) -> tuple[int, pd.DataFrame]:
+    return i, unit(protocol, run)
+
+
+def _protocol(profile: str, dataset: str) -> Protocol:
+    """The protocol that made the stored sweep."""
+    place = profile_dir(profile) / dataset / "softad"
+    facts = read_provenance(place / "provenance.json")
+    protocol = Protocol.from_dict(facts["protocol"])
+    if protocol.fingerprint() != facts["fingerprint"]:
+        raise UserError(
+            f"{place} was made by other code than this; softad train {profile} makes it again"
+        )
+    return protocol
+
+
+def _kept(protocol: Protocol) -> pd.DataFrame:
+    path = path_of(protocol.profile, protocol.dataset)
+    if path.exists():
+        found, fingerprint = _read(path)
+        if fingerprint == protocol.fingerprint():
+            return found
+    return pd.DataFrame(columns=TABLE)
+
+
+def _read(path: Path) -> tuple[pd.DataFrame, str]:
+    """A table and the fingerprint of the protocol that made it; UserError for a broken file."""
+    mend = f"delete it, and softad audit {path.parent.parent.name} makes it again"
+    found, fingerprint = rows.table_of(path, TABLE, mend)
+    return found.select(list(TABLE)).to_pandas(), fingerprint
+
+
+def read(profile: str) -> pd.DataFrame:
+    """The controls of all datasets of a profile, columns `TABLE`; where there are none, no rows."""
+    paths = sorted(profile_dir(profile).glob("*/controls.parquet"))
+    found = [_read(path)[0] for path in paths]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=TABLE)

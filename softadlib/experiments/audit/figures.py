@@ -1,0 +1,115 @@
+"""Pictures of the audit: comparisons as intervals, weights along a run. No file is opened here."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from softadlib.analysis.tables import COLUMNS
+from softadlib.experiments.audit.claims import label
+from softadlib.experiments.audit.controls import WATCHED
+
+RULES = {"largest": ("xkcd:pinkish red", "o"), "smallest": ("xkcd:bright blue", "s")}
+"""Colour and marker of each tie rule."""
+DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+"""Of the label noises, least first."""
+ALONG = {
+    "weight": "mean |w|",
+    "ascent": "share with ℓ < θ",
+    "ascent_weight": "mean |w| of those",
+}
+
+
+def intervals(
+    tables: Mapping[str, pd.DataFrame], claim: str, unit: str, order: Sequence[str]
+) -> Figure:
+    """SoftAD minus each rival with its 95 % bootstrap interval: a column per dataset, a row per label noise.
+
+    `tables`: tie rule → `audit.compare`. A hollow mark is an interval on both sides of zero.
+    """
+    every = pd.concat(tables.values())
+    datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
+    rivals = [r for r in order if (every["against"] == r).any()]
+    width, height = min(2.7 * len(datasets) + 0.8, 13), 0.42 * len(rivals) + 0.9
+    size = (max(width, 4), height * len(noises) + 0.7)
+    grid: dict[str, Any] = {"figsize": size, "sharey": True, "squeeze": False}
+    fig, axes = plt.subplots(len(noises), len(datasets), **grid)
+    for (i, j), ax in np.ndenumerate(axes):
+        here = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
+        if here.empty:
+            ax.set_axis_off()
+            continue
+        for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
+            _marks(ax, table.loc[table.index.isin(here.index)], rivals, shift, *RULES[rule])
+        ax.axvline(0, color="0.3", linewidth=1)
+        ax.set_title(datasets[j] + (f", {noises[i]:.0%} flipped" if noises[i] else ""))
+        ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
+        ax.set_ylim(len(rivals) - 0.5, -0.5)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    name = f"SoftAD − rival, {claim} ({unit})" if unit else f"SoftAD − rival, {claim}"
+    fig.supxlabel(name, fontsize="medium")
+    handles = [
+        Line2D([], [], color=colour, marker=mark, label=f"ties to the {rule}")
+        for rule, (colour, mark) in RULES.items()
+    ]
+    fig.legend(handles=handles, loc="outside upper center", ncols=2, fontsize="small")
+    return fig
+
+
+def _datasets(rows: pd.DataFrame) -> list[str]:
+    """Those of `rows`, the paper's first and in its order."""
+    have = list(rows["dataset"].unique())
+    return [d for d in COLUMNS if d in have] + sorted(set(have) - set(COLUMNS))
+
+
+def _marks(
+    ax: Axes, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour: str, mark: str
+) -> None:
+    part = part.set_index("against")
+    for place, rival in enumerate(rivals):
+        if rival not in part.index:
+            continue
+        line = part.loc[rival]
+        ax.plot([line["low"], line["high"]], [place + shift] * 2, color=colour, linewidth=1.8)
+        inside = line["low"] <= 0 <= line["high"] or np.isnan(line["low"])
+        style: dict[str, Any] = {
+            "color": colour,
+            "markersize": 5,
+            "markerfacecolor": "white" if inside else colour,
+        }
+        ax.plot([line["mean"]], [place + shift], mark, **style)
+
+
+def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
+    """`controls.ALONG` against the epoch, mean over trials: a column per dataset, a line per rule and noise.
+
+    `chosen`: tie rule → the rows of the watched runs that it selects.
+    """
+    every = pd.concat(chosen.values())
+    every = every[every["control"] == WATCHED]
+    datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
+    shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig, axes = plt.subplots(len(ALONG), len(datasets), figsize=(2.6 * len(datasets), 6), **shape)
+    for column, dataset in zip(axes.T, datasets):
+        for rule, rows in chosen.items():
+            rows = rows[(rows["control"] == WATCHED) & (rows["dataset"] == dataset)]
+            for dash, noise in zip(DASHES, noises):
+                mean = rows[rows["label_noise"] == noise].groupby("epoch")[list(ALONG)].mean()
+                for ax, name in zip(column, ALONG):
+                    ax.plot(mean.index, mean[name], dash, color=RULES[rule][0], linewidth=1.4)
+        column[0].set_title(dataset)
+        column[-1].set_xlabel("epoch")
+        column[1].set_ylim(-0.02, 1.02)
+    for ax, text in zip(axes[:, 0], ALONG.values()):
+        ax.set_ylabel(text)
+    handles = [Line2D([], [], color=c, label=f"ties to the {r}") for r, (c, _) in RULES.items()]
+    for dash, noise in zip(DASHES, noises if len(noises) > 1 else ()):
+        handles.append(Line2D([], [], color="0.4", linestyle=dash, label=f"{noise:.0%} flipped"))
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig

@@ -1,0 +1,1 @@
+"""Ways to choose theta, compared."""

@@ -1,0 +1,1 @@
+"""What happens to the fitted classifier as theta passes ln 2."""

@@ -1,0 +1,163 @@
+"""Which class the minimiser of a pointwise criterion predicts: θ < ln 2 the likelier one, above the other.
+
+A network that fits perfectly minimises, at every x, E[f(ℓ)] over the probabilities it gives to the
+classes, ℓ = −ln p of the class that turns up and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|. In float64.
+"""
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+from scipy.special import expit, log_softmax, logsumexp
+
+from softadlib._validation import UserError, choose
+from softadlib.analysis.statistics import paired
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.functional import LN2
+from softadlib.methods import METHODS
+from softadlib.results.selection import final
+
+POINTWISE = ("softad", "iflood")
+"""Flooding is none of them: it is a function of the mean loss, and leaves open how it comes about."""
+REACH, STEPS, TURNS = 30.0, 3001, 60
+"""ln(p/(1−p)) is sought up to this, on so many points, then narrowed so many times by 2/3."""
+
+
+def pull(method: str, losses: np.ndarray, theta: float, sigma: float = 1.0) -> np.ndarray:
+    """f(ℓ), any shape: ρ((ℓ−θ)/σ) of SoftAD, |ℓ−θ| of iFlood."""
+    choose("method", method, POINTWISE)
+    x = (losses - theta) / sigma
+    return np.abs(x) if method == "iflood" else x * (x / (1 + np.hypot(1, x)))
+
+
+def expected(
+    method: str, eta: np.ndarray, z: np.ndarray, theta: float, sigma: float = 1.0
+) -> np.ndarray:
+    """η·f(−ln p) + (1−η)·f(−ln(1−p)) at p = 1/(1+e^−z), of shapes that broadcast."""
+    own, other = np.logaddexp(0, -z), np.logaddexp(0, z)
+    return eta * pull(method, own, theta, sigma) + (1 - eta) * pull(method, other, theta, sigma)
+
+
+def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.ndarray:
+    """p*(η, θ), the probability of class 1 that is least in `expected`: (m,) → (m,).
+
+    The best of a grid in ln(p/(1−p)), narrowed by thirds. Raises UserError for η outside [0, 1].
+    """
+    eta = np.asarray(eta, dtype=float)
+    if eta.ndim != 1 or not ((eta >= 0) & (eta <= 1)).all():
+        raise UserError(f"eta must be (m,) probabilities, got {eta!r}")
+    grid = np.linspace(-REACH, REACH, STEPS)
+    values = [pull(method, np.logaddexp(0, sign * grid), theta, sigma) for sign in (-1, 1)]
+    best = np.array([(e * values[0] + (1 - e) * values[1]).argmin() for e in eta])
+    low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, STEPS - 1)]
+    for _ in range(TURNS):
+        third = (high - low) / 3
+        a, b = low + third, high - third
+        right = expected(method, eta, a, theta, sigma) > expected(method, eta, b, theta, sigma)
+        low, high = np.where(right, a, low), np.where(right, high, b)
+    return expit((low + high) / 2)
+
+
+def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.DataFrame:
+    """Accuracy and cross-entropy of the minimiser where class 1 has probability η at the points (m,).
+
+    Indexed by θ. A prediction of exactly a half counts as half right.
+    """
+    eta, lines = np.asarray(eta, dtype=float), {}
+    for theta in np.asarray(thetas, dtype=float):
+        p = minimiser(method, eta, theta, sigma)
+        side = np.where(np.abs(p - 0.5) < 1e-6, 0.5, p > 0.5)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = -np.where(eta > 0, eta * np.log(p), 0) - np.where(
+                eta < 1, (1 - eta) * np.log1p(-p), 0
+            )
+        lines[theta] = ((side * eta + (1 - side) * (1 - eta)).mean(), loss.mean())
+    return pd.DataFrame.from_dict(lines, orient="index", columns=["acc_test", "loss_test"])
+
+
+def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
+    """P(class 1 | x) of the noise-free synthetic sets: (n, 2) → (n,).
+
+    `gaussian` by its densities, `sinusoid` by its border, `spiral` with `curve` points on each arm.
+    """
+    choose("dataset", dataset, ("gaussian", "sinusoid", "spiral"))
+    x = np.asarray(x, dtype=float)
+    if dataset == "gaussian":
+        return expit(10 * (x.sum(1) - 1))
+    if dataset == "sinusoid":
+        return (x.sum(1) + np.sin(x[:, 1] - x[:, 0]) > 0).astype(float)
+    r = np.linspace(0, 4 * np.pi, curve)[:, None]
+    circle = np.hstack([np.cos(r), np.sin(r)])
+    arms = [_log_mean(x, (r + shift) * circle) for shift in (0, np.pi)]
+    return expit(arms[0] - arms[1])
+
+
+def _log_mean(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Log density of a mixture of N(centre, I), up to a constant."""
+    out = []
+    for some in np.array_split(x, max(1, len(x) // 500)):
+        far = ((some[:, None] - centres) ** 2).sum(-1)
+        out.append(logsumexp(-far / 2, axis=1))
+    return np.concatenate(out)
+
+
+def many(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarray:
+    """p* (K,) of SoftAD (σ = 1) for class probabilities `eta` (K,), the best of several descents."""
+    eta = np.asarray(eta, dtype=float)
+    if eta.ndim != 1 or (eta < 0).any() or abs(eta.sum() - 1) > 1e-9:
+        raise UserError(f"eta must be (K,) probabilities that sum to one, got {eta!r}")
+
+    def value(z: np.ndarray) -> tuple[float, np.ndarray]:
+        logp = log_softmax(z)
+        x = -logp - theta
+        w = eta * x / np.hypot(1, x)
+        return float(eta @ pull("softad", -logp, theta)), w.sum() * np.exp(logp) - w
+
+    rng = np.random.default_rng(seed)
+    begin = [np.log(eta + 1e-3), *rng.normal(0, 3, (starts, len(eta)))]
+    found = [minimize(value, z, jac=True, tol=1e-14, options={"maxiter": 2000}) for z in begin]
+    return np.exp(log_softmax(min(found, key=lambda one: one.fun).x))
+
+
+def margin(eta: object, theta: float, **options: int) -> float:
+    """p* of the likeliest class minus the most that another possible one (η > 0) gets: 0 is a tie.
+
+    Classes that never turn up may be given anything that is left over, and are not counted.
+    """
+    eta = np.asarray(eta, dtype=float)
+    p, first = many(eta, theta, **options), int(np.argmax(eta))
+    return float(p[first] - p[(eta > 0) & (np.arange(len(eta)) != first)].max())
+
+
+def classes_of(dataset: str) -> int:
+    """K of the known sets."""
+    return 2 if dataset in SYNTHETIC else 100 if dataset == "cifar100" else 10
+
+
+def drops(
+    rows: pd.DataFrame, methods: tuple[str, ...] = ("softad", "iflood", "flooding")
+) -> pd.DataFrame:
+    """Test accuracy at the last θ of the grid below ln 2 and the first above: a line per dataset and method.
+
+    `drop` is the mean over trials of the paired difference, `low` and `high` its 95 % interval (t),
+    `n` the trials. Datasets whose grid does not straddle ln 2 have no line.
+    """
+    lines, ends = [], final(rows[rows["label_noise"] == rows["label_noise"].min()])
+    for (dataset, method), part in ends.groupby(["dataset", "method"]):
+        wide = part.pivot(index="trial", columns="knob", values="acc_test")
+        if method not in methods or not wide.columns.min() < LN2 < wide.columns.max():
+            continue
+        below, above = (
+            wide.columns[wide.columns < LN2].max(),
+            wide.columns[wide.columns > LN2].min(),
+        )
+        pair = wide[[below, above]].dropna()
+        mean, low, high, n = paired(pair[below], pair[above])
+        facts = {"θ below": below, "accuracy": pair[below].mean(), "θ above": above}
+        facts |= {"there": pair[above].mean(), "drop": mean, "low": low, "high": high, "n": n}
+        lines.append({"dataset": dataset, "method": method, **facts})
+    table = pd.DataFrame(lines, columns=None if lines else ["dataset", "method"])
+    datasets = sorted(set(table["dataset"]), key=lambda d: (classes_of(d), d))
+    place = {name: i for i, name in enumerate([*datasets, *methods])}
+    key = lambda column: column.map(place)  # noqa: E731
+    table = table.sort_values(["dataset", "method"], key=key, ignore_index=True)
+    return table.assign(method=table["method"].map(lambda m: METHODS[m].label))

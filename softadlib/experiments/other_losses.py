@@ -1,0 +1,198 @@
+"""SoftAD, Flooding and iFlood around losses other than cross-entropy: small data, a plain loop, rows."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from softadlib.losses.flooding import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
+from softadlib.losses.levels import Levels
+from softadlib.training.evaluation import model_norm
+
+Part = tuple[Tensor, Tensor]
+CRITERIA = {"flooding": Flooding, "iflood": IFlood, "softad": SoftAD}
+PARTS = ("train", "val", "test")
+
+
+def rmse(output: Tensor, target: Tensor) -> Tensor:
+    """√mean (f − y)², in standard deviations of the training targets."""
+    return (output - target).square().mean().sqrt()
+
+
+def mae(output: Tensor, target: Tensor) -> Tensor:
+    """mean |f − y|, in standard deviations of the training targets."""
+    return (output - target).abs().mean()
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Share of rows whose greatest score is the target's."""
+    return (output.argmax(1) == target).double().mean()
+
+
+def _split(x: np.ndarray, y: np.ndarray, seed: int, sizes: tuple[int, int]) -> list[tuple]:
+    order = np.random.default_rng(seed).permutation(len(x))
+    return [(x[part], y[part]) for part in np.split(order, np.cumsum(sizes))]
+
+
+def diabetes(seed: int, sizes: tuple[int, int] = (150, 100)) -> dict[str, Part]:
+    """scikit-learn's diabetes set, (n, 10) → (n, 1), standardised by its training part.
+
+    `sizes` of the training and validation part; the test part is what remains of 442.
+    """
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    parts = _split(x, y, seed, sizes)
+    x, y = parts[0]
+    made = {}
+    for name, (u, v) in zip(PARTS, parts):
+        u, v = (u - x.mean(0)) / x.std(0), (v - y.mean()) / y.std()
+        made[name] = torch.as_tensor(u), torch.as_tensor(v)[:, None]
+    return made
+
+
+def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
+    """scikit-learn's digits, (n, 64) in [0, 1] → (n,) classes; the test part remains of 1,797."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    parts = _split(images, labels, seed, sizes)
+    return {
+        name: (torch.as_tensor(x) / 16, torch.as_tensor(y).long())
+        for name, (x, y) in zip(PARTS, parts)
+    }
+
+
+def network(inputs: int, outputs: int, seed: int, width: int = 64) -> nn.Module:
+    """One hidden layer, weights by `seed`, drawn in float64: float32 draws differ between CPUs."""
+    wide = torch.float64
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        first, last = nn.Linear(inputs, width, dtype=wide), nn.Linear(width, outputs, dtype=wide)
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+def train(net: nn.Module, criterion: nn.Module, part: Part, epochs: int, lr: float) -> nn.Module:
+    """Full-batch Adam, as any PyTorch loop would use a criterion; returns `net`."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    x, y = part
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        criterion(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+@dataclass(frozen=True)
+class Task:
+    """One loss on one data set, and what its users would look at."""
+
+    base: nn.Module
+    """(output, target) → one loss per sample."""
+    data: Callable[[int], dict[str, Part]]
+    outputs: int
+    score: Callable[[Tensor, Tensor], Tensor]
+
+    @property
+    def sign(self) -> int:
+        """1 where a larger score is better, −1 where a smaller one is."""
+        return 1 if self.score is accuracy else -1
+
+
+TASKS = {
+    "squared error": Task(nn.MSELoss(reduction="none"), diabetes, 1, rmse),
+    "Huber": Task(nn.HuberLoss(reduction="none"), diabetes, 1, mae),
+    "hinge": Task(nn.MultiMarginLoss(reduction="none"), digits, 10, accuracy),
+    "label smoothing": Task(
+        nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1), digits, 10, accuracy
+    ),
+}
+"""The losses of the notebook `other_losses`: PyTorch's own."""
+
+
+@torch.no_grad()
+def measure(net: nn.Module, task: Task, parts: Mapping[str, Part]) -> dict[str, float]:
+    """Mean base loss and score of each part, the gap (test minus train base loss), the norm."""
+    row = {}
+    for name, (x, y) in parts.items():
+        output = net(x)
+        row[f"loss_{name}"] = task.base(output, y).mean().item()
+        row[f"score_{name}"] = task.score(output, y).item()
+    gap = row["loss_test"] - row["loss_train"]
+    return row | {"gap": gap, "norm": model_norm(dict(net.named_parameters())).item()}
+
+
+def sweep(
+    thetas: Mapping[str, Sequence[float]], trials: int, epochs: int, lr: float
+) -> pd.DataFrame:
+    """Every method at every θ of every loss in `thetas`: one row a run, columns as in `measure`.
+
+    A trial has one split and one start for all methods. ERM stands once a trial, with θ NaN. Values
+    of θ above ln 2 are meant here, so `CalibrationWarning` is silenced.
+    """
+    rows = []
+    for name, grid in thetas.items():
+        task = TASKS[name]
+        settings = [("erm", math.nan)] + [(m, t) for m in CRITERIA for t in grid]
+        for trial in range(trials):
+            parts = task.data(trial)
+            for method, theta in settings:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", CalibrationWarning)
+                    make = CRITERIA.get(method)
+                    criterion = ERM(task.base) if make is None else make(theta, base=task.base)
+                net = network(parts["train"][0].shape[1], task.outputs, trial)
+                found = measure(train(net, criterion, parts["train"], epochs, lr), task, parts)
+                rows.append(
+                    {"loss": name, "method": method, "trial": trial, "theta": theta} | found
+                )
+    return pd.DataFrame(rows)
+
+
+def selected(rows: pd.DataFrame) -> pd.DataFrame:
+    """The run of best validation score per loss, method and trial; the smallest θ among equals."""
+    signs = rows["loss"].map({name: task.sign for name, task in TASKS.items()})
+    ranked = rows.assign(rank=-signs * rows["score_val"]).sort_values(["rank", "theta"])
+    return ranked.drop(columns="rank").drop_duplicates(["loss", "method", "trial"]).sort_index()
+
+
+def claims(runs: pd.DataFrame) -> pd.DataFrame:
+    """Trials of `selected` runs in which SoftAD does what the paper says of it, per loss: "k/n"."""
+    found = {}
+    for name, part in runs.groupby("loss", sort=False):
+        sign, table = TASKS[name].sign, part.set_index(["method", "trial"]).unstack("trial")
+        score, gap, norm = sign * table["score_test"], table["gap"], table["norm"]
+        held = {
+            "SoftAD's test score beats ERM's": score.loc["softad"] > score.loc["erm"],
+            "Flooding's test score beats ERM's": score.loc["flooding"] > score.loc["erm"],
+            "SoftAD's test score beats Flooding's": score.loc["softad"] > score.loc["flooding"],
+            "SoftAD's gap is below ERM's": gap.loc["softad"] < gap.loc["erm"],
+            "SoftAD's gap is the smallest": gap.idxmin() == "softad",
+            "SoftAD's norm is below ERM's": norm.loc["softad"] < norm.loc["erm"],
+        }
+        found[name] = {claim: f"{yes.sum()}/{len(yes)}" for claim, yes in held.items()}
+    return pd.DataFrame(found)
+
+
+def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
+    """Training accuracy of iFlood's and SoftAD's runs, per loss and place of θ among its levels."""
+    found = {}
+    for name, level in levels.items():
+        mine = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
+        edges = [-math.inf, level.right_below, level.equal, math.inf]
+        places = ["below `right below`", "between", "above equal scores"]
+        place = pd.cut(mine["theta"], edges, right=False, labels=places)
+        for where, part in mine.groupby(place, observed=True):
+            accuracy = part["score_train"]
+            found[name, where] = {
+                "runs": len(part),
+                "least": accuracy.min(),
+                "mean": accuracy.mean(),
+                "greatest": accuracy.max(),
+            }
+    return pd.DataFrame(found).T.astype({"runs": int})

@@ -1,0 +1,148 @@
+"""Gradient rules: what the optimizer sees, made of one to three gradients. Pure functions, no state.
+
+A rule takes `gradient(params, track=…)`, which gives the gradients at `params` (one run's, by name),
+and the method's knob; the knob and every number may be a 0-d tensor, one per run under `vmap`.
+`bn_update="both"` lets every pass move batch norm's running statistics, as the paper's code does;
+"first" keeps those of the first pass, as most public implementations do.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from softadlib._validation import choose
+
+Grads = dict[str, Tensor]
+ASAM_VARIANTS = {"official": 1e-16, "davda54": 1e-12}
+"""The two public ASAMs, and what each adds to the norm it divides by."""
+GNP_MIXINGS = ("paper", "official")
+FD_SCHEMES = ("forward", "centered")
+
+
+def number(name: str, value: float | Tensor, wanted: str, ok: Callable[[float], bool]) -> None:
+    """ValueError unless a plain number satisfies `ok`; the value of a tensor may be traced."""
+    if isinstance(value, Tensor):
+        return
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (plain and math.isfinite(value) and ok(value)):
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def global_norm(grads: Grads) -> Tensor:
+    """L2 norm of all entries of all tensors together, ()."""
+    return torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
+    )
+
+
+def perturb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
+    """w + r·g/(‖g‖ + 1e-12): a step of L2 length r up the gradient; w where g is zero.
+
+    `radius` in weight space. Foret et al. (2021), eq. 2 with p = 2.
+    """
+    factor = torch.as_tensor(radius / (global_norm(grads) + 1e-12))
+    return {name: torch.addcmul(p, grads[name], factor) for name, p in params.items()}
+
+
+def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
+    """g(w): the gradient rule of every method that changes the objective only."""
+    return gradient(params)
+
+
+def sam_gradient(
+    gradient: Callable[..., Grads], params: Grads, radius: float | Tensor, bn_update: str = "both"
+) -> Grads:
+    """g(w + r·g(w)/‖g(w)‖): two calls of `gradient`. Foret et al. (2021)."""
+    climbed = perturb(params, gradient(params), radius)
+    return gradient(climbed, track=bn_update == "both")
+
+
+def asam_perturb(
+    params: Grads,
+    grads: Grads,
+    radius: float | Tensor,
+    variant: str = "official",
+    eta: float | Tensor = 0.01,
+) -> Grads:
+    """w + r·T²g/‖Tg‖ with a diagonal T as large as the weights: a climb relative to their scale.
+
+    "official" (SamsungLabs): T = |w| + η for every parameter with "weight" in its name, batch norm's
+    γ included, and 1 for the others. "davda54": T = |w| for all and no η, so that a bias of 0 never
+    moves. `radius` without a unit, `eta` in weight space. Kwon et al. (2021).
+    """
+    choose("variant", variant, ASAM_VARIANTS)
+    number("eta", eta, "a number of at least 0", lambda v: v >= 0)
+    if variant == "official":
+        sizes = {
+            n: p.abs() + eta if "weight" in n else torch.ones_like(p) for n, p in params.items()
+        }
+    else:
+        sizes = {name: p.abs() for name, p in params.items()}
+    scaled = {name: size * grads[name] for name, size in sizes.items()}
+    factor = radius / (global_norm(scaled) + ASAM_VARIANTS[variant])
+    return {name: p + factor * (sizes[name] * scaled[name]) for name, p in params.items()}
+
+
+def asam_gradient(
+    gradient: Callable[..., Grads],
+    params: Grads,
+    radius: float | Tensor,
+    bn_update: str = "both",
+    variant: str = "official",
+    eta: float | Tensor = 0.01,
+) -> Grads:
+    """g at `asam_perturb`, w + r·T²g/‖Tg‖: two calls of `gradient`. Kwon et al. (2021)."""
+    climbed = asam_perturb(params, gradient(params), radius, variant, eta)
+    return gradient(climbed, track=bn_update == "both")
+
+
+def gnp_gradient(
+    gradient: Callable[..., Grads],
+    params: Grads,
+    alpha: float | Tensor,
+    bn_update: str = "both",
+    radius: float | Tensor = 0.1,
+    mixing: str = "paper",
+) -> Grads:
+    """(1−α)·g(w) + α·g(w + r·g/‖g‖), which descends L + αr·‖∇L‖: two calls of `gradient`.
+
+    α = 0 is the base optimizer, α = 1 is SAM. `mixing="official"` puts g/‖g‖ for the first g, as the
+    authors' code does unless told otherwise, against their formula. Zhao et al. (2022).
+    """
+    choose("mixing", mixing, GNP_MIXINGS)
+    grads = gradient(params)
+    there = gradient(perturb(params, grads, radius), track=bn_update == "both")
+    own = 1 - alpha
+    if mixing == "official":
+        own = own / (global_norm(grads) + 1e-12)
+    return {name: own * g + alpha * there[name] for name, g in grads.items()}
+
+
+def fdgr_gradient(
+    gradient: Callable[..., Grads],
+    params: Grads,
+    strength: float | Tensor,
+    bn_update: str = "both",
+    step_size: float | Tensor = 0.01,
+    scheme: str = "forward",
+) -> Grads:
+    """g + λ·(g(w + a·g) − g)/a ≈ ∇(L + λ/2·‖∇L‖²): two calls of `gradient`, three if "centered".
+
+    λ = `strength` and a = `step_size` > 0, both in units of a learning rate. "centered" is
+    (g(w + a·g) − g(w − a·g))/2a, off by O(a²) where "forward" is off by O(a); in float32 rounding
+    takes over below a of 1e-4 or so. Karakida et al. (2023).
+    """
+    choose("scheme", scheme, FD_SCHEMES)
+    number("step_size", step_size, "a positive number", lambda v: v > 0)
+    track = bn_update == "both"
+    grads = gradient(params)
+    base, width = grads, step_size
+    up = gradient({name: p + step_size * grads[name] for name, p in params.items()}, track=track)
+    if scheme == "centered":
+        base = gradient(
+            {name: p - step_size * grads[name] for name, p in params.items()}, track=track
+        )
+        width = 2 * step_size
+    return {name: g + strength * ((up[name] - base[name]) / width) for name, g in grads.items()}

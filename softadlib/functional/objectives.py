@@ -1,0 +1,216 @@
+"""The mathematics: per-sample losses in, scalar objectives out; gradient rules from `rules`. No state.
+
+Every criterion takes `losses` of shape (n,) and returns a 0-d tensor. All of them are traceable by
+`torch.func` (grad, vmap) and `torch.compile`; half-precision losses are computed in float32.
+`weights` (n,) say how much each sample counts: means are Σ wᵢvᵢ/Σ wᵢ of the transformed losses vᵢ,
+NaN where nothing counts; `reduction` "sum" gives Σ wᵢvᵢ and "none" wᵢvᵢ, (n,).
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from softadlib.functional.gradient_rules import number
+from softadlib.functional.reduction import check_losses, reduce
+
+SCALES = ("code", "text")
+LN2 = math.log(2)
+"""θ at and above which SoftAD and iFlood with cross-entropy stop being classification-calibrated."""
+
+
+def rho(x: Tensor) -> Tensor:
+    """ρ(x) = √(1+x²) − 1, elementwise, for any shape; ∞ at ±∞, where its slope is ±1.
+
+    Written x·(x/(1+√(1+x²))): the difference above is exactly 0 in float32 for |x| ≤ 1e-4, and x²
+    overflows where this does not. Holland & Nakatani (2024), Sec. 3.
+
+    >>> rho(torch.tensor([0.0, 0.75, -float("inf")]))
+    tensor([0.0000, 0.2500,    inf])
+    """
+    far = x.isinf()
+    near = torch.where(far, 0, x)
+    return torch.where(far, x.abs(), _rise(near, near))
+
+
+def _rise(gap: Tensor, x: Tensor) -> Tensor:
+    """gap²/(1 + √(1+x²)), which is σ²ρ(x) for gap = σx."""
+    return gap * (gap / (1 + torch.hypot(torch.ones_like(x), x)))
+
+
+def phi(x: Tensor) -> Tensor:
+    """φ(x) = ρ′(x) = x/√(1+x²), elementwise, for any shape: odd, increasing, φ(0) = 0, φ(±∞) = ±1.
+
+    Holland & Nakatani (2024), Sec. 3.
+
+    >>> phi(torch.tensor([0.0, 0.75, -float("inf")]))
+    tensor([ 0.0000,  0.6000, -1.0000])
+    """
+    most = torch.finfo(x.dtype).max
+    x = x.clamp(-most, most)
+    return x / torch.hypot(torch.ones_like(x), x)
+
+
+def erm(
+    losses: Tensor, knob: object = None, *, weights: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """mean ℓ, (n,) → (). `knob` is ignored; every method is called the same way. Vapnik (1992).
+
+    Raises ValueError for losses that are no float tensor (n,), as all functions here do.
+
+    >>> erm(torch.tensor([1.0, 2.0]))
+    tensor(1.5000)
+    """
+    return reduce(check_losses(losses), weights, reduction)
+
+
+def flooding(losses: Tensor, theta: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """θ + |mean ℓ − θ|, (n,) → (). Gradient: sign(mean ℓ − θ)·∇mean ℓ.
+
+    The sign is taken once per batch, so the value does not decompose over micro-batches.
+    `theta` in nats, float or (); ValueError for another shape. Ishida et al. (2020).
+
+    >>> flooding(torch.tensor([1.0, 2.0]), 2.0)  # 2 + |1.5 − 2|
+    tensor(2.5000)
+    """
+    return theta + (reduce(check_losses(losses, theta, per_sample=False), weights) - theta).abs()
+
+
+def iflood(
+    losses: Tensor,
+    theta: float | Tensor,
+    *,
+    weights: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """mean(θ + |ℓ − θ|), (n,) → (). Gradient: mean sign(ℓ − θ)·∇ℓ.
+
+    `theta` in nats, float, () or (n,); ValueError for another shape. Xie et al. (2022).
+
+    >>> iflood(torch.tensor([1.0, 2.0]), 1.25)  # (1.5 + 2)/2
+    tensor(1.7500)
+    """
+    return reduce(theta + (check_losses(losses, theta) - theta).abs(), weights, reduction)
+
+
+def softad(
+    losses: Tensor,
+    theta: float | Tensor,
+    sigma: float | Tensor = 1.0,
+    eta: float = 1.0,
+    scale: str = "code",
+    *,
+    weights: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """η·θ + s·mean ρ((ℓ − θ)/σ) with s = σ² ("code") or σ ("text"), (n,) → ().
+
+    Per-sample gradient weights are σφ((ℓ−θ)/σ) under "code", the authors' implementation, and
+    φ((ℓ−θ)/σ) under "text", the paper's figures; they coincide at σ = 1. `theta` in nats, float, ()
+    or (n,); `sigma` > 0 in nats. η moves the value only, never the gradient in the weights.
+    Raises ValueError for σ ≤ 0 or an unknown scale. NaN for a loss of ∞. Holland & Nakatani (2024),
+    Sec. 3.
+
+    >>> softad(torch.tensor([0.25, 1.75]), 1.0)  # 1 + ρ(0.75)
+    tensor(1.2500)
+    >>> softad(torch.tensor([0.25, 1.75]), 1.0, reduction="none")
+    tensor([1.2500, 1.2500])
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
+    number("sigma", sigma, "a positive number", lambda v: v > 0)
+    losses = check_losses(losses, theta)
+    gap = losses - theta
+    one = not isinstance(sigma, Tensor) and sigma == 1  # every kernel counts on small batches
+    spread = _rise(gap, gap if one else gap / sigma)
+    if scale == "text" and not one:
+        spread = spread / sigma
+    return reduce(eta * theta + spread, weights, reduction)
+
+
+def softad_weights(
+    losses: Tensor, theta: float | Tensor, sigma: float | Tensor = 1.0, scale: str = "code"
+) -> Tensor:
+    """∂softad/∂ℓ_i · n: the weight of each sample's gradient, same shape as `losses`.
+
+    σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends. θ and σ in
+    nats. Holland & Nakatani (2024), Sec. 3.
+
+    >>> softad_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)  # φ(0.75) = 0.6
+    tensor([-0.6000,  0.0000,  0.6000])
+    """
+    if not isinstance(sigma, Tensor) and sigma == 1:  # every kernel counts on small batches
+        return phi(losses - theta)
+    weights = phi((losses - theta) / sigma)
+    return sigma * weights if scale == "code" else weights
+
+
+def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
+    """∂erm/∂ℓ_i · n = 1, same shape as `losses`."""
+    return torch.ones_like(losses)
+
+
+def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
+    """∂flooding/∂ℓ_i · n = sign(mean ℓ − θ), the same for all, same shape as `losses`."""
+    return (losses.mean() - theta).sign().expand_as(losses)
+
+
+def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
+    """∂iflood/∂ℓ_i · n = sign(ℓ_i − θ), same shape as `losses`."""
+    return (losses - theta).sign()
+
+
+WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
+    erm: erm_weights,
+    flooding: flooding_weights,
+    iflood: iflood_weights,
+    softad: softad_weights,
+}
+"""Objective → its gradient in the losses, n·∂/∂ℓ_i written out, of the same arguments."""
+
+
+def adaflood(
+    losses: Tensor, theta: Tensor, *, weights: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """mean(θ_i + |ℓ_i − θ_i|), (n,) → (): iFlood with a level of its own for every sample.
+
+    `theta` (n,) in nats, in the order of `losses`; make it with `flood_levels`. Raises ValueError
+    for any other shape, a single level included. Bae et al. (2024).
+
+    >>> adaflood(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0]))  # (2 + 2)/2
+    tensor(2.)
+    """
+    if not isinstance(theta, Tensor) or theta.shape != check_losses(losses).shape:
+        got = tuple(theta.shape) if isinstance(theta, Tensor) else repr(theta)
+        raise ValueError(f"theta must have shape {tuple(losses.shape)}, one per loss, got {got}")
+    return iflood(losses, theta, weights=weights, reduction=reduction)
+
+
+def flood_levels(
+    aux_losses: Tensor, gamma: float | Tensor, alpha: float = 1.0, beta: float = 0.0
+) -> Tensor:
+    """θ_i = −ln((1−γ)·exp(−(αℓ_i + β)) + γ), same shape as `aux_losses`.
+
+    ℓ_i: the loss of sample i under a model that was not trained on it. γ in [0, 1] corrects towards
+    certainty: 0 gives θ_i = αℓ_i + β, 1 gives 0; θ_i ≤ −ln γ, hence at most ln 2 from γ = ½ up.
+    Raises ValueError for γ outside. Bae et al. (2024).
+
+    >>> flood_levels(torch.tensor([0.0, math.log(2)]), 0.5)  # −ln 1, −ln(½·½ + ½)
+    tensor([-0.0000, 0.2877])
+    """
+    number("gamma", gamma, "a number from 0 to 1", lambda v: 0 <= v <= 1)
+    number("alpha", alpha, "a finite number", lambda v: True)
+    number("beta", beta, "a finite number", lambda v: True)
+    losses = check_losses(aux_losses, gamma, per_sample=False, name="gamma")
+    gamma = torch.as_tensor(gamma, dtype=losses.dtype, device=losses.device)
+    return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))
+
+
+def adaflood_at(losses: Tensor, gamma: float | Tensor, aux: Tensor) -> Tensor:
+    """`adaflood` at the `flood_levels` of held-out losses `aux` (n,), in the order of `losses`.
+
+    Where `aux` is NaN, value and gradient are: the sign alone would make that gradient 0.
+    """
+    known = torch.where(aux.isnan(), aux, 1)
+    return adaflood(known * losses, flood_levels(aux, gamma))

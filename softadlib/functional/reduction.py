@@ -1,0 +1,39 @@
+"""What every function of per-sample losses does first and last: check them, and reduce."""
+
+import torch
+from torch import Tensor
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_losses(
+    losses: Tensor, knob: float | Tensor = 0.0, per_sample: bool = True, name: str = "theta"
+) -> Tensor:
+    """The losses, in float32 at least; ValueError for shapes and types that would give nonsense."""
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"losses must be a float tensor of per-sample values, shape (n,), got {kind}"
+        )
+    if losses.ndim == 0:
+        raise ValueError(
+            "losses must be a float tensor of per-sample values, shape (n,), got a single value; "
+            "use reduction='none'"
+        )
+    if isinstance(knob, Tensor) and knob.ndim and not (per_sample and knob.shape == losses.shape):
+        wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
+        raise ValueError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
+    return losses.float() if losses.dtype in (torch.float16, torch.bfloat16) else losses
+
+
+def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; ValueError for an unknown one."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r} unknown; choose from {', '.join(REDUCTIONS)}")
+    if reduction == "mean":
+        if weights is None:
+            return values.mean()
+        # divided before they meet the graph: nothing to differentiate
+        weights = weights / weights.sum(dtype=values.dtype)
+    values = values if weights is None else values * weights
+    return values if reduction == "none" else values.sum()

@@ -1,0 +1,57 @@
+"""One setting per (dataset, label noise, method, trial), chosen by validation accuracy."""
+
+import pandas as pd
+
+from softadlib._validation import choose
+
+CASE = ["dataset", "label_noise", "method"]
+
+
+def final(rows: pd.DataFrame) -> pd.DataFrame:
+    """The last row of every run: its highest epoch."""
+    runs = [*CASE, "trial", "knob"]
+    return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
+        runs, ignore_index=True
+    )
+
+
+def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
+    """The run of each trial with the highest final validation accuracy.
+
+    `ties`: among equals take the "largest" knob, as the authors' code does, or the "smallest".
+    Diverged runs (accuracy NaN) are passed over; a trial in which all diverged has no row. Adds
+    `tied`, how many runs shared the best accuracy, and `at_edge`, True where the choice is the
+    first or last value of a grid of more than one.
+    """
+    choose("ties", ties, TIES)
+    # Numbers in place of names, and the other columns of the winners alone: there may be millions.
+    ends = rows[["trial", "knob", "epoch", "acc_val"]].reset_index(drop=True)
+    ends["case"] = rows.groupby(CASE, sort=False).ngroup().to_numpy()
+    run = ["case", "trial", "knob"]
+    if ends.duplicated(run).any():
+        ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
+    group = ["case", "trial"]  # a trial's own grid: one suggested θ has no edges
+    ends = ends.drop(columns="epoch")
+    knobs = ends.groupby(group)["knob"]
+    low, high = knobs.transform("min"), knobs.transform("max")
+    ends["at_edge"] = ((ends["knob"] == low) | (ends["knob"] == high)) & (low < high)
+    del knobs, low, high
+    winners = ends[ends["acc_val"] == ends.groupby(group)["acc_val"].transform("max")]
+    winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))
+    winners = winners.sort_values("knob", ascending=ties == "smallest", kind="stable")
+    winners = winners.drop_duplicates(group)
+    found = rows.iloc[winners.index].assign(
+        at_edge=winners["at_edge"].to_numpy(), tied=winners["tied"].to_numpy()
+    )
+    return found.sort_values([*CASE, "trial"], ignore_index=True)
+
+
+def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
+    """All epochs of the selected runs."""
+    chosen = select(rows, ties)[[*CASE, "trial", "knob"]]
+    return rows.merge(chosen, on=list(chosen.columns)).sort_values(
+        [*CASE, "trial", "epoch"], ignore_index=True
+    )
+
+
+TIES = ("largest", "smallest")

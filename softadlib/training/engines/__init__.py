@@ -1,0 +1,1 @@
+"""Engines: how R runs of one method are stepped on one device."""

@@ -1,0 +1,180 @@
+"""How networks are stepped, whatever steps them: optimizer, order of samples, loop over epochs."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from softadlib.data.splits import Splits
+
+Tick = Callable[[int], None]
+"""Told how many runs have just finished an epoch."""
+
+
+def no_tick(runs: int) -> None:
+    """For whoever does not watch."""
+
+
+Row = dict[str, np.ndarray]
+"""{measure: (R,)} of one epoch."""
+Saved = dict[int, dict[str, Tensor]]
+"""As `Measured`, in tensors."""
+State = dict[str, Any]
+"""Tensors, numbers and texts, in dicts and lists: what `torch.load(weights_only=True)` reads."""
+Measured = dict[int, Row]
+"""{epoch: {measure: (R,)}}."""
+
+
+class Keeper:
+    """Where a training leaves its state between epochs, and what an earlier one left; this one forgets.
+
+    The orders of samples are functions of (seed, epoch): no generator's state is among it.
+    """
+
+    found: State | None = None
+
+    def due(self, epoch: int) -> bool:
+        """Whether to save at the end of this epoch."""
+        return False
+
+    def save(self, state: State) -> None:
+        """Keep the state of the end of an epoch."""
+
+    def drop(self) -> None:
+        """What was to come of it is stored: nobody goes on from here."""
+
+
+FORGETFUL = Keeper()
+
+
+def to_tensors(measured: Measured) -> Saved:
+    """Measures as tensors, to the bit."""
+    return {
+        epoch: {name: torch.from_numpy(values) for name, values in row.items()}
+        for epoch, row in measured.items()
+    }
+
+
+def from_tensors(state: Saved) -> Measured:
+    """What `to_tensors` was given."""
+    return {
+        epoch: {name: values.numpy() for name, values in row.items()}
+        for epoch, row in state.items()
+    }
+
+
+def restore(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """`load_state_dict` into the tensors that are there already, as a captured step needs."""
+    before = {p: dict(own) for p, own in optimizer.state.items()}
+    optimizer.load_state_dict(state)
+    for p, own in before.items():
+        for name, tensor in own.items():
+            if isinstance(tensor, Tensor):
+                optimizer.state[p][name] = tensor.copy_(optimizer.state[p][name])
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How networks are stepped: everything that is not data, method or weights."""
+
+    optimizer: str
+    lr: float
+    batch_size: int
+    epochs: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def build(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
+        """An elementwise optimizer: over stacked parameters it steps every run by itself."""
+        device = params[0].device.type
+        fused = device in ("cpu", "cuda") or None
+        if self.optimizer == "adam":
+            return torch.optim.Adam(
+                params,
+                self.lr,
+                weight_decay=self.weight_decay,
+                fused=fused,
+                capturable=device == "cuda",
+            )
+        return torch.optim.SGD(
+            params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=fused
+        )
+
+
+def batches(
+    seeds: Sequence[int], epoch: int, n: int, size: int, device: torch.device | str = "cpu"
+) -> Iterator[Tensor]:
+    """Positions (T, ≤ size) in the training part, a fresh order per trial and epoch.
+
+    The order is a function of (seed, epoch) alone: the same for every method, and for a run that
+    resumes in the middle. It goes to the device once an epoch.
+    """
+    order = np.stack([np.random.default_rng([seed, epoch]).permutation(n) for seed in seeds])
+    yield from torch.from_numpy(order).to(device).split(size, dim=1)
+
+
+class Engine:
+    """The loop over epochs, of engines that step all their runs batch by batch.
+
+    They have `splits`, `device`, a length, `measure`, `begin`, `state_dict` and `load_state_dict`.
+    """
+
+    splits: "Splits"
+    device: torch.device
+
+    def __len__(self) -> int:
+        """The number of runs."""
+        raise NotImplementedError
+
+    def measure(self, runs: Collection[int]) -> Row:
+        """Every measure, one value per run asked."""
+        raise NotImplementedError
+
+    def begin(self, recipe: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
+        """Make the optimizer; what comes back does one epoch in the order it is given."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        """Parameters, buffers and the optimizer's state, once `begin` was called."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from there; values are copied into the tensors that `begin` has seen."""
+        raise NotImplementedError
+
+    def train(
+        self,
+        recipe: TrainConfig,
+        seeds: Sequence[int],
+        eval_epochs: Collection[int],
+        *,
+        keep: int | None = None,
+        tick: Tick = no_tick,
+        keeper: Keeper = FORGETFUL,
+    ) -> Measured:
+        """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
+
+        `seeds` (T,): one shuffling seed per trial. `keeper` is asked for an earlier state to go on
+        from and given new ones. Returns {epoch: {measure: (keep,)}}.
+        """
+        run_epoch, first = self.begin(recipe), 0
+        measured: Measured = {}
+        n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
+        if found := keeper.found:
+            self.load_state_dict(found["state"])
+            measured, first = from_tensors(found["measured"]), found["epoch"] + 1
+            tick(len(kept) * found["epoch"])
+        for epoch in range(first, recipe.epochs + 1):
+            if epoch:
+                run_epoch(batches(seeds, epoch, n, recipe.batch_size, self.device))
+                tick(len(kept))
+            if epoch in eval_epochs:
+                measured[epoch] = self.measure(kept)
+            if keeper.due(epoch):
+                rows = to_tensors(measured)
+                keeper.save({"epoch": epoch, "measured": rows, "state": self.state_dict()})
+        return measured

@@ -1,0 +1,115 @@
+"""Part i of N of a profile's training, for machines that know nothing of each other.
+
+The split depends on nothing but the protocols and N: no data are looked at, no clock, no other shard.
+"""
+
+import functools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from softadlib._validation import UserError
+from softadlib._workspace import params_dir
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.methods import method_of
+from softadlib.models import build
+from softadlib.training.memory import forward_flops
+from softadlib.training.profiles import datasets_of, load
+from softadlib.training.protocol import AUTO, Protocol
+from softadlib.workbook.notebooks.plan import methods_of
+
+SHAPES = {"digits": (1, 8, 8), "fashionmnist": (1, 28, 28)}
+"""Of one sample, where a set has neither two coordinates nor 3 × 32 × 32 as the others have."""
+SIZES = {"digits": (1_440, 357), "fashionmnist": (60_000, 10_000), "svhn": (73_257, 26_032)}
+"""Samples of the training part, a fifth of which validates, and of the test part."""
+OTHERS = (50_000, 10_000)
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """What is never split, since selection needs it whole: the grid of one trial."""
+
+    dataset: str
+    method: str
+    label_noise: float
+    trial: int
+    cost: int
+    """Floating-point operations of its training, roughly; one of one's own set by a guess at its size."""
+
+
+@functools.cache
+def _forward(model: str, dataset: str) -> int:
+    shape = (2,) if dataset in SYNTHETIC else SHAPES.get(dataset, (3, 32, 32))
+    return forward_flops(build(model, shape, 2 if dataset in SYNTHETIC else 10, 0), shape)
+
+
+def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
+    """Every trial of these protocols' methods and what it costs."""
+    out = []
+    for protocol, name in pairs:
+        runs = protocol.runs(name)
+        cost = _cost(protocol, name, grid=len({r.knob for r in runs}))
+        trials = sorted({(r.label_noise, r.trial) for r in runs})
+        out += [Unit(protocol.dataset, name, *trial, cost) for trial in trials]
+    return out
+
+
+def _cost(protocol: Protocol, name: str, grid: int) -> int:
+    """Of one trial: its grid, the run that is replayed, and what the method wants to know before."""
+    method, curves = method_of(protocol, name), protocol.curves
+    replayed = int(grid > 1 and curves == "selected")
+    epochs = (grid + replayed) * method.gradients + (protocol.grids.get(name) in AUTO)
+    if method.samples:
+        epochs += protocol.aux_folds - 1 if protocol.aux == "folds" else 1
+    whole, test = SIZES.get(protocol.dataset, OTHERS)
+    train, test = protocol.n_train or whole * 4 // 5, protocol.n_test or test
+    points = protocol.epochs // protocol.curve_every * (grid if curves == "all" else 1)
+    measured = grid + (points if curves != "none" else 0)
+    samples = 3 * train * protocol.epochs * epochs
+    samples += (train + (protocol.n_val or whole // 5) + test) * measured
+    return _forward(protocol.model, protocol.dataset) * samples
+
+
+def split(every: Collection[Unit], shards: int) -> list[list[Unit]]:
+    """The costliest first, each to the shard that has least so far, the first among equals."""
+    parts: list[list[Unit]] = [[] for _ in range(shards)]
+    loads = [0] * shards
+    for unit in sorted(every, key=lambda u: (-u.cost, u)):
+        least = loads.index(min(loads))
+        parts[least].append(unit)
+        loads[least] += unit.cost
+    return parts
+
+
+def parse(text: str) -> tuple[int, int]:
+    """`i/N` → (i, N). Raises UserError unless 1 ≤ i ≤ N."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+    which, shards = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= which <= shards:
+        raise UserError(f"--shard must be i/N with i from 1 to N, such as 2/8; got {text!r}")
+    return which, shards
+
+
+def of(
+    profile: str,
+    datasets: Sequence[str] | None,
+    methods: Sequence[str] | None,
+    overrides: Mapping[str, Any],
+    shards: int,
+) -> tuple[dict[str, Protocol], list[list[Unit]]]:
+    """The protocols of a call and its split, whichever of their data are on this machine."""
+    params = params_dir()
+    there = datasets_of(profile, params)
+    names = there if datasets is None else dict.fromkeys(datasets)
+    found = {name: load(profile, name, params, overrides) for name in names}
+    pairs = [(p, m) for p in found.values() for m in methods_of(p, methods)]
+    return found, split(units(pairs), shards)
+
+
+def trials(part: Iterable[Unit]) -> Mapping[tuple[str, str], set[tuple[float, int]]]:
+    """What a shard trains: (dataset, method) → (label noise, trial)."""
+    found: dict[tuple[str, str], set[tuple[float, int]]] = {}
+    for unit in part:
+        found.setdefault((unit.dataset, unit.method), set()).add((unit.label_noise, unit.trial))
+    return found

@@ -1,0 +1,110 @@
+"""A Slurm array script that trains a profile in shards, and the job that puts them together."""
+
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from softadlib import _workspace
+from softadlib._validation import UserError
+from softadlib.results import reader as store
+from softadlib.training.executors import shards
+from softadlib.training.protocol import Protocol
+
+CPUS = 8
+"""Processes of a job where nobody says."""
+MARGIN = 2
+"""Times as long as measured speed says: a job that is killed at its limit has cost more."""
+
+
+def script(
+    profile: str,
+    count: int,
+    *,
+    datasets: Sequence[str] | None,
+    methods: Sequence[str] | None,
+    parameters: Sequence[Sequence[str]],
+    overrides: Mapping[str, Any],
+    cpus: int,
+) -> str:
+    """The text for `sbatch`: `count` jobs of `cpus` processes each. Raises UserError for bad input."""
+    if not 1 <= count <= 10_000:
+        raise UserError(f"--emit-slurm must be a number of jobs from 1 to 10000, got {count}")
+    found, parts = shards.of(profile, datasets, methods, overrides, count)
+    chosen = [profile]
+    for flag, values in (("--dataset", datasets), ("--method", methods)):
+        chosen += [word for value in values or () for word in (flag, value)]
+    chosen += [word for pair in parameters for word in ("-p", *pair)]
+    softad = shlex.join([sys.executable, "-m", "softadlib.workbook.cli"])
+    words, home = shlex.join(chosen), shlex.quote(str(_workspace.home()))
+    data = os.environ.get("SOFTAD_DATA")
+    units = sorted(len(part) for part in parts)
+    lines = [
+        "#!/bin/bash",
+        f"# softad {profile} in {count} jobs of {units[0]} to {units[-1]} units (dataset × method × noise × trial).",
+        "# Submit this file, then the job that puts the shards together and draws:",
+        "#   first=$(sbatch --parsable FILE)",
+        '#   sbatch --dependency=afterok:"$first" --array=1 FILE finish',
+        "# A job that failed is submitted again by its number, sbatch --array=I FILE; what is done stays.",
+        f"#SBATCH --job-name=softad-{profile}",
+        f"#SBATCH --array=1-{count}",
+        "#SBATCH --ntasks=1",
+        f"#SBATCH --cpus-per-task={cpus}",
+        f"#SBATCH --output=softad-{profile}-%A_%a.log",
+        *_time(found, parts, cpus),
+        *_gpu({p.device for p in found.values()}),
+        "set -euo pipefail",
+        f"export SOFTAD_HOME={home} OMP_NUM_THREADS=1",
+        *([f"export SOFTAD_DATA={shlex.quote(data)}"] if data else []),
+        f"jobs=${{SLURM_CPUS_PER_TASK:-{cpus}}}",
+        'if [ "${1:-}" = finish ]; then',
+        f'  {softad} run {words} -j "$jobs"',
+        "else",
+        f'  {softad} train {words} --shard "$SLURM_ARRAY_TASK_ID/{count}" -j "$jobs"',
+        "fi",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _gpu(devices: set[str]) -> list[str]:
+    if devices == {"cpu"}:
+        return []
+    if devices & {"cuda"}:
+        return ["#SBATCH --gpus-per-task=1"]
+    return ["##SBATCH --gpus-per-task=1   (with one # where the nodes have GPUs)"]
+
+
+def _time(
+    found: Mapping[str, Protocol], parts: Sequence[Sequence[shards.Unit]], cpus: int
+) -> list[str]:
+    """From the speed that stored results say of each network; nothing is made up where one is missing."""
+    known = speeds()
+    unknown = sorted({p.model for p in found.values()} - set(known))
+    if unknown:
+        return [f"##SBATCH --time=HH:MM:SS   (no stored result says how fast {unknown[0]} is here)"]
+    seconds = max(sum(u.cost / known[found[u.dataset].model] for u in p) for p in parts) / cpus
+    minutes = max(10, math.ceil(MARGIN * seconds / 60))
+    hours, minutes = divmod(minutes, 60)
+    return [
+        f"# {MARGIN} times what {cpus} processes need at the speed of the results in outputs/:",
+        f"#SBATCH --time={hours:02}:{minutes:02}:00",
+    ]
+
+
+def speeds() -> dict[str, float]:
+    """Operations per second of one process by network, from stored sessions on a CPU."""
+    found: dict[str, list[float]] = {}
+    for profile in sorted((_workspace.home() / "outputs").glob("*")):
+        for path in store.places(profile.name) if profile.name[0] != "." else ():
+            try:
+                facts = json.loads((path / "provenance.json").read_text(encoding="utf-8"))
+                model, sessions = facts["protocol"]["model"], facts["sessions"]
+                rates = [s["gflops"] * 1e9 / s["jobs"] for s in sessions if "cpu" in s["device"]]
+            except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+                continue  # of an earlier version
+            found.setdefault(model, []).extend(r for r in rates if r > 0)
+    return {model: statistics.median(rates) for model, rates in found.items() if rates}

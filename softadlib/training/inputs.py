@@ -1,0 +1,17 @@
+"""The data of a protocol's trials."""
+
+from softadlib.data.images import load_images
+from softadlib.data.splits import Splits, image_splits, synthetic_splits
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.training.protocol import Protocol, check_batches
+
+
+def load_splits(protocol: Protocol, label_noise: float, trials: int | None = None) -> Splits:
+    """The data of a protocol at one label noise, on the CPU, for its first `trials` trials."""
+    seeds = protocol.seeds[:trials]
+    sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
+    if protocol.dataset in SYNTHETIC:
+        return synthetic_splits(protocol.dataset, seeds, label_noise, sizes)
+    splits = image_splits(load_images(protocol.dataset, protocol.folder), seeds, sizes)
+    check_batches(splits.train.shape[1], protocol.batch_size)
+    return splits

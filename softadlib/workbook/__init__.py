@@ -1,0 +1,1 @@
+"""The softad command: run notebooks, train, report, export."""

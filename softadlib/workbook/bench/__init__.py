@@ -1,0 +1,1 @@
+"""Timing of the published training loop against this library."""

@@ -1,0 +1,1 @@
+"""Which notebooks a profile needs, and their execution by papermill."""

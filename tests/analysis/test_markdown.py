@@ -1,0 +1,207 @@
+"""The README's results say what is stored and nothing else."""
+
+import math
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from softadlib._validation import UserError
+from softadlib.analysis import coverage
+from softadlib.analysis import markdown as results
+from softadlib.results import reader as store
+from softadlib.results.schema import COLUMNS
+from softadlib.workbook import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(gap: float, theta: float, trial: int, method: str = "softad") -> dict:
+    numbers = [0.1, 0.2, 0.1 + gap, 0.9, 0.8, 0.75, 12.34]
+    return dict(zip(COLUMNS, ["gaussian", method, trial, theta, 5, *numbers])) | {
+        "label_noise": 0.0
+    }
+
+
+def test_gaps_by_hand():
+    table = results.gaps(pd.DataFrame([rows(0.2, 0.1, 0), rows(0.4, 0.1, 1)]), "largest").iloc[0]
+    # t(.975, 1) = 12.706, s/√2 = .1: .3 ± 1.271; the paper's Table 1 has .004
+    assert table["paper's gap"] == "0.004"
+    assert table["gap [95 %]"] == "0.300 [-0.971, 1.571]"
+    assert (table["test loss"], table["test accuracy, %"]) == ("0.400", "75.0")
+    assert (table["norm"], table["n"]) == ("12.3", 2)
+
+
+def test_ties_and_selected_values_by_hand():
+    both = pd.DataFrame([rows(0.2, 0.1, 0), rows(0.4, 0.5, 0)])
+    table = results.knobs(both).iloc[0]
+    assert (table["ties to the largest"], table["ties to the smallest"]) == ("0.50", "0.10")
+    assert table["at an end (largest)"] == table["at an end (smallest)"] == "1/1"
+    assert (table["tied"], table["paper"]) == ("2.0", "0.08 (0.08)")
+    both["loss_val"] = [0.4, 0.3]
+    assert results.knobs(both).iloc[0]["by validation loss"] == "0.50"
+    assert results.gaps(both, "largest").iloc[0]["gap [95 %]"] == "0.400"
+    assert results.gaps(both, "smallest").iloc[0]["gap [95 %]"] == "0.200"
+
+
+def test_along_theta_by_hand():
+    grid = (0.01, 0.09, 0.12, 0.33, 0.68, 0.7, 2.0)
+    table = results.along(pd.DataFrame([rows(v, v, t) for v in grid for t in (0, 1)]))
+    assert table["θ"].tolist() == ["0.01", "0.09", "0.33", "0.68", "0.70", "2.00"]
+    assert table["gap"].tolist() == ["0.010", "0.090", "0.330", "0.680", "0.700", "2.000"]
+    assert set(table["n"]) == {2}
+    below = results.along(pd.DataFrame([rows(0.2, 0.3, 0)]))
+    assert below["θ"].tolist() == ["0.30"], "a grid without a value above ln 2"
+
+
+def test_what_has_nothing_to_choose_stands_under_one_rule():
+    erm = pd.DataFrame([rows(0.2, math.nan, 0, "erm"), rows(0.2, math.nan, 1, "erm")])
+    assert results.gaps(erm, "largest")["method"].tolist() == ["ERM"]
+    assert results.gaps(erm, "smallest").empty
+
+
+def test_nothing_is_the_papers_protocol_that_is_not():
+    made = store.provenances("smoke")
+    cut = coverage.reductions(made)
+    assert cut["digits"] == "not in the paper"
+    assert "2 of 15 trials" in cut["gaussian"]
+    assert "20 of 500 epochs" in cut["gaussian"]
+    text = results.markdown("smoke")
+    # 5 + 4 gaps, 4 values, 2 verdicts, 2 orders, 3 along θ
+    assert text.count(f"| gaussian ({cut['gaussian']}) |") == text.count("| gaussian (") == 20
+
+
+def made(method: str, grid: int) -> dict:
+    return {
+        "dataset": "fashionmnist", "trials": 5, "grid": grid, "epochs": 500,
+        "samples": "all + all + all", "dtype": "float32", "method": method, "word": "",
+    }  # fmt: skip
+
+
+def test_grids_that_are_shorter_than_the_papers():
+    whole = {"erm": 1, "flooding": 10, "sam": 6}
+    frame = pd.DataFrame([made(m, n) for m, n in whole.items()])
+    # erm sweeps nothing and adaflood is not in the paper
+    assert coverage.reductions(frame)["fashionmnist"] == ""
+    more = pd.DataFrame([made("softad", 1), made("adaflood", 2), made("sam", 5)])
+    words = "1 of 10 values of SoftAD, 5 of 6 values of SAM"
+    assert coverage.reductions(more)["fashionmnist"] == words
+    frame.loc[1, ["trials", "epochs"]] = 3, 40
+    assert coverage.reductions(frame)["fashionmnist"] == "3–5 of 5 trials, 40–500 of 500 epochs"
+    more.loc[0, "word"] = "auto"
+    assert coverage.reductions(more)["fashionmnist"] == "5 of 6 values per method"
+
+
+def test_a_value_found_without_a_grid_says_so_and_has_no_cell_of_the_paper_beside_it():
+    frames = results.frames("choosing-auto")
+    lines = frames["Loss gaps (Tables 1 and 3), ties to the largest"]
+    assert set(lines["method"]) == {"SoftAD, theta: auto"}
+    assert set(lines["paper's gap"]) == {"–"}
+    assert set(frames["Selected values (Tables 2 and 4)"]["paper"]) == {"–"}
+    assert "Who has the smallest gap" not in frames
+
+
+def test_where_there_is_no_profile_paper_nothing_is_called_so(tmp_path, monkeypatch):
+    (tmp_path / "params").mkdir()
+    made = store.provenances("smoke")
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    cut = coverage.reductions(made)
+    assert set(cut.values()) == {"no profile paper to hold it against"}
+
+
+def test_the_paper_itself_is_called_so():
+    facts = {
+        "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
+        "samples": "100 + 100 + 20000", "dtype": "float32", "method": "softad",
+        "word": "",
+    }  # fmt: skip
+    assert coverage.reductions(pd.DataFrame([facts])) == {"gaussian": ""}
+
+
+def test_written_between_its_marks_and_nowhere_else(tmp_path):
+    page = tmp_path / "PAGE.md"
+    marks = (
+        results.BEGIN.format(profile="smoke", file="PAGE.md"),
+        results.END.format(profile="smoke"),
+    )
+    page.write_text(f"before\n{marks[0]}\nold\n{marks[1]}\nafter\n")
+    assert results.write("smoke", page)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert results.markdown("smoke") in text
+    assert not results.write("smoke", page)
+
+
+def test_flipped_labels_are_folded_away():
+    text = results.markdown("choosing-auto")
+    open_part, *folded = text.split("<details>\n")
+    assert "flipped" not in open_part
+    assert [part.splitlines()[0] for part in folded] == [
+        f"<summary>The same tables with {q} of labels flipped</summary>" for q in ("5%", "10%")
+    ]
+    for part, q in zip(folded, ("5%", "10%")):
+        body, after = part.split("</details>")
+        titles = re.findall(r"^#### (.*)$", body, flags=re.M)
+        assert len(titles) == 3
+        assert all(f", {q} of labels flipped" in title for title in titles)
+        assert "paper" not in body, "its numbers are of clean labels"
+        assert not after.strip()
+
+
+@pytest.mark.parametrize("text", ["", results.END.format(profile="smoke"), "twice"])
+def test_a_page_without_marks_is_left_alone(tmp_path, text):
+    page = tmp_path / "PAGE.md"
+    text = text if text != "twice" else 2 * results.BEGIN.format(profile="smoke", file="PAGE.md")
+    page.write_text(text)
+    with pytest.raises(UserError, match="must hold the lines"):
+        results.write("smoke", page)
+    assert page.read_text() == text
+
+
+def test_nothing_finished(capsys):
+    assert cli.main(["results", "nowhere"]) == 2
+    assert "nothing is finished in profile 'nowhere'" in capsys.readouterr().err
+
+
+def test_the_readme_says_what_is_stored():
+    """Every number of its results comes out of `softad results`."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- results of profile (\w+): softad results", text)
+    assert "paper" in shown
+    for profile in shown:
+        begin = results.BEGIN.format(profile=profile, file="README.md")
+        found = text.split(begin)[1].split(results.END.format(profile=profile))[0]
+        assert found.strip() == results.markdown(profile).strip()
+
+
+def test_so_do_the_tables_beside_the_rows(tmp_path):
+    made = {path.name: path.read_bytes() for path in results.write_csv("paper", tmp_path)}
+    kept = {path.name: path.read_bytes() for path in (ROOT / "outputs/paper/tables").iterdir()}
+    assert kept == made
+
+
+def test_so_do_the_words_around_it():
+    """A number in the prose of the results stands in the tables below it, to the digit."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split("\n## Results\n")[1].split("\n## ")[0]
+    prose = re.sub(r"<!-- results.*?<!-- end of results[^>]*-->", "", section, flags=re.S)
+    prose = prose.replace("ln 2 ≈ 0.693", "")
+    shown = re.findall(r"<!-- results of profile (\w+): softad results", section)
+    told = set(re.findall(r"\d+\.\d+", " ".join(results.markdown(p) for p in shown)))
+    said = re.findall(r"\d*\.\d+", prose)
+    assert len(said) > 20
+    assert [number for number in said if number not in told] == []
+
+
+def test_the_same_as_csv(tmp_path, capsys):
+    assert cli.main(["results", "smoke", "--csv", str(tmp_path)]) == 0
+    frames = results.frames("smoke")
+    paths = capsys.readouterr().out.split()
+    assert len(paths) == len(frames) == len(list(tmp_path.iterdir()))
+    for path, frame in zip(paths, frames.values()):
+        assert pd.read_csv(path, dtype=str).shape == frame.shape
+    assert (tmp_path / "loss_gaps_ties_to_the_largest.csv").exists()
+    assert (tmp_path / "softads_theta_against_floodings.csv").exists()

@@ -1,0 +1,99 @@
+"""Intervals and exact tests against counting by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from softadlib.analysis.statistics import bootstrap, paired, permutation_test, sign_test
+
+
+def test_paired_interval_by_hand():
+    # differences 1, 2, 3: mean 2, s = 1, t(.975, 2) = 4.302653 from a printed table
+    found = paired([2, 4, 6], [1, 2, 3])
+    half = 4.302653 / math.sqrt(3)
+    assert found == pytest.approx((2, 2 - half, 2 + half, 3), abs=1e-6)
+    assert str(found) == "+2 [-0.484, +4.48] n=3"
+
+
+def test_paired_is_scipys_paired_interval_at_another_level():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 15))
+    theirs = stats.ttest_rel(a, b).confidence_interval(0.9)
+    assert paired(a, b, level=0.9)[1:3] == pytest.approx((theirs.low, theirs.high))
+
+
+def test_pairing_matters():
+    a = np.arange(10.0)
+    found = paired(a + 0.5, a)  # the trials differ much, the pairs always by a half
+    assert (found.low, found.high) == pytest.approx((0.5, 0.5))
+
+
+def test_one_pair_says_nothing():
+    assert paired([1.0], [0.5]) == (0.5, -math.inf, math.inf, 1)
+
+
+def test_bootstrap_of_two_values_by_hand():
+    # resamples of {0, 1} have means 0, 1/2, 1 with chances 1/4, 1/2, 1/4: 80 % reach both ends
+    found = bootstrap([0.0, 1.0], level=0.8)
+    assert found == (0.5, 0.0, 1.0)
+    assert bootstrap([0.0, 1.0], level=0.4) == (0.5, 0.5, 0.5)
+
+
+def test_bootstrap_keeps_rows_together_and_follows_the_seed():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=40)
+    rows = np.stack([x, 3 * x], 1)
+    ratio = bootstrap(rows, lambda r: r[:, 1].std() / r[:, 0].std())
+    assert ratio == pytest.approx((3, 3, 3))
+    assert bootstrap(x, seed=5) == bootstrap(x, seed=5) != bootstrap(x, seed=6)
+
+
+def test_bootstrap_of_a_mean_comes_near_the_normal_interval():
+    x = np.random.default_rng(2).normal(size=400)
+    half = 1.96 * x.std() / 20
+    assert bootstrap(x)[1:] == pytest.approx((x.mean() - half, x.mean() + half), abs=0.01)
+
+
+def test_sign_test_by_hand():
+    # seven of eight above: 2·(1 + 8)/256
+    assert sign_test([1, 2, 3, 4, 5, 6, 7, -1, 0, 0]) == (7, 2, 1, pytest.approx(18 / 256))
+    assert sign_test([0.0, 0.0]) == (0, 2, 0, 1.0)
+
+
+def test_permutation_test_counts_every_sign():
+    d = np.array([0.3, 0.5, -0.1, 0.4, 0.2])
+    means = [np.dot(s, d) / 5 for s in itertools.product((1, -1), repeat=5)]
+    share = np.mean(np.abs(means) >= abs(d.mean()) - 1e-12)
+    assert permutation_test(d) == pytest.approx(share)
+    assert permutation_test(np.ones(15)) == 2 / 2**15  # exact: of all the signs only two are as far
+    assert permutation_test(d, seed=1) == permutation_test(d, seed=2)
+    assert permutation_test([-1.0, 1.0]) == 1.0
+
+
+def test_permutation_test_of_many_draws():
+    d = np.random.default_rng(3).normal(0.4, 1, size=30)
+    assert permutation_test(d) == pytest.approx(stats.ttest_1samp(d, 0).pvalue, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: paired([1, 2], [1]), "as many values"),
+        (lambda: paired([1, np.nan], [1, 2]), "1 of 2 values are NaN"),
+        (lambda: paired([], []), "n of at least 1"),
+        (lambda: paired([1, 2], [1, 2], level=95), "level must lie between 0 and 1, got 95"),
+        (lambda: bootstrap([1.0]), "two rows"),
+        (lambda: bootstrap([1.0, np.inf]), "infinite"),
+        (lambda: bootstrap([1.0, 2.0], level=0), "level"),
+        (lambda: sign_test([np.nan]), "NaN"),
+        (lambda: sign_test(np.zeros((2, 2))), r"\(2, 2\)"),
+        (lambda: permutation_test([]), "n of at least 1"),
+    ],
+)
+def test_refused_in_one_line(call, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)

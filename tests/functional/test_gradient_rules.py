@@ -1,0 +1,425 @@
+"""The gradient rules on quadratics, a quartic and a network: by hand, by double backprop, by identity."""
+
+import itertools
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.objectives import close
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from softadlib import functional as F
+
+A = torch.tensor([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]], dtype=torch.float64)
+W = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+RULES = {
+    "plain": F.plain_gradient,
+    "sam": F.sam_gradient,
+    "asam": F.asam_gradient,
+    "gnp": F.gnp_gradient,
+    "fdgr": F.fdgr_gradient,
+    "centered": partial(F.fdgr_gradient, scheme="centered"),
+}
+CALLS = {"plain": 1, "sam": 2, "asam": 2, "gnp": 2, "fdgr": 2, "centered": 3}
+
+
+def counted(function, calls=None):
+    """`gradient` of a function of {"weight": w}; `calls` collects where it was asked, and `track`."""
+
+    def gradient(params, track=True):
+        if calls is not None:
+            calls.append((params, track))
+        return grad(function)(params)
+
+    return gradient
+
+
+def quadratic(params):
+    return params["weight"] @ A @ params["weight"] / 2
+
+
+def on_quadratic(rule, *args, **settings):
+    return rule(counted(quadratic), {"weight": W}, *args, **settings)["weight"]
+
+
+class Net:
+    """A small tanh network with all its data, as a function of its parameters."""
+
+    def __init__(self, layers=None, seed=0):
+        torch.manual_seed(seed)
+        self.module = layers or nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.module = self.module.double()
+        self.x, self.y = torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 3
+        self.params = {name: p.detach() for name, p in self.module.named_parameters()}
+
+    def loss(self, params):
+        return nn.functional.cross_entropy(functional_call(self.module, params, (self.x,)), self.y)
+
+    def gradient(self, params, track=True):
+        return grad(self.loss)(params)
+
+
+def flat(params):
+    return torch.cat([p.flatten() for p in params.values()])
+
+
+def moved(params, grads, step):
+    return {name: p + step * grads[name] for name, p in params.items()}
+
+
+# How many gradients, and which of them move batch norm's statistics
+
+
+@pytest.mark.parametrize("bn_update", ["both", "first"])
+@pytest.mark.parametrize("name", RULES)
+def test_gradients_per_step_and_the_passes_that_track(name, bn_update):
+    calls = []
+    extra = () if name == "plain" else (bn_update,)
+    params = {"weight": W}
+    RULES[name](counted(quadratic, calls), params, 0.5, *extra)
+    assert len(calls) == CALLS[name]
+    assert calls[0][0] is params, "the first is taken at w itself"
+    assert [track for _, track in calls] == [True] + [bn_update == "both"] * (CALLS[name] - 1)
+    assert torch.equal(params["weight"], W)
+
+
+def test_the_registry_says_how_many():
+    from softadlib.methods import METHODS
+
+    for method in METHODS.values():
+        calls = []
+        method.rule(counted(quadratic, calls), {"weight": W}, 0.5)
+        assert len(calls) == method.gradients, method.name
+
+
+def test_a_centered_difference_is_known_to_take_a_third():
+    from types import SimpleNamespace
+
+    from softadlib.methods import METHODS, method_of
+
+    for scheme in ("forward", "centered"):
+        calls, method = [], method_of(SimpleNamespace(scheme=scheme), "fdgr")
+        method.rule(counted(quadratic, calls), {"weight": W}, 0.5, scheme=scheme)
+        assert len(calls) == method.gradients == (3 if scheme == "centered" else 2)
+    assert method_of(SimpleNamespace(scheme="centered"), "gnp") is METHODS["gnp"]
+
+
+# Quadratics
+
+
+@given(st.floats(0, 3), st.floats(0.01, 2))
+def test_gnp_of_a_quadratic_is_the_gradient_of_the_penalised_loss_exactly(alpha, radius):
+    g = A @ W
+    penalty = alpha * radius * (A @ g) / g.norm()  # λ·∇‖∇L‖ = λ·Ag/‖g‖, λ = αr
+    close(on_quadratic(F.gnp_gradient, alpha, radius=radius), g + penalty, rtol=1e-9)
+    leaf = W.clone().requires_grad_()
+    objective = leaf @ A @ leaf / 2 + alpha * radius * (A @ leaf).norm()
+    close(on_quadratic(F.gnp_gradient, alpha, radius=radius), *torch.autograd.grad(objective, leaf))
+
+
+def test_gnp_official_mixing_normalises_the_first_gradient():
+    g, alpha, radius = A @ W, 0.8, 0.1
+    expected = (1 - alpha) * g / g.norm() + alpha * A @ (W + radius * g / g.norm())
+    result = on_quadratic(F.gnp_gradient, alpha, radius=radius, mixing="official")
+    close(result, expected, rtol=1e-10)
+    paper = on_quadratic(F.gnp_gradient, alpha, radius=radius)
+    assert (result - paper).norm() > 0.1
+
+
+@given(st.floats(0, 3), st.floats(0.001, 2))
+def test_fdgr_of_a_quadratic_is_g_plus_lambda_a_g_in_both_schemes(strength, step):
+    g = A @ W
+    for scheme in ("forward", "centered"):
+        result = on_quadratic(F.fdgr_gradient, strength, step_size=step, scheme=scheme)
+        close(result, g + strength * A @ g, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.01, 0.5])
+def test_asam_official_by_hand(eta):
+    """Weights adapt, biases do not, and one norm goes over both."""
+    params = {"0.weight": torch.tensor([2.0, -0.5]), "0.bias": torch.tensor([0.3])}
+    grads = {"0.weight": torch.tensor([1.0, 3.0]), "0.bias": torch.tensor([-2.0])}
+    size = np.array([2 + eta, 0.5 + eta, 1.0])
+    g = np.array([1.0, 3.0, -2.0])
+    expected = 0.7 * size**2 * g / np.linalg.norm(size * g)
+    there = F.asam_perturb(params, grads, 0.7, eta=eta)
+    close(flat(there) - flat(params), expected, rtol=1e-5)
+
+
+def test_asam_davda54_by_hand():
+    params = {"0.weight": torch.tensor([2.0, -0.5]), "0.bias": torch.tensor([0.0])}
+    grads = {"0.weight": torch.tensor([1.0, 3.0]), "0.bias": torch.tensor([-2.0])}
+    there = F.asam_perturb(params, grads, 0.7, "davda54", eta=5.0)
+    assert there["0.bias"].tolist() == [0], "a bias of 0 is never moved"
+    size, g = np.array([2.0, 0.5]), np.array([1.0, 3.0])
+    expected = 0.7 * size**2 * g / np.linalg.norm(size * g)
+    close(there["0.weight"] - params["0.weight"], expected, rtol=1e-5)
+    official = F.asam_perturb(params, grads, 0.7)
+    assert official["0.bias"].item() != 0
+
+
+def test_asam_counts_batch_norms_gamma_as_a_weight():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    grads = {name: torch.ones_like(p) for name, p in params.items()}
+    near = {**params, "1.weight": torch.full((3,), 0.1)}
+    steps = [
+        F.asam_perturb(p, grads, 0.5, eta=0.0)["1.weight"] - p["1.weight"] for p in (params, near)
+    ]
+    ratio = steps[1] / steps[0]
+    assert (ratio < 0.05).all(), "a tenth of the size, some hundredth of the step"
+
+
+@pytest.mark.parametrize("variant", ["official", "davda54"])
+@pytest.mark.parametrize("radius", [0.05, 2.0])
+def test_asam_climbs_by_radius_in_units_of_the_weights(variant, radius):
+    net = Net()
+    grads = net.gradient(net.params)
+    there = F.asam_perturb(net.params, grads, radius, variant, eta=0.0)
+    size = {n: p.abs() if "weight" in n or variant == "davda54" else torch.ones_like(p)
+            for n, p in net.params.items()}  # fmt: skip
+    relative = (flat(there) - flat(net.params)) / flat(size)
+    assert relative.norm().item() == pytest.approx(radius, rel=1e-9)
+
+
+# ASAM does not see the scale of the layers, SAM does
+
+
+@pytest.mark.parametrize("variant", ["official", "davda54"])
+@pytest.mark.parametrize("c", [0.1, 4.0])
+def test_asam_is_invariant_to_rescaled_layers_and_sam_is_not(c, variant):
+    layers = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False))
+    net = Net(layers)
+    one = net.params
+    two = {"0.weight": c * one["0.weight"], "2.weight": one["2.weight"] / c}
+    close(net.loss(one), net.loss(two))
+    asam = partial(F.asam_perturb, radius=0.5, variant=variant, eta=0.0)
+    climbs = {"asam": asam, "sam": partial(F.perturb, radius=0.5)}
+    gaps = {}
+    for name, climb in climbs.items():
+        ends = [net.loss(climb(p, net.gradient(p))) for p in (one, two)]
+        gaps[name] = abs(ends[0] - ends[1]).item()
+        assert ends[0] > net.loss(one) + 0.01
+    assert gaps["asam"] < 1e-12
+    assert gaps["sam"] > 1e-2
+    # with η the invariance is gone
+    if variant == "official":
+        ends = [net.loss(F.asam_perturb(p, net.gradient(p), 0.5, eta=0.1)) for p in (one, two)]
+        assert abs(ends[0] - ends[1]) > 1e-3
+
+
+# Limits
+
+
+@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "fdgr", "centered"])
+def test_knob_zero_is_the_plain_gradient(name):
+    net = Net()
+    result = RULES[name](net.gradient, net.params, 0.0)
+    for key, g in net.gradient(net.params).items():
+        assert torch.equal(result[key], g), key
+
+
+def test_gnp_with_alpha_one_is_sam_bit_for_bit():
+    net = Net()
+    gnp = F.gnp_gradient(net.gradient, net.params, 1.0, radius=0.3)
+    sam = F.sam_gradient(net.gradient, net.params, 0.3)
+    assert all(torch.equal(gnp[name], sam[name]) for name in sam)
+
+
+def test_fdgr_with_step_and_strength_of_sams_climb_is_sam():
+    """a = λ = ρ/‖g(w)‖, which depends on the data: "SAM is a = λ" hides the normalisation."""
+    net = Net()
+    size = 0.3 / F.global_norm(net.gradient(net.params))
+    fdgr = F.fdgr_gradient(net.gradient, net.params, size, step_size=size)
+    close(flat(fdgr), flat(F.sam_gradient(net.gradient, net.params, 0.3)), atol=1e-11)
+    fixed = F.fdgr_gradient(net.gradient, net.params, 0.3, step_size=0.3)
+    assert (flat(fixed) - flat(fdgr)).norm() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "fdgr", "centered"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_zero_gradient_stays_zero_and_is_no_nan(name, dtype):
+    params = {"weight": torch.zeros(3, dtype=dtype)}
+    result = RULES[name](counted(lambda p: p["weight"].square().sum()), params, 0.5)
+    assert result["weight"].tolist() == [0, 0, 0]
+    official = F.gnp_gradient(
+        counted(lambda p: p["weight"].square().sum()), params, 0.5, mixing="official"
+    )
+    assert official["weight"].tolist() == [0, 0, 0]
+
+
+# FD-GR against double backprop
+
+
+def regularised(net, strength):
+    """∇(L + λ/2·‖∇L‖²), by differentiating the gradient."""
+
+    def objective(params):
+        grads = grad(net.loss)(params)
+        return net.loss(params) + strength / 2 * sum(g.square().sum() for g in grads.values())
+
+    return flat(grad(objective)(net.params))
+
+
+@pytest.mark.parametrize(("scheme", "order"), [("forward", 1), ("centered", 2)])
+def test_fdgr_tends_to_double_backprop_at_the_order_of_its_scheme(scheme, order):
+    net = Net()
+    exact, errors = regularised(net, 0.7), []
+    for step in (0.1, 0.05, 0.025):
+        result = F.fdgr_gradient(net.gradient, net.params, 0.7, step_size=step, scheme=scheme)
+        errors.append((flat(result) - exact).norm().item())
+    assert errors[-1] < 1e-3 * exact.norm()
+    for one, half in itertools.pairwise(errors):
+        assert math.log2(one / half) == pytest.approx(order, abs=0.15)
+
+
+def quartic_errors(scheme, dtype, steps):
+    """Relative error of the difference quotient for L = Σw⁴/4: exact Hg = 3w²·w³."""
+    w = torch.tensor([1.0, -1.5, 2.0], dtype=dtype)
+    gradient = counted(lambda p: (p["weight"] ** 4).sum() / 4)
+    exact = w.double() ** 3 + 3 * w.double() ** 5
+    results = [F.fdgr_gradient(gradient, {"weight": w}, 1.0, step_size=a, scheme=scheme)["weight"]
+               for a in steps]  # fmt: skip
+    return [((r.double() - exact).norm() / exact.norm()).item() for r in results]
+
+
+def test_fdgr_of_a_quartic_errs_by_a_forward_and_by_a_squared_centered():
+    forward = quartic_errors("forward", torch.float64, (1e-3, 1e-4))
+    centered = quartic_errors("centered", torch.float64, (1e-3, 1e-4))
+    assert forward[0] / forward[1] == pytest.approx(10, rel=0.05)
+    assert centered[0] / centered[1] == pytest.approx(100, rel=0.05)
+    assert centered[0] < forward[0] / 50
+
+
+def test_fdgr_in_float32_gains_nothing_from_a_tiny_step():
+    large, middle, small, tiny = quartic_errors("forward", torch.float32, (1e-2, 1e-4, 1e-6, 1e-8))
+    assert middle < large / 50
+    assert small > middle / 3, "rounding has taken over"
+    assert tiny > 10 * small
+
+
+# Flooding is forward FD-GR, once it crosses its level (the paper's eq. flood_fd_link)
+
+
+def two_flooding_steps(net, theta, lr, momentum=0.0):
+    """w_{t+1} and w_{t+2} of gradient descent on the flooded loss, all data in every step."""
+    flooded = grad(lambda params: F.flooding(net.loss(params)[None], theta))
+    ends, velocity, params = [], None, net.params
+    for _ in range(2):
+        g = flooded(params)
+        velocity = g if velocity is None else moved(g, velocity, momentum)
+        params = moved(params, velocity, -lr)
+        ends.append(params)
+    return ends
+
+
+def by_the_identity(net, lr):
+    """w − α²·[g(w + αg) − g(w)]/α, the difference quotient from the gradient rule."""
+    g = net.gradient(net.params)
+    with_it = F.fdgr_gradient(net.gradient, net.params, 1.0, step_size=lr)
+    quotient = {name: with_it[name] - g[name] for name in g}
+    return moved(net.params, quotient, -(lr**2))
+
+
+def levels_around(net, lr):
+    """Losses at w and one ascent step up."""
+    up = moved(net.params, net.gradient(net.params), lr)
+    return net.loss(net.params).item(), net.loss(up).item()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("lr", [0.05, 0.5])
+def test_two_flooding_steps_across_the_level_are_one_fdgr_step(lr, seed):
+    net = Net(seed=seed)
+    here, up = levels_around(net, lr)
+    for share in (0.05, 0.5, 0.95):
+        theta = here + share * (up - here)
+        _, end = two_flooding_steps(net, theta, lr)
+        gap = (flat(end) - flat(by_the_identity(net, lr))).abs().max()
+        assert gap < 1e-12
+        assert (flat(end) - flat(net.params)).norm() > 1e-4, "something has moved"
+
+
+def test_the_identity_fails_with_momentum():
+    net, lr = Net(), 0.5
+    theta = np.mean(levels_around(net, lr))
+    _, end = two_flooding_steps(net, theta, lr, momentum=0.9)
+    assert (flat(end) - flat(by_the_identity(net, lr))).norm() > 1e-2
+
+
+@pytest.mark.parametrize("place", ["below both", "above both"])
+def test_the_identity_fails_where_the_level_is_not_crossed(place):
+    net, lr = Net(), 0.5
+    here, up = levels_around(net, lr)
+    theta = {"below both": here - 1.0, "above both": up + 1.0}[place]
+    _, end = two_flooding_steps(net, theta, lr)
+    assert (flat(end) - flat(by_the_identity(net, lr))).norm() > 1e-2
+
+
+def test_crossing_from_above_is_the_backward_difference_instead():
+    net, lr = Net(), 0.5
+    g = net.gradient(net.params)
+    down = moved(net.params, g, -lr)
+    theta = (net.loss(net.params) + net.loss(down)).item() / 2
+    _, end = two_flooding_steps(net, theta, lr)
+    difference = {name: g[name] - there for name, there in net.gradient(down).items()}
+    assert (flat(end) - flat(moved(net.params, difference, -lr))).abs().max() < 1e-12
+    assert (flat(end) - flat(by_the_identity(net, lr))).norm() > 1e-4
+
+
+def test_the_identity_on_a_quadratic_is_w_minus_alpha_squared_a_squared_w():
+    lr, values = 0.1, W @ A @ W / 2
+    up = W + lr * A @ W
+    theta = (values + up @ A @ up / 2) / 2
+    w = W
+    for _ in range(2):
+        loss = w @ A @ w / 2
+        w = w - lr * torch.sign(loss - theta) * (A @ w)
+    close(w, W - lr**2 * A @ A @ W, atol=1e-14)
+
+
+# Types, transforms, arguments
+
+
+@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "fdgr", "centered"])
+def test_vmap_gives_every_run_its_own_gradient_norm_and_knob(name):
+    nets, knobs = [Net(seed=seed) for seed in range(3)], torch.tensor([0.1, 0.5, 1.0]).double()
+    x, y = nets[0].x, nets[0].y
+    stacked = {key: torch.stack([net.params[key] for net in nets]) for key in nets[0].params}
+
+    def direction(params, knob):
+        def loss(params):
+            return nn.functional.cross_entropy(functional_call(nets[0].module, params, (x,)), y)
+
+        return RULES[name](lambda params, track=True: grad(loss)(params), params, knob)
+
+    many = vmap(direction)(stacked, knobs)
+    for i, net in enumerate(nets):
+        alone = direction(net.params, knobs[i].item())
+        for key in alone:
+            close(many[key][i], alone[key], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "words"),
+    [
+        (
+            F.asam_gradient,
+            {"variant": "adaptive"},
+            "variant 'adaptive' unknown; choose from official",
+        ),
+        (F.asam_gradient, {"eta": -0.1}, "eta must be a number of at least 0, got -0.1"),
+        (F.gnp_gradient, {"mixing": True}, "mixing True unknown; choose from paper, official"),
+        (F.fdgr_gradient, {"scheme": "backward"}, "scheme 'backward' unknown; choose from forward"),
+        (F.fdgr_gradient, {"step_size": 0.0}, "step_size must be a positive number, got 0.0"),
+        (F.fdgr_gradient, {"step_size": math.nan}, "step_size must be a positive number, got nan"),
+    ],
+)
+def test_bad_settings_are_refused(rule, settings, words):
+    with pytest.raises(ValueError, match=words):
+        rule(counted(quadratic), {"weight": W}, 0.5, **settings)

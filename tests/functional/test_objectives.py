@@ -1,0 +1,524 @@
+"""Every formula, gradient, limit and trap of the criteria, by closed form and by hand."""
+
+import math
+from decimal import Decimal, localcontext
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.objectives import SPREAD, close, losses, weights
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, vmap
+
+from softadlib import functional as F
+
+thetas = st.floats(-1, 5, allow_subnormal=False)
+sigmas = st.floats(0.01, 100)
+scales = st.sampled_from(["code", "text"])
+THRESHOLDED = {"flooding": F.flooding, "iflood": F.iflood, "softad": F.softad}
+
+
+# ρ and φ
+
+
+@pytest.mark.parametrize("function", [F.rho, F.phi])
+def test_rho_and_phi_are_smooth_twice(function):
+    x = torch.tensor([-30.0, -1.0, -1e-3, 0.0, 0.2, 5.0], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(function, x)
+    assert gradgradcheck(function, x)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_rho_and_its_gradient_to_full_precision_from_1e_18_to_1e30(dtype, rtol):
+    sizes = torch.cat(
+        [torch.logspace(-18, 30, 97, dtype=torch.float64), torch.tensor([1e19, 1e-4])]
+    )
+    x = torch.cat([sizes, -sizes]).to(dtype).requires_grad_()
+    value = F.rho(x)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    with localcontext(prec=120):
+        roots = [(1 + Decimal(v) ** 2).sqrt() for v in x.tolist()]
+        expected = [float(r - 1) for r in roots]
+        expected_slope = [float(Decimal(v) / r) for v, r in zip(x.tolist(), roots)]
+    close(value.double(), expected, rtol=rtol, atol=0)
+    close(slope.double(), expected_slope, rtol=rtol, atol=0)
+    close(F.phi(x).double(), expected_slope, rtol=rtol, atol=0)
+    assert F.rho(torch.zeros(1, dtype=dtype)) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rho_and_its_slope_and_the_weights_at_infinity(dtype):
+    x = torch.tensor([math.inf, -math.inf, math.nan, 0.75], dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(F.rho(x).sum(), x)
+    close(F.rho(x), [math.inf, math.inf, math.nan, 0.25], equal_nan=True)
+    for found in (slope, F.phi(x), F.softad_weights(x, 0.0, scale="text")):
+        close(found, [1.0, -1.0, math.nan, 0.6], rtol=1e-6, equal_nan=True)
+    lost = F.softad_weights(x, 0.0, 0.5)
+    close(lost[:3], [0.5, -0.5, math.nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("scale", ["code", "text"])
+@pytest.mark.parametrize("size", [1e19, 1e30])
+def test_softad_of_huge_float32_losses_has_value_and_gradient(size, scale):
+    x = torch.tensor([size, size])
+    assert F.softad(x, 0.1, scale=scale).item() == pytest.approx(size, rel=1e-6)
+    close(weights(F.softad, x, 0.1, scale=scale), [1.0, 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("function", [F.softad, partial(F.softad, sigma=0.5), F.iflood])
+def test_losses_up_to_1e4_are_finite_with_the_right_sign(function, dtype):
+    """√(1+x²) in float16 overflows from 256 on; θ = 1 lies between."""
+    x = torch.tensor([0.0, 0.5, 2.0, 300.0, 1e4], dtype=dtype, requires_grad=True)
+    value = function(x, 1.0)
+    (slope,) = torch.autograd.grad(value, x)
+    assert value.isfinite()
+    assert value > 1
+    assert slope.sign().tolist() == [-1, -1, 1, 1, 1]
+    assert slope.abs().max() <= 0.2
+
+
+# Gradients by finite differences, weights by closed form
+
+
+@pytest.mark.parametrize("scale", ["code", "text"])
+def test_softad_differentiates_twice_in_losses_theta_and_sigma(scale):
+    inputs = [SPREAD, torch.tensor(0.4), torch.tensor(0.7)]
+    inputs = [v.double().clone().requires_grad_() for v in inputs]
+    objective = partial(F.softad, eta=0.3, scale=scale)
+    assert gradcheck(objective, inputs)
+    assert gradgradcheck(objective, inputs)
+
+
+@pytest.mark.parametrize("function", [F.erm, F.flooding, F.iflood])
+@pytest.mark.parametrize("theta", [0.4, 1.2])
+def test_the_others_differentiate_where_they_are_smooth(function, theta):
+    assert gradcheck(lambda v: function(v, theta), SPREAD.clone().requires_grad_())
+
+
+@given(losses, thetas, sigmas)
+def test_softad_weights_are_phi_scaled(values, theta, sigma):
+    z = (values.numpy() - theta) / sigma
+    phi = z / np.sqrt(1 + z * z)
+    for scale, expected in (("code", sigma * phi), ("text", phi)):
+        close(weights(F.softad, values, theta, sigma, scale=scale), expected)
+        close(F.softad_weights(values, theta, sigma, scale), expected)
+
+
+@given(losses, thetas)
+def test_both_scales_coincide_at_sigma_one(values, theta):
+    code, text = (partial(F.softad, theta=theta, scale=scale) for scale in ("code", "text"))
+    assert code(values) == text(values)
+    assert torch.equal(weights(code, values), weights(text, values))
+
+
+def test_hand_example():
+    values = torch.tensor([0.0, 1.0, 2.0])
+    assert F.softad(values, 1.0).item() == pytest.approx(1 + 2 * (math.sqrt(2) - 1) / 3)
+    half = 1 / math.sqrt(2)
+    close(weights(F.softad, values, 1.0), [-half, 0.0, half], rtol=1e-6)
+    assert F.iflood(values, 1.0).item() == pytest.approx(1 + 2 / 3)
+    assert weights(F.iflood, values, 1.0).tolist() == [-1, 0, 1]
+    assert F.flooding(values, 1.5).item() == 2.0
+    assert weights(F.flooding, values, 1.5).tolist() == [-1, -1, -1]
+    assert F.erm(values).item() == 1.0
+
+
+# SoftAD: bounds, limits, η
+
+
+@given(losses, thetas, sigmas, st.floats(-2, 2), scales)
+def test_softad_is_at_least_eta_theta(values, theta, sigma, eta, scale):
+    assert F.softad(values, theta, sigma, eta, scale) >= eta * theta
+
+
+@given(losses, thetas, sigmas, scales)
+def test_softad_is_zero_above_eta_theta_only_where_all_losses_are_theta(
+    values, theta, sigma, scale
+):
+    level = torch.full_like(values, theta)
+    assert F.softad(level, theta, sigma, 0.7, scale) == pytest.approx(0.7 * theta, rel=1e-15)
+    assert F.softad(level, theta, sigma, 0.0, scale) == 0
+    assume((values - theta).abs().max() > 1e-6)
+    assert F.softad(values, theta, sigma, 0.0, scale) > 0
+
+
+@given(losses, thetas, sigmas)
+def test_weight_bounds_of_both_scales(values, theta, sigma):
+    gap = (values - theta).abs()
+    code = weights(F.softad, values, theta, sigma).abs()
+    text = weights(F.softad, values, theta, sigma, scale="text").abs()
+    assert (code <= torch.minimum(gap, torch.tensor(sigma)) * (1 + 1e-12)).all()
+    assert (text <= 1 + 1e-12).all()
+
+
+@given(st.floats(0, 20), st.floats(0, 20), thetas, sigmas)
+def test_weights_are_lipschitz_1_in_code_and_1_over_sigma_in_text(a, b, theta, sigma):
+    pair = torch.tensor([a, b], dtype=torch.float64)
+    for scale, constant in (("code", 1.0), ("text", 1 / sigma)):
+        x, y = weights(F.softad, pair, theta, sigma, scale=scale).tolist()
+        assert abs(x - y) <= constant * abs(a - b) * (1 + 1e-9) + 1e-12
+
+
+def test_lipschitz_constants_are_attained_at_theta():
+    pair = torch.tensor([0.5, 0.5 + 1e-6], dtype=torch.float64)
+    for scale, constant in (("code", 1.0), ("text", 4.0)):
+        x, y = weights(F.softad, pair, 0.5, 0.25, scale=scale).tolist()
+        assert (y - x) / 1e-6 == pytest.approx(constant, rel=1e-6)
+
+
+@given(losses, thetas, st.floats(1e-6, 1e-3))
+def test_small_sigma_code_vanishes_as_sigma_sign_and_text_becomes_iflood(values, theta, sigma):
+    gap = (values - theta).abs()
+    assume(gap.min() > 0.05)
+    assert 0 <= F.softad(values, theta, sigma, 0.0) <= sigma * gap.mean()
+    sign = np.sign(values.numpy() - theta)
+    close(weights(F.softad, values, theta, sigma) / sigma, sign, atol=1e-3)
+    # √(x²+σ²) − σ lies within σ below |x|
+    text, hard = F.softad(values, theta, sigma, scale="text"), F.iflood(values, theta)
+    assert -sigma - 1e-12 <= text - hard <= 1e-12
+    close(weights(F.softad, values, theta, sigma, scale="text"), sign, atol=1e-3)
+
+
+@given(losses, thetas, st.floats(1e2, 1e4))
+def test_large_sigma_code_becomes_half_the_square_and_text_vanishes(values, theta, sigma):
+    gap = values.numpy() - theta
+    square, fourth = (gap**2).mean() / 2, (gap**4).mean() / 8
+    below = square - F.softad(values, theta, sigma, 0.0).item()
+    assert -1e-9 <= below <= fourth / sigma**2 + 1e-9  # √(1+x²) ≥ 1 + x²/2 − x⁴/8
+    close(weights(F.softad, values, theta, sigma), gap, rtol=0.05)
+    text = F.softad(values, theta, sigma, 0.0, "text").item()
+    assert text <= square / sigma * (1 + 1e-12)
+    assert weights(F.softad, values, theta, sigma, scale="text").abs().max() <= 21 / sigma
+
+
+@given(losses, thetas, sigmas, st.floats(-3, 3), st.floats(-3, 3), scales)
+def test_eta_moves_the_value_only(values, theta, sigma, one, two, scale):
+    arguments = {"theta": theta, "sigma": sigma, "scale": scale}
+    first, second = (partial(F.softad, eta=eta, **arguments) for eta in (one, two))
+    close(first(values) - second(values), (one - two) * theta, atol=1e-9)
+    assert torch.equal(weights(first, values), weights(second, values))
+
+
+@given(losses, thetas, sigmas, st.floats(-1, 1), scales)
+def test_slope_in_theta_is_eta_minus_mean_weight_hence_never_learnable_at_eta_one(
+    values, theta, sigma, eta, scale
+):
+    z = (values.numpy() - theta) / sigma
+    mean = (z / np.sqrt(1 + z * z)).mean() * (sigma if scale == "code" else 1)
+    level = torch.tensor(theta, dtype=torch.float64)
+    close(grad(lambda t: F.softad(values, t, sigma, eta, scale))(level), eta - mean, atol=1e-10)
+    assert grad(lambda t: F.softad(values, t))(level) > 0
+
+
+@given(losses, st.floats(0, 5))
+def test_ascent_is_bounded_by_theta(values, theta):
+    bound = theta / math.sqrt(1 + theta**2)
+    assert weights(F.softad, values, theta).min() >= -bound - 1e-15
+
+
+@pytest.mark.parametrize("function", THRESHOLDED.values())
+def test_not_monotone_in_a_loss_below_theta(function):
+    low, raised = torch.tensor([0.1, 0.6]), torch.tensor([0.3, 0.6])
+    assert function(raised, 0.9) < function(low, 0.9)
+    assert F.erm(raised) > F.erm(low)
+
+
+def test_sgd_code_at_lr_alpha_is_text_at_lr_alpha_sigma():
+    rng = np.random.default_rng(5)
+    x, y = torch.from_numpy(rng.normal(size=(30, 3))), torch.from_numpy(rng.normal(size=30))
+    sigma, ends = 0.4, []
+    for scale, lr in (("code", 0.3), ("text", 0.3 * sigma)):
+        w = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr)
+        for _ in range(50):
+            optimizer.zero_grad()
+            F.softad((x @ w - y).square(), 0.5, sigma, scale=scale).backward()
+            optimizer.step()
+        ends.append(w.detach())
+    assert ends[0].norm() > 0.1
+    close(*ends)
+
+
+# Flooding and iFlood
+
+
+@given(losses, thetas)
+def test_flooding_is_plus_or_minus_erm_and_exactly_zero_at_theta(values, theta):
+    assume(abs(values.mean().item() - theta) > 1e-9)
+    sign = 1.0 if values.mean() > theta else -1.0
+    erm = weights(F.erm, values)
+    assert torch.equal(weights(F.flooding, values, theta), sign * erm)
+    at = values.mean().item()
+    assert not weights(F.flooding, values, at).any()
+    assert F.flooding(values, at) == at
+
+
+@given(st.floats(0, 20, allow_subnormal=False), thetas)
+def test_flooding_of_one_sample_is_iflood(value, theta):
+    single = torch.tensor([value], dtype=torch.float64)
+    assert F.flooding(single, theta) == pytest.approx(F.iflood(single, theta).item())
+    assert torch.equal(weights(F.flooding, single, theta), weights(F.iflood, single, theta))
+
+
+@given(st.lists(st.floats(0, 20), min_size=12, max_size=12), thetas)
+def test_mean_of_batch_floods_is_at_least_the_flood_of_the_mean(values, theta):
+    parts = torch.tensor(values, dtype=torch.float64).view(4, 3)
+    mean = torch.stack([F.flooding(part, theta) for part in parts]).mean()
+    assert mean >= F.flooding(parts.flatten(), theta) - 1e-12
+
+
+@given(losses, st.floats(-3, 0))
+def test_theta_at_most_zero_gives_erm_gradients(values, theta):
+    assume(values.min() > 0)
+    for function in (F.flooding, F.iflood):
+        assert torch.equal(weights(function, values, theta), weights(F.erm, values))
+
+
+@given(losses, thetas)
+def test_iflood_weights_are_signs(values, theta):
+    expected = np.sign(values.numpy() - theta)
+    close(weights(F.iflood, values, theta), expected)
+
+
+@pytest.mark.parametrize(("theta", "sign"), [(0.01, 1.0), (9.0, -1.0)])
+def test_iflood_with_all_losses_on_one_side_is_plus_or_minus_erm(theta, sign):
+    close(weights(F.iflood, SPREAD, theta), sign * torch.ones(5))
+
+
+def test_only_flooding_does_not_decompose_over_micro_batches():
+    values, theta = torch.tensor([0.1, 0.2, 1.0, 1.5], dtype=torch.float64), 0.5
+    halves = values.view(2, 2)
+    for name, function in {"erm": F.erm, **THRESHOLDED}.items():
+        whole = weights(function, values, theta)
+        parts = torch.cat([weights(function, half, theta) for half in halves])
+        assert torch.equal(whole, parts) == (name != "flooding"), name
+        gap = function(values, theta) - torch.stack([function(h, theta) for h in halves]).mean()
+        assert gap.item() == pytest.approx(-0.35 if name == "flooding" else 0, abs=1e-12), name
+    # accumulate the plain gradients, then turn the sum once
+    summed = torch.cat([weights(F.erm, half) for half in halves])
+    turned = torch.sign(values.mean() - theta) * summed
+    assert torch.equal(turned, weights(F.flooding, values, theta))
+
+
+# AdaFlood
+
+
+@given(losses, st.floats(0, 1), st.floats(0, 3), st.floats(0, 1))
+def test_flood_levels_are_the_formula_between_0_and_minus_ln_gamma(aux, gamma, alpha, beta):
+    levels = F.flood_levels(aux, gamma, alpha, beta)
+    x = alpha * aux.numpy() + beta
+    close(levels, -np.log((1 - gamma) * np.exp(-x) + gamma), rtol=1e-9)
+    assert levels.min() >= -1e-12
+    if gamma > 0:
+        assert levels.max() <= -math.log(gamma) + 1e-12
+    if gamma >= 0.5:
+        assert levels.max() <= F.LN2 + 1e-12
+    assert (levels <= torch.from_numpy(x) + 1e-9).all()
+
+
+def test_flood_levels_at_both_ends_and_where_exp_underflows():
+    aux = torch.tensor([0.0, 0.3, 2.0, 800.0, math.inf])
+    assert F.flood_levels(aux, 0.0).tolist() == aux.tolist()
+    assert F.flood_levels(aux, 1.0).tolist() == [0] * 5
+    assert torch.isinf(-torch.log(torch.exp(-aux[3])))  # the formula as it is written, at γ = 0
+    assert F.flood_levels(aux, 0.5)[3:].tolist() == pytest.approx([math.log(2)] * 2)
+    each = vmap(F.flood_levels, in_dims=(None, 0))(aux, torch.tensor([0.0, 0.5, 1.0]))
+    assert torch.equal(each[1], F.flood_levels(aux, 0.5))
+
+
+def test_flood_levels_of_leaving_one_out_in_closed_form():
+    """The model of class frequencies, refitted without each sample: ℓ_i = −ln((n_c − 1)/(n − 1))."""
+    labels = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2])
+    rest = [np.delete(labels, i) for i in range(9)]
+    refitted = [-np.log((other == label).mean()) for label, other in zip(labels, rest)]
+    gamma, kept = 0.3, np.array([4, 3, 2])[labels] - 1
+    close(F.flood_levels(torch.tensor(refitted), gamma), -np.log(0.7 * kept / 8 + gamma))
+
+
+@given(losses, st.data())
+def test_adaflood_is_flooding_of_every_sample_by_itself(values, data):
+    levels = data.draw(st.lists(thetas, min_size=len(values), max_size=len(values)))
+    levels = torch.tensor(levels, dtype=torch.float64)
+    each = [F.flooding(v[None], t) for v, t in zip(values, levels)]
+    close(F.adaflood(values, levels), torch.stack(each).mean())
+    expected = np.sign(values.numpy() - levels.numpy())
+    close(weights(F.adaflood, values, levels), expected)
+    order = torch.tensor(data.draw(st.permutations(range(len(values)))))
+    close(F.adaflood(values[order], levels[order]), F.adaflood(values, levels))
+
+
+def test_adaflood_with_one_level_for_all_is_iflood_and_with_zero_is_erm():
+    assert F.adaflood(SPREAD, torch.full((5,), 0.4)) == F.iflood(SPREAD, torch.tensor(0.4))
+    assert torch.equal(weights(F.adaflood, SPREAD, torch.zeros(5)), weights(F.erm, SPREAD))
+
+
+@pytest.mark.parametrize(
+    "bad", [0.1, torch.tensor(0.1), torch.ones(4), torch.ones(5, 1), [0.1] * 5]
+)
+def test_adaflood_takes_one_level_per_loss_and_nothing_else(bad):
+    with pytest.raises(ValueError, match=r"theta must have shape \(5,\), one per loss, got "):
+        F.adaflood(SPREAD, bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("gamma", bad) for bad in (-0.1, 1.1, math.nan, "0.5", True, None)]
+    + [("alpha", math.inf), ("beta", math.nan), ("beta", None)],
+    ids=str,
+)
+def test_flood_levels_refuse_what_is_out_of_range(name, bad):
+    with pytest.raises(ValueError, match=f"{name} must be a .*number.*, got {bad!r}"):
+        F.flood_levels(SPREAD, **{"gamma": 0.5, name: bad})
+
+
+# Types, shapes, transforms
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    values, theta = [0.5, 300.0, 1000.0], 0.125  # exact in both types; 300² overflows float16
+    gaps = [v - theta for v in values]
+    mean = sum(values) / 3
+    expected = {
+        "erm": (F.erm, mean, [1, 1, 1]),
+        "flooding": (F.flooding, mean, [1, 1, 1]),
+        "iflood": (F.iflood, theta + sum(gaps) / 3, [1, 1, 1]),
+        "softad": (
+            F.softad,
+            theta + sum(math.sqrt(1 + g * g) - 1 for g in gaps) / 3,
+            [g / math.sqrt(1 + g * g) for g in gaps],
+        ),
+    }
+    for function, value, slopes in expected.values():
+        leaf = torch.tensor(values, dtype=dtype, requires_grad=True)
+        result = function(leaf, theta)
+        result.backward()
+        assert result.dtype == torch.float32
+        assert result.item() == pytest.approx(value, rel=1e-6)
+        assert leaf.grad.dtype == dtype
+        close(3 * leaf.grad.double(), slopes, rtol=1e-2)
+
+
+def test_autocast_changes_nothing():
+    values = SPREAD.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = F.softad(values, 0.3, 0.7)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, F.softad(values, 0.3, 0.7))
+
+
+@pytest.mark.parametrize("name", THRESHOLDED)
+def test_theta_as_float_0d_and_per_sample(name):
+    function, plain = THRESHOLDED[name], THRESHOLDED[name](SPREAD, 0.5)
+    assert function(SPREAD, torch.tensor(0.5, dtype=torch.float64)) == plain
+    if name != "flooding":
+        assert function(SPREAD, torch.full((5,), 0.5, dtype=torch.float64)) == plain
+        levels = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
+        each = [function(v[None], t.item()) for v, t in zip(SPREAD, levels)]
+        close(function(SPREAD, levels), torch.stack(each).mean())
+
+
+def test_eta_weighs_each_samples_own_theta():
+    levels = torch.tensor([0.1, 0.3], dtype=torch.float64)
+    assert F.softad(levels, levels, eta=2.0).item() == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("name", ["erm", *THRESHOLDED])
+def test_vmap_gives_every_run_its_own_theta(name):
+    function = {"erm": F.erm, **THRESHOLDED}[name]
+    values = torch.from_numpy(np.random.default_rng(1).uniform(0, 2, (6, 5)))
+    levels = torch.linspace(0.2, 1.8, 6, dtype=torch.float64)
+    alone = [function(v, t.item()) for v, t in zip(values, levels)]
+    close(vmap(function)(values, levels), torch.stack(alone))
+    slopes = vmap(grad(function))(values, levels)
+    for row, v, t in zip(slopes, values, levels):
+        close(5 * row, weights(function, v, t.item()))
+
+
+@pytest.mark.parametrize("scale", ["code", "text"])
+def test_vmap_gives_every_run_its_own_sigma(scale):
+    sigma = torch.tensor([0.1, 1.0, 7.0], dtype=torch.float64)
+    many = vmap(lambda s: F.softad(SPREAD, 0.4, s, scale=scale))(sigma)
+    close(many, [F.softad(SPREAD, 0.4, s, scale=scale).item() for s in sigma.tolist()])
+
+
+@pytest.mark.parametrize("function", [F.erm, *THRESHOLDED.values()])
+def test_compiles_without_graph_breaks(function):
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(SPREAD, 0.4), function(SPREAD, 0.4))
+    level = torch.tensor(0.4, dtype=torch.float64)
+    slopes = (weights(f, SPREAD, level) for f in (compiled, function))
+    assert torch.equal(*slopes)
+
+
+@pytest.mark.parametrize("bad", [torch.tensor(1.0), [0.1, 0.2], torch.tensor([1, 2]), None])
+@pytest.mark.parametrize("function", [F.erm, *THRESHOLDED.values()])
+def test_anything_but_a_vector_of_losses_is_refused(function, bad):
+    with pytest.raises(ValueError, match="losses must be a float tensor of per-sample values"):
+        function(bad, 0.1)
+
+
+@pytest.mark.parametrize("sigma", [0, -1.0, math.nan, math.inf])
+def test_softad_refuses_sigma(sigma):
+    with pytest.raises(ValueError, match=f"sigma must be a positive number, got {sigma!r}"):
+        F.softad(SPREAD, 0.1, sigma)
+
+
+def test_softad_refuses_an_unknown_scale():
+    with pytest.raises(ValueError, match="scale 'paper' unknown; choose from code, text"):
+        F.softad(SPREAD, 0.1, scale="paper")
+
+
+# Gradient rules
+
+
+def test_global_norm_and_climb_by_hand():
+    grads = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
+    assert F.global_norm(grads) == 5
+    there = F.perturb({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[-1.0]])}, grads, 0.5)
+    close(there["a"], [1.3, 2.0], rtol=1e-6)
+    close(there["b"], [[-0.6]], rtol=1e-6)
+    zero = F.perturb({"a": torch.ones(3)}, {"a": torch.zeros(3)}, 0.5)
+    assert zero["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("bn_update", "second"), [("both", True), ("first", False)])
+def test_sam_gradient_of_a_quadratic(bn_update, second):
+    a = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])
+    w, radius, tracked = np.array([1.0, -2.0, 0.5]), 0.3, []
+
+    def gradient(params, track=True):
+        tracked.append(track)
+        return {"w": torch.from_numpy(a) @ params["w"]}
+
+    params = {"w": torch.from_numpy(w)}
+    result = F.sam_gradient(gradient, params, radius, bn_update)["w"]
+    close(result, a @ (w + radius * a @ w / np.linalg.norm(a @ w)), rtol=1e-10)
+    assert tracked == [True, second]
+    close(F.plain_gradient(gradient, params)["w"], a @ w)
+
+
+@pytest.mark.parametrize("criterion", [F.softad, F.iflood, F.flooding])
+def test_shapes_and_types_that_would_give_nonsense_are_refused(criterion):
+    losses = torch.tensor([0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"theta must have shape .*got \(3, 1\)"):
+        criterion(losses, torch.full((3, 1), 0.1))
+    with pytest.raises(ValueError, match=r"got a single value; use reduction='none'"):
+        criterion(losses.mean(), 0.1)
+    with pytest.raises(ValueError, match=r"float tensor .*got torch.int64"):
+        criterion(torch.tensor([1, 2]), 0.1)
+
+
+def test_flooding_has_one_level_for_the_batch():
+    with pytest.raises(ValueError, match=r"theta must have shape \(\), got \(3,\)"):
+        F.flooding(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.parametrize("sigma", ["1", True, None, -1.0, math.nan])
+def test_a_sigma_that_is_no_positive_number_is_refused(sigma):
+    with pytest.raises(ValueError, match="sigma must be a positive number"):
+        F.softad(torch.ones(3), 0.1, sigma)

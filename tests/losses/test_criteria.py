@@ -1,0 +1,351 @@
+"""The criteria as drop-ins for `nn.CrossEntropyLoss`, and the calibration cliff at θ = ln 2."""
+
+import copy
+import io
+import math
+import pickle
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from softadlib import functional as F
+from softadlib.losses import levels
+from softadlib.losses.flooding import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
+
+LN2 = 0.6931471805599453
+LOGITS = torch.tensor([[0.2, -1.0, 0.5], [2.0, 0.1, -0.3], [-0.4, 0.0, 0.4], [1.0, 1.0, 1.0]])
+TARGETS = torch.tensor([0, 0, 1, 2])
+ALL = {
+    "erm": ERM,
+    "flooding": partial(Flooding, 0.4),
+    "iflood": partial(IFlood, 0.4),
+    "softad": partial(SoftAD, 0.4, 0.5),
+}
+
+
+def cross_entropies():
+    z = LOGITS.double().numpy()
+    return np.log(np.exp(z).sum(1)) - z[np.arange(4), TARGETS.numpy()]
+
+
+def soft(values, theta, sigma):
+    return theta + sigma**2 * np.mean(np.sqrt(1 + ((values - theta) / sigma) ** 2) - 1)
+
+
+# Values
+
+
+def test_values_from_the_formulas():
+    values = cross_entropies()
+    expected = {
+        "erm": values.mean(),
+        "flooding": 0.4 + abs(values.mean() - 0.4),
+        "iflood": 0.4 + np.abs(values - 0.4).mean(),
+        "softad": soft(values, 0.4, 0.5),
+    }
+    for name, value in expected.items():
+        result = ALL[name]()(LOGITS, TARGETS)
+        assert result.shape == ()
+        assert result.item() == pytest.approx(value, rel=1e-6), name
+
+
+def test_softad_options_reach_the_formula():
+    spread = soft(cross_entropies(), 0.4, 0.5) - 0.4
+    assert SoftAD(0.4, 0.5, 0.0)(LOGITS, TARGETS).item() == pytest.approx(spread, rel=1e-5)
+    text = SoftAD(0.4, 0.5, 0.0, scale="text")(LOGITS, TARGETS)
+    assert text.item() == pytest.approx(2 * spread, rel=1e-5)
+
+
+def test_erm_is_cross_entropy_in_value_and_gradient():
+    one, two = LOGITS.clone().requires_grad_(), LOGITS.clone().requires_grad_()
+    ERM()(one, TARGETS).backward()
+    nn.CrossEntropyLoss()(two, TARGETS).backward()
+    torch.testing.assert_close(one.grad, two.grad)
+
+
+# The base loss
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
+def test_a_reducing_base_is_copied(make, reduction):
+    mine = nn.MSELoss(reduction=reduction)
+    criterion = make(0.3, base=mine)
+    x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 0.0, 0.0])
+    reference = make(0.3, base=lambda a, b: (a - b) ** 2)
+    assert criterion(x, y) == reference(x, y)
+    assert mine.reduction == reduction
+    assert criterion.base is not mine
+    kept = nn.MSELoss(reduction="none")
+    assert make(0.3, base=kept).base is kept
+
+
+def test_moving_a_criterion_leaves_the_users_own_base_alone():
+    mine = nn.CrossEntropyLoss(weight=torch.ones(3))
+    SoftAD(0.1, base=mine).double()
+    assert mine.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", ALL.values())
+def test_a_base_that_gives_one_value_is_refused(make):
+    criterion = make(base=lambda x, y: nn.functional.cross_entropy(x, y))
+    with pytest.raises(ValueError, match=r"one loss per sample.*reduction='none'"):
+        criterion(LOGITS, TARGETS)
+
+
+def test_losses_per_pixel_count_as_samples():
+    logits = LOGITS.T.reshape(1, 3, 4)  # one image of four pixels
+    flat, pixels = SoftAD(0.4)(LOGITS, TARGETS), SoftAD(0.4)(logits, TARGETS[None])
+    torch.testing.assert_close(flat, pixels)
+
+
+# Arguments
+
+BAD = [math.nan, math.inf, -math.inf, "0.1", True, None, [0.1], 1j]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
+def test_bad_theta_is_refused_in_one_line_naming_it(make, bad):
+    with pytest.raises(ValueError, match="theta must be a finite number, got ") as error:
+        make(bad)
+    assert repr(bad) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [*BAD, 0, -0.5], ids=repr)
+def test_bad_sigma_is_refused_in_one_line_naming_it(bad):
+    with pytest.raises(ValueError, match="sigma must be a positive number, got ") as error:
+        SoftAD(0.1, bad)
+    assert repr(bad) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", ["paper", "", None, 1], ids=repr)
+def test_bad_scale_is_refused_with_the_choices(bad):
+    with pytest.raises(ValueError, match=f"scale {bad!r} unknown; choose from code, text"):
+        SoftAD(0.1, scale=bad)
+
+
+def test_bad_eta_is_refused():
+    with pytest.raises(ValueError, match="eta must be a finite number, got nan"):
+        SoftAD(0.1, eta=math.nan)
+
+
+@pytest.mark.parametrize("theta", [np.float32(0.25), torch.tensor(0.25), 0.25], ids=str)
+def test_theta_of_any_scalar_type(theta):
+    assert SoftAD(theta).theta == 0.25
+
+
+def test_repr_shows_the_numbers():
+    assert "theta=0.1, sigma=2, eta=1, scale='text'" in repr(SoftAD(0.1, 2.0, scale="text"))
+    assert "theta=0.25" in repr(Flooding(0.25))
+    assert "theta=0.25" in repr(IFlood(0.25))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_copies_pickles_and_saves(name):
+    criterion = ALL[name]()
+    stored = io.BytesIO()
+    torch.save(criterion, stored)
+    stored.seek(0)
+    twins = (
+        copy.deepcopy(criterion),
+        pickle.loads(pickle.dumps(criterion)),
+        torch.load(stored, weights_only=False),
+    )
+    for twin in twins:
+        assert torch.equal(twin(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
+        assert repr(twin) == repr(criterion)
+
+
+# AdaFlood, by the samples' indices
+
+LEVELS = torch.tensor([0.1, 2.0, 0.3, 0.9])
+
+
+def test_adaflood_from_the_formula():
+    values = cross_entropies()
+    expected = np.mean(np.abs(values - LEVELS.numpy()) + LEVELS.numpy())
+    result = AdaFlood(LEVELS)(LOGITS, TARGETS, torch.arange(4))
+    assert result.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [[3, 2, 1, 0], [1, 3, 0, 2], [2, 2, 0, 1]])
+def test_adaflood_levels_follow_their_samples_through_shuffling(order):
+    index, levels = torch.tensor(order), LEVELS.tolist()
+    inputs = (LOGITS[index].requires_grad_(), TARGETS[index])
+    result = AdaFlood(LEVELS)(*inputs, index)
+    each = [AdaFlood([levels[i]])(LOGITS[[i]], TARGETS[[i]], torch.tensor([0])) for i in order]
+    torch.testing.assert_close(result, torch.stack(each).mean())
+    batch_order = AdaFlood(LEVELS)(*inputs, torch.arange(4))
+    assert abs(result - batch_order) > 1e-3, "not by the place in the batch"
+
+
+def test_adaflood_through_a_shuffling_loader_is_the_same_epoch():
+    torch.manual_seed(0)
+    x, y, levels = torch.randn(40, 3), torch.randint(3, (40,)), torch.rand(40) * 3
+    data = torch.utils.data.TensorDataset(x, y, torch.arange(40))
+    criterion = AdaFlood(levels)
+    whole = criterion(x, y, torch.arange(40)).item()
+    for _ in range(3):
+        loader = torch.utils.data.DataLoader(data, 10, shuffle=True)
+        mean = np.mean([criterion(*batch).item() for batch in loader])
+        assert mean == pytest.approx(whole, rel=1e-6)
+
+
+def test_adaflood_takes_a_mapping_with_gaps():
+    criterion = AdaFlood({100: 0.9, 7: 0.1, 12: 2.0, 10**12: 0.3})
+    index = torch.tensor([7, 12, 10**12, 100])
+    reference = AdaFlood(LEVELS)(LOGITS, TARGETS, torch.arange(4))
+    assert criterion(LOGITS, TARGETS, index) == reference
+    assert repr(criterion).startswith("AdaFlood(\n  4 levels")
+
+
+@pytest.mark.parametrize("strange", [4, -1, 10**9])
+@pytest.mark.parametrize("levels", [LEVELS, dict(enumerate(LEVELS.tolist()))], ids=["all", "some"])
+def test_an_index_without_a_level_is_an_error_and_never_zero(levels, strange):
+    index = torch.tensor([0, 1, strange, 3])
+    with pytest.raises(IndexError, match=f"index {strange} has no flood level; 4 samples have one"):
+        AdaFlood(levels)(LOGITS, TARGETS, index)
+
+
+def test_an_index_in_a_gap_is_an_error_too():
+    criterion = AdaFlood({0: 0.1, 1: 0.2, 3: 0.3})
+    with pytest.raises(IndexError, match="index 2 has no flood level; 3 samples have one"):
+        criterion(LOGITS, TARGETS, torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [torch.arange(3), torch.arange(4.0), [0, 1, 2, 3], torch.ones(4, dtype=torch.bool)],
+    ids=str,
+)
+def test_bad_indices_are_refused(bad):
+    with pytest.raises(ValueError, match="index must "):
+        AdaFlood(LEVELS)(LOGITS, TARGETS, bad)
+
+
+BAD_LEVELS = [0.5, None, "x", [], {}, [0, 1], [[0.1]], [0.1, math.nan], {0: math.inf}, {0: "a"},
+              {"a": 0.1}, {0: 0.1, "b": 0.1}, {0.5: 0.1}]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_LEVELS, ids=repr)
+def test_bad_levels_are_refused(bad):
+    with pytest.raises(ValueError, match="theta must be a vector of finite levels or a mapping"):
+        AdaFlood(bad)
+
+
+def test_adaflood_moves_and_saves_its_levels():
+    criterion = AdaFlood(LEVELS)
+    assert criterion.theta is not LEVELS
+    assert list(criterion.state_dict()) == ["ids", "theta"]
+    assert copy.deepcopy(criterion).double().theta.dtype == torch.float64
+    assert criterion(LOGITS.half(), TARGETS, torch.arange(4)).dtype == torch.float32
+    assert criterion(LOGITS.double(), TARGETS, torch.arange(4)).dtype == torch.float64
+
+
+# The cliff
+
+P = torch.linspace(0, 1, 20001, dtype=torch.float64)[1:-1]
+"""Predicted probability of class 1."""
+
+
+def minimiser(function, eta, theta):
+    """argmin over p of η·f(−ln p) + (1−η)·f(−ln(1−p)): what a criterion asks of a classifier."""
+    objective = vmap(partial(function, theta=theta))
+    one, zero = (objective(-torch.log(p)[:, None]) for p in (P, 1 - P))
+    return P[(eta * one + (1 - eta) * zero).argmin()].item()
+
+
+CRITERIA = {
+    "softad": F.softad,
+    "softad, small sigma": partial(F.softad, sigma=0.2),
+    "softad, large sigma, text": partial(F.softad, sigma=5.0, scale="text"),
+    "iflood": F.iflood,
+}
+
+
+@pytest.mark.parametrize("function", CRITERIA.values(), ids=CRITERIA)
+@pytest.mark.parametrize("eta", [0.55, 0.7, 0.9, 0.99])
+def test_the_minimiser_changes_sides_at_ln_2(function, eta):
+    for theta in (0.05, 0.3, 0.5, 0.66):
+        assert minimiser(function, eta, theta) > 0.5, theta
+        assert minimiser(function, 1 - eta, theta) < 0.5, theta
+    for theta in (0.73, 0.9, 1.5):
+        assert minimiser(function, eta, theta) < 0.5, theta
+        assert minimiser(function, 1 - eta, theta) > 0.5, theta
+    assert minimiser(function, eta, LN2) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_erm_asks_for_the_probability_itself():
+    mean = lambda losses, theta: F.erm(losses)  # noqa: E731
+    assert minimiser(mean, 0.8, 0.0) == pytest.approx(0.8, abs=1e-4)
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+@pytest.mark.parametrize("theta", [LN2, 0.7, 5.0])
+@pytest.mark.parametrize("base", [None, nn.CrossEntropyLoss()], ids=["default", "given"])
+def test_theta_from_ln_2_up_warns_with_cross_entropy(make, theta, base):
+    with pytest.warns(CalibrationWarning) as caught:
+        make(theta, base=base)
+    message = str(caught[0].message)
+    assert make.__name__ in message
+    assert f"theta={theta:g}" in message
+    assert "ln 2" in message
+    assert "wrong class" in message
+    assert caught[0].filename == __file__  # points at the caller's line
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+def test_smoothed_it_names_the_level_of_more_classes(make):
+    """Three classes, ε = .1: (a + b)/2 = .48333 twice and b = .03333, 0.81619 nats: above ln 2."""
+    with pytest.warns(CalibrationWarning) as caught:
+        make(0.7, base=nn.CrossEntropyLoss(label_smoothing=0.1))
+    message = str(caught[0].message)
+    assert "predicts the wrong class of two; of more it does so from" in message
+    assert "loss_limits.cross_entropy_levels(classes, 0.1).right_below" in message
+    assert caught[0].filename == __file__
+    level = levels.cross_entropy_levels(3, 0.1).right_below
+    assert level == pytest.approx(
+        -2 * 0.4833333 * math.log(0.4833333) - 0.0333333 * math.log(0.0333333)
+    )
+    assert level == pytest.approx(0.81619, abs=1e-5)
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+def test_silent_below_ln_2_and_with_another_base(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(math.nextafter(LN2, 0))
+        make(-1.0)
+        make(3.0, base=nn.MSELoss())
+
+
+def test_flooding_never_warns():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Flooding(5.0)
+
+
+@pytest.mark.parametrize("base", ["mean", 3, nn.CrossEntropyLoss])
+def test_a_base_that_cannot_be_called_is_refused(base):
+    with pytest.raises(ValueError, match="base must be a callable"):
+        SoftAD(0.1, base=base)
+
+
+@pytest.mark.parametrize(
+    "theta", [10**400, True, np.bool_(True), torch.tensor(0.1, requires_grad=True)]
+)
+def test_values_that_only_look_like_numbers_are_refused(theta):
+    with pytest.raises(ValueError, match="theta must be a finite number"):
+        Flooding(theta)
+
+
+def test_extra_repr_says_what_differs():
+    assert "eta=0.5" in repr(SoftAD(0.1, eta=0.5))

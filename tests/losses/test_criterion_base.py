@@ -1,0 +1,362 @@
+"""What the criteria make of torch's losses: ignored targets, class weights, shapes, reductions, half precision."""
+
+import copy
+import math
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as tf
+
+from softadlib import functional as F
+from softadlib.losses.base import samples
+from softadlib.losses.flooding import ERM, AdaFlood, Flooding, IFlood, SoftAD
+from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
+
+SEED = torch.Generator().manual_seed(0)
+LOGITS = 2 * torch.randn(6, 3, generator=SEED, dtype=torch.float64)
+TARGETS = torch.tensor([0, 2, 1, 1, 0, 2])
+HOLES = torch.tensor([0, -100, 1, 1, -100, 2])
+KEPT = HOLES != -100
+WEIGHT = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+SMOOTH = {
+    "iflood": (partial(IFlood, 0.4), lambda v: 0.4 + (v - 0.4).abs()),
+    "softad": (partial(SoftAD, 0.4, 0.5), lambda v: 0.4 + 0.25 * (((v - 0.4) / 0.5) ** 2 + 1).sqrt() - 0.25),
+    "erm": (ERM, lambda v: v),
+}  # fmt: skip
+CONTRASTS = {"cvar": partial(CVaR, 0.5), "chi2": partial(ChiSquareDRO, 0.7), "tilted": partial(Tilted, 2)}  # fmt: skip
+EVERY = {**{n: m for n, (m, _) in SMOOTH.items()}, "flooding": partial(Flooding, 0.4), **CONTRASTS}
+
+
+def slope(criterion, logits, targets):
+    leaf = logits.clone().requires_grad_()
+    return torch.autograd.grad(criterion(leaf, targets), leaf)[0]
+
+
+# Ignored targets
+
+
+@pytest.mark.parametrize("ignored", [-100, 7, 1])
+@pytest.mark.parametrize("name", EVERY)
+def test_ignored_targets_are_no_samples(name, ignored):
+    """Value and gradient are those of the batch without them, whatever their logits are."""
+    targets = TARGETS.masked_fill(~KEPT, ignored)
+    kept = targets != ignored
+    criterion = EVERY[name](base=nn.CrossEntropyLoss(ignore_index=ignored))
+    alone = EVERY[name]()
+    torch.testing.assert_close(criterion(LOGITS, targets), alone(LOGITS[kept], targets[kept]))
+    found = slope(criterion, LOGITS, targets)
+    torch.testing.assert_close(found[kept], slope(alone, LOGITS[kept], targets[kept]))
+    assert not found[~kept].any()
+
+
+def test_ignored_targets_are_no_samples_of_nll_and_adaflood():
+    log_probs = LOGITS.log_softmax(1)
+    one = SoftAD(0.4, base=nn.NLLLoss())(log_probs, HOLES)
+    torch.testing.assert_close(one, SoftAD(0.4)(LOGITS[KEPT], HOLES[KEPT]))
+    levels, index = torch.linspace(0, 1, 6, dtype=torch.float64), torch.arange(6)
+    whole = AdaFlood(levels)(LOGITS, HOLES, index)
+    torch.testing.assert_close(whole, AdaFlood(levels)(LOGITS[KEPT], HOLES[KEPT], index[KEPT]))
+
+
+class Focal(nn.Module):
+    """A loss of one's own, which gives 0 for what it ignores."""
+
+    def __init__(self, ignore_index):
+        super().__init__()
+        self.ignore_index = ignore_index
+
+    def forward(self, logits, targets):
+        losses = tf.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
+        return (1 - (-losses).exp()) ** 2 * losses
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_callable_says_by_its_ignore_index_what_does_not_count(name):
+    focal = Focal(-100)
+    found = EVERY[name](base=focal)(LOGITS, HOLES)
+    torch.testing.assert_close(found, EVERY[name](base=focal)(LOGITS[KEPT], HOLES[KEPT]))
+    silent = EVERY[name](base=Focal(None))(LOGITS, HOLES)
+    zeros = focal(LOGITS, HOLES)
+    torch.testing.assert_close(silent, EVERY[name](base=lambda a, b: zeros)(LOGITS, HOLES))
+    assert not torch.isclose(silent, found)
+    pooled = EVERY[name](base=lambda a, b: focal(a, b)[KEPT])  # its own samples
+    torch.testing.assert_close(pooled(LOGITS, HOLES), found)
+
+
+def test_nothing_but_ignored_targets_is_nan_as_in_torch():
+    none = torch.full((6,), -100)
+    assert nn.CrossEntropyLoss()(LOGITS, none).isnan()
+    for make in EVERY.values():
+        assert make()(LOGITS, none).isnan()
+    assert SoftAD(0.4, reduction="sum")(LOGITS, none) == 0
+
+
+# Class weights, by hand
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_class_weights_weigh_the_transformed_losses(name):
+    make, transform = SMOOTH[name]
+    values = tf.cross_entropy(LOGITS, TARGETS, reduction="none")
+    each = WEIGHT[TARGETS] * transform(values)
+    base = nn.CrossEntropyLoss(weight=WEIGHT)
+    expected = {"mean": each.sum() / WEIGHT[TARGETS].sum(), "sum": each.sum(), "none": each}
+    for reduction, value in expected.items():
+        torch.testing.assert_close(make(base=base, reduction=reduction)(LOGITS, TARGETS), value)
+
+
+def test_flooding_with_class_weights_is_of_the_weighted_mean():
+    base = nn.CrossEntropyLoss(weight=WEIGHT)
+    mean = base(LOGITS, TARGETS)
+    for theta in (0.1, 9.0):
+        expected = theta + (mean - theta).abs()
+        torch.testing.assert_close(Flooding(theta, base=base)(LOGITS, TARGETS), expected)
+
+
+@pytest.mark.parametrize("targets", [TARGETS, HOLES], ids=["all", "holes"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weight"])
+def test_erm_is_cross_entropy_with_its_options(targets, reduction, weight):
+    base = nn.CrossEntropyLoss(weight=weight, reduction=reduction)
+    found = ERM(base=base, reduction=reduction)(LOGITS, targets)
+    torch.testing.assert_close(found, base(LOGITS, targets))
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction=reduction)
+    found = ERM(base=smooth, reduction=reduction)(LOGITS, targets)
+    torch.testing.assert_close(found, smooth(LOGITS, targets))
+
+
+def test_class_probabilities_and_their_weights():
+    chances = torch.rand(6, 3, generator=SEED, dtype=torch.float64).softmax(1)
+    values = -(chances * LOGITS.log_softmax(1)).sum(1)
+    torch.testing.assert_close(SoftAD(0.4)(LOGITS, chances), F.softad(values, 0.4))
+    base = nn.CrossEntropyLoss(weight=WEIGHT)
+    expected = F.softad(values, 0.4, weights=chances @ WEIGHT)
+    torch.testing.assert_close(SoftAD(0.4, base=base)(LOGITS, chances), expected)
+    hot = tf.one_hot(TARGETS, 3).double()
+    criterion = SoftAD(0.4, base=base)
+    torch.testing.assert_close(criterion(LOGITS, hot), criterion(LOGITS, TARGETS))
+    pixels = SoftAD(0.4, base=base)(LOGITS.T.reshape(1, 3, 2, 3), chances.T.reshape(1, 3, 2, 3))
+    torch.testing.assert_close(pixels, expected)
+
+
+@pytest.mark.parametrize("make", CONTRASTS.values(), ids=CONTRASTS)
+def test_criteria_of_the_worst_take_no_class_weights(make):
+    with pytest.raises(ValueError, match="takes no class weights; leave out weight="):
+        make(base=nn.CrossEntropyLoss(weight=WEIGHT))
+
+
+# Other bases, more dimensions
+
+
+def test_bce_with_logits_mse_and_any_callable():
+    goals = (LOGITS > 0.3).double()
+    bce = tf.binary_cross_entropy_with_logits(LOGITS, goals, reduction="none").flatten()
+    assert SoftAD(0.4, base=nn.BCEWithLogitsLoss())(LOGITS, goals) == F.softad(bce, 0.4)
+    square = (LOGITS - goals).square().flatten()
+    assert SoftAD(0.4, base=nn.MSELoss())(LOGITS, goals) == F.softad(square, 0.4)
+    assert SoftAD(0.4, base=lambda a, b: (a - b).square())(LOGITS, goals) == F.softad(square, 0.4)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 2, 3), (6,), (6, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", EVERY)
+def test_pixels_and_tokens_are_samples(name, shape):
+    logits = torch.movedim(LOGITS.view(*shape, 3), -1, 1)
+    criterion = EVERY[name]()
+    torch.testing.assert_close(criterion(logits, HOLES.view(shape)), criterion(LOGITS, HOLES))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_reduction_none_has_the_shape_of_the_target_and_adds_up(name):
+    make, transform = SMOOTH[name]
+    targets = TARGETS.view(2, 3)
+    logits = torch.movedim(LOGITS.view(2, 3, 3), -1, 1)
+    each = make(reduction="none")(logits, targets)
+    torch.testing.assert_close(each, transform(tf.cross_entropy(logits, targets, reduction="none")))
+    torch.testing.assert_close(each.sum(), make(reduction="sum")(logits, targets))
+    torch.testing.assert_close(each.mean(), make()(logits, targets))
+    assert make(reduction="none")(LOGITS[0], TARGETS[0]).shape == ()
+
+
+def test_adaflood_reduces_as_the_others():
+    criterion = partial(AdaFlood, torch.linspace(0, 1, 6, dtype=torch.float64))
+    each = criterion(reduction="none")(LOGITS, TARGETS, torch.arange(6))
+    assert each.shape == (6,)
+    torch.testing.assert_close(each.mean(), criterion()(LOGITS, TARGETS, torch.arange(6)))
+
+
+@pytest.mark.parametrize("bad", ["average", None, ""])
+def test_an_unknown_reduction_is_refused_with_the_choices(bad):
+    with pytest.raises(ValueError, match=f"reduction {bad!r} unknown; choose from mean, sum, none"):
+        SoftAD(0.1, reduction=bad)
+    with pytest.raises(ValueError, match=f"reduction {bad!r} unknown; choose from mean, sum, none"):
+        F.erm(LOGITS[:, 0], reduction=bad)
+
+
+@pytest.mark.parametrize(
+    "function", [F.erm, F.iflood, F.softad, F.flooding, F.cvar, F.chi2_dro, F.tilted]
+)
+def test_whole_weights_are_repeated_samples(function):
+    values = LOGITS[:, 0].square()
+    values[1] = 99  # the greatest, and it counts nothing
+    times = torch.tensor([1, 0, 2, 3, 1, 1])
+    repeated = function(values.repeat_interleave(times), 0.4)
+    torch.testing.assert_close(function(values, 0.4, weights=times), repeated)
+    leaf = values.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(function(leaf, 0.4, weights=times), leaf)
+    leaf = values.clone().requires_grad_()
+    again = function(leaf.repeat_interleave(times), 0.4)
+    torch.testing.assert_close(slope, torch.autograd.grad(again, leaf)[0])
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [IFlood, SoftAD, Flooding])
+def test_half_precision_logits_up_to_6e4_are_finite_with_the_right_sign(make, dtype):
+    logits = torch.tensor([[6e4, -6e4], [-6e4, 6e4], [1e4, 0.0], [3.0, 0.0]], dtype=dtype)
+    for rows, targets, sign in (
+        ([0], [0], 1.0),  # loss 0 < θ: ascends, the saturated logits get 0
+        ([1], [0], -1.0),  # loss 1.2e5, which float16 does not hold
+        ([2], [1], -1.0),
+        ([3], [0], 1.0),
+    ):
+        leaf = logits[rows].requires_grad_()
+        target = torch.tensor(targets)
+        value = make(0.1)(leaf, target)
+        value.backward()
+        assert value.dtype == torch.float32
+        assert value.isfinite()
+        assert leaf.grad.dtype == dtype
+        assert leaf.grad.isfinite().all()
+        assert leaf.grad[0, target[0]] * sign >= 0
+        if rows != [0]:
+            assert leaf.grad[0, target[0]] * sign > 0
+
+
+@pytest.mark.parametrize("base", [nn.MSELoss(), nn.BCEWithLogitsLoss()], ids=str)
+def test_other_torch_losses_of_half_precision_are_computed_in_float32(base):
+    x, y = torch.tensor([300.0, -900.0]), torch.tensor([0.0, 1.0])
+    assert SoftAD(0.1, base=base)(x.half(), y.half()) == SoftAD(0.1, base=base)(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", EVERY)
+def test_autocast_computes_in_float32(name, dtype):
+    logits = LOGITS.float()
+    with torch.autocast("cpu", dtype=dtype):
+        inside = EVERY[name]()(logits, HOLES)
+    assert inside.dtype == torch.float32
+    assert inside == EVERY[name]()(logits, HOLES)
+
+
+def test_losses_close_to_theta_keep_their_digits_in_float32():
+    gaps = torch.tensor([1e-4, -1e-4, 3e-5, 1e-6, 2e-7])
+    values = 0.5 + gaps
+    exact = (values.double() - 0.5).square() / 2
+    found = F.softad(values, 0.5, eta=0.0, reduction="none").double()
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=0)
+    assert ((1 + (values - 0.5) ** 2).sqrt() - 1)[0] == 0  # as it is usually written
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", EVERY)
+def test_no_more_tensors_of_the_logits_size_are_kept_than_by_cross_entropy(name, dtype):
+    logits = LOGITS.to(dtype).requires_grad_()
+
+    def kept(criterion):
+        seen = []  # log-softmax and NLL keep the same memory: counted once
+        with torch.autograd.graph.saved_tensors_hooks(lambda v: seen.append(v) or v, lambda v: v):
+            criterion(logits, HOLES)
+        return len({v.data_ptr() for v in seen if v.numel() == logits.numel()})
+
+    assert kept(EVERY[name]()) == kept(nn.CrossEntropyLoss()) == 1
+
+
+def test_nothing_ignored_is_the_plain_mean_and_any_ignored_is_seen():
+    """A look at the targets, not at the first of them; an `ignore_index` that is a class too."""
+    _, weights = samples(nn.CrossEntropyLoss(), LOGITS, TARGETS)
+    assert weights is None
+    assert samples(nn.CrossEntropyLoss(), LOGITS, HOLES)[1].tolist() == (HOLES != -100).tolist()
+    own = nn.CrossEntropyLoss(ignore_index=int(TARGETS[0]))
+    assert samples(own, LOGITS, TARGETS)[1].tolist() == (TARGETS[0] != TARGETS).tolist()
+    assert samples(nn.CrossEntropyLoss(), LOGITS[:0], TARGETS[:0])[1].shape == (0,)
+
+
+# Transforms and copies
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_compiles_whole_with_ignored_targets_and_weights(name):
+    torch.compiler.reset()  # every criterion shares one `forward`, and torch counts its versions
+    weighted = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)
+    for base in (None, weighted) if name not in CONTRASTS else (None,):
+        criterion = EVERY[name](base=base)
+        compiled = torch.compile(criterion, backend="eager", fullgraph=True)
+        for targets in (TARGETS, HOLES):
+            # eager on a CPU takes the plain mean where nothing is ignored: another order of sums
+            values = compiled(LOGITS, targets), criterion(LOGITS, targets)
+            torch.testing.assert_close(*values, rtol=1e-14, atol=0)
+            ours = slope(compiled, LOGITS, targets)
+            torch.testing.assert_close(ours, slope(criterion, LOGITS, targets))
+
+
+def test_adaflood_compiles_whole():
+    criterion, index = AdaFlood(torch.linspace(0, 1, 6)), torch.tensor([5, 0, 3, 2, 1, 4])
+    compiled = torch.compile(criterion, backend="eager", fullgraph=True)
+    assert compiled(LOGITS, TARGETS, index) == criterion(LOGITS, TARGETS, index)
+    with pytest.raises(RuntimeError, match="an index has no flood level"):
+        compiled(LOGITS, TARGETS, index + 1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_torch_func_of_a_model_per_run_and_per_sample(name):
+    criterion, model = EVERY[name](), nn.Linear(3, 3).double()
+    params = {n: p.detach() for n, p in model.named_parameters()}
+    stacked = {n: torch.stack([p, 2 * p]) for n, p in params.items()}
+
+    def objective(params, x, y):
+        return criterion(functional_call(model, params, (x,)), y)
+
+    runs = vmap(grad(objective), in_dims=(0, None, None))(stacked, LOGITS, HOLES)
+    torch.testing.assert_close(runs["weight"][0], grad(objective)(params, LOGITS, HOLES)["weight"])
+    single = vmap(objective, in_dims=(None, 0, 0))(params, LOGITS[:, None], TARGETS[:, None])
+    torch.testing.assert_close(single[2], objective(params, LOGITS[[2]], TARGETS[[2]]))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_options_survive_copies_pickles_and_states(name):
+    base = nn.CrossEntropyLoss(ignore_index=1, label_smoothing=0.1)
+    criterion = EVERY[name](base=base)
+    for twin in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        assert twin(LOGITS, TARGETS) == criterion(LOGITS, TARGETS)
+        twin.load_state_dict(criterion.state_dict())
+    assert base.reduction == "mean"
+
+
+def test_class_weights_are_in_the_state():
+    criterion = SoftAD(0.1, base=nn.CrossEntropyLoss(weight=WEIGHT))
+    assert list(criterion.state_dict()) == ["base.weight"]
+    other = SoftAD(0.1, base=nn.CrossEntropyLoss(weight=torch.ones(3).double()))
+    other.load_state_dict(criterion.state_dict())
+    assert other(LOGITS, TARGETS) == criterion(LOGITS, TARGETS)
+
+
+def test_repr_shows_a_reduction_that_is_not_the_mean():
+    assert "reduction" not in repr(SoftAD(0.1))
+    assert "scale='code', reduction='sum'" in repr(SoftAD(0.1, reduction="sum"))
+    assert "theta=0.1, reduction='none'" in repr(IFlood(0.1, reduction="none"))
+    assert "reduction='sum'" in repr(ERM(reduction="sum"))
+
+
+def test_smoothing_in_the_weighted_loss_stays_in_nats():
+    """With both options ℓ is the smoothed loss without weights; torch mixes them inside the sample."""
+    base = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.2)
+    values = tf.cross_entropy(LOGITS, TARGETS, reduction="none", label_smoothing=0.2)
+    expected = (WEIGHT[TARGETS] * values).sum() / WEIGHT[TARGETS].sum()
+    torch.testing.assert_close(ERM(base=base)(LOGITS, TARGETS), expected)
+    assert not math.isclose(expected.item(), base(LOGITS, TARGETS).item(), rel_tol=1e-3)

@@ -1,0 +1,140 @@
+"""Levels of other losses: against PyTorch's losses minimised by machine, and known distributions."""
+
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import nn
+
+from softadlib import ERM, CalibrationWarning, IFlood, SoftAD
+from softadlib.losses.levels import bias, cross_entropy_levels, hinge_levels, unbiased_below
+
+
+def entropy_loss(smoothing):
+    return nn.CrossEntropyLoss(reduction="none", label_smoothing=smoothing)
+
+
+def least(loss, classes, wrong):
+    """Least loss of class 0 over scores, by L-BFGS; `wrong` keeps the score of class 1 above."""
+    free = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([free], max_iter=500, line_search_fn="strong_wolfe")
+
+    def scores():
+        above = free[0] + free[1].square()
+        return torch.cat([free[:1], above[None] if wrong else free[1:2], free[2:]])[None]
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(scores(), torch.tensor([0])).sum()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return loss(scores(), torch.tensor([0])).item()
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("smoothing", [0.1, 0.4])
+def test_levels_of_smoothed_cross_entropy_are_its_minima(classes, smoothing):
+    levels, loss = cross_entropy_levels(classes, smoothing), entropy_loss(smoothing)
+    assert levels.least == pytest.approx(least(loss, classes, wrong=False), rel=1e-5)
+    assert levels.right_below == pytest.approx(least(loss, classes, wrong=True), rel=1e-5)
+    assert levels.wrong_from == math.inf
+
+
+def test_levels_by_hand():
+    assert cross_entropy_levels(2).right_below == pytest.approx(math.log(2))
+    ten = cross_entropy_levels(10)
+    assert (ten.least, ten.wrong_from) == (0, pytest.approx(math.log(10)))
+    assert ten.right_below == pytest.approx(math.log(2))
+    half = cross_entropy_levels(2, 0.5)  # targets (3/4, 1/4)
+    assert half.least == pytest.approx(2 * math.log(2) - 0.75 * math.log(3))
+    assert half.right_below == pytest.approx(math.log(2))
+    assert hinge_levels(4, 2.0).right_below == 0.5
+    assert hinge_levels(4, 2.0).wrong_from == 1.5
+
+
+@given(
+    st.lists(st.floats(-3, 3, width=32), min_size=2, max_size=6),
+    st.sampled_from(["plain", "smoothed", "hinge"]),
+)
+def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, kind):
+    classes, x = len(scores), torch.tensor([scores], dtype=torch.float64)
+    loss, levels = {
+        "plain": (entropy_loss(0.0), cross_entropy_levels(classes)),
+        "smoothed": (entropy_loss(0.2), cross_entropy_levels(classes, 0.2)),
+        "hinge": (nn.MultiMarginLoss(margin=1.5, reduction="none"), hinge_levels(classes, 1.5)),
+    }[kind]
+    losses = loss(x.expand(classes, -1), torch.arange(classes))
+    equal = loss(torch.zeros(1, classes, dtype=torch.float64), torch.tensor([0])).item()
+    assert equal == pytest.approx(levels.equal)
+    for y in range(classes):
+        others = torch.cat([x[0, :y], x[0, y + 1 :]]).max()
+        assert losses[y] >= levels.least - 1e-9
+        if losses[y] < levels.right_below - 1e-9:
+            assert x[0, y] > others
+        if losses[y] >= levels.wrong_from + 1e-9:
+            assert x[0, y] <= others
+        for k in range(y):
+            assert losses[y] + losses[k] >= 2 * levels.right_below - 1e-9
+
+
+@pytest.mark.parametrize("criterion", [SoftAD, IFlood])
+@pytest.mark.parametrize("kind", ["smoothed", "hinge"])
+def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion, kind):
+    loss, levels = {
+        "smoothed": (entropy_loss(0.2), cross_entropy_levels(2, 0.2)),
+        "hinge": (nn.MultiMarginLoss(reduction="none"), hinge_levels(2)),
+    }[kind]
+    margin = torch.linspace(-4, 4, 1601, dtype=torch.float64)
+    scores = torch.stack([margin, torch.zeros_like(margin)], 1)
+    for factor, side in ((0.5, 1), (0.95, 1), (1.05, -1), (1.5, -1)):
+        theta = factor * levels.right_below
+        with (
+            pytest.warns(CalibrationWarning)
+            if kind == "smoothed" and theta >= math.log(2)
+            else nullcontext()
+        ):
+            made = criterion(theta, base=loss, reduction="none")
+        risk = 0.7 * made(scores, torch.zeros(1601).long())
+        risk = risk + 0.3 * made(scores, torch.ones(1601).long())
+        assert np.sign(margin[risk.argmin()].item()) == side
+
+
+def squared(criterion, *settings):
+    base = nn.MSELoss(reduction="none")
+    return lambda theta: criterion(theta, *settings, base=base, reduction="none")
+
+
+@pytest.mark.parametrize("sd", [1.0, 0.6])
+def test_where_the_conditional_mean_is_lost(sd):
+    flood = unbiased_below(squared(IFlood), sd)
+    assert flood == pytest.approx(sd**2 * chi2(3).median(), rel=1e-3)
+    soft = unbiased_below(squared(SoftAD, 100.0), sd)
+    assert soft == pytest.approx(3 * sd**2, rel=1e-3)
+    assert unbiased_below(squared(SoftAD, 0.01), sd) == pytest.approx(flood, rel=1e-2)
+    for make, limit in ((squared(IFlood), flood), (squared(SoftAD, 100.0), soft)):
+        assert bias(make(0.95 * limit), sd) == 0
+        assert bias(make(1.05 * limit), sd) > 0.05 * sd
+    wide = squared(SoftAD, 100.0)(4 * sd**2)  # E (e² − θ)² is least at b² = θ − 3 sd²
+    assert bias(wide, sd) == pytest.approx(sd, rel=0.02)
+
+
+def test_without_a_threshold_there_is_no_bias():
+    for base in (nn.MSELoss(), nn.HuberLoss()):
+        assert bias(ERM(base, reduction="none")) == 0
+
+
+@pytest.mark.parametrize("call", [
+    lambda: cross_entropy_levels(1), lambda: cross_entropy_levels(3, 1.0), lambda: cross_entropy_levels(3, -0.1),
+    lambda: hinge_levels(1), lambda: hinge_levels(3, 0.0),
+])  # fmt: skip
+def test_what_has_no_levels_is_refused_in_a_line(call):
+    with pytest.raises(ValueError, match="at least 2 classes") as error:
+        call()
+    assert "\n" not in str(error.value)

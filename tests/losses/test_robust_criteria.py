@@ -1,0 +1,308 @@
+"""CVaR, χ²-DRO and tilted: primal against dual by grids, closed forms, and that they never ascend."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.objectives import SPREAD, close, losses, weights
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd import gradcheck
+from torch.func import grad, vmap
+
+from softadlib import functional as F
+from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
+
+betas = st.floats(0, 0.99)
+radii = st.floats(0, 8)
+tilts = st.floats(-20, 20)
+KNOBS = {"cvar": betas, "chi2": radii, "tilted": tilts}
+FUNCTIONS = {"cvar": F.cvar, "chi2": F.chi2_dro, "tilted": F.tilted}
+MODERATE = {"cvar": 0.4, "chi2": 0.5, "tilted": 2.0}
+every = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def least(value, low, high):
+    """Minimum over a grid of θ, narrowed down three times."""
+    for _ in range(4):
+        grid = np.linspace(low, high, 2001)
+        at = value(grid).argmin()
+        low, high = grid[max(at - 1, 0)], grid[min(at + 1, 2000)]
+    return value(grid).min()
+
+
+def cvar_dual(values, beta, theta):
+    return theta + np.maximum(values[:, None] - theta, 0).mean(0) / (1 - beta)
+
+
+def chi2_dual(values, radius, theta):
+    return theta + np.sqrt((1 + 2 * radius) * (np.maximum(values[:, None] - theta, 0) ** 2).mean(0))
+
+
+def tilted_dual(values, t, theta):
+    return theta + (np.exp(t * (values[:, None] - theta)).mean(0) - 1) / t
+
+
+# Values
+
+
+def test_cvar_by_hand():
+    values = torch.tensor([4.0, 1.0, 3.0, 2.0])
+    expected = {0.0: 2.5, 0.5: 3.5, 0.75: 4.0, 0.9: 4.0, 0.25: 3.0, 0.375: (4 + 3 + 2 / 2) / 2.5}
+    for beta, value in expected.items():
+        assert F.cvar(values, beta).item() == pytest.approx(value, rel=1e-6), beta
+    # the item on the boundary counts by the fraction left
+    close(weights(F.cvar, values, 0.375), np.array([1, 0, 1, 0.5]) * 4 / 2.5, rtol=1e-6)
+
+
+@given(losses, betas)
+def test_cvar_is_its_dual(values, beta):
+    numbers = values.numpy()
+    close(F.cvar(values, beta), cvar_dual(numbers, beta, numbers).min())  # kinks are at the losses
+    dual = least(partial(cvar_dual, numbers, beta), numbers.min() - 1, numbers.max() + 1)
+    close(F.cvar(values, beta), dual, atol=1e-6)
+
+
+@given(losses, st.floats(0.01, 8))
+def test_chi2_is_its_dual(values, radius):
+    numbers = values.numpy()
+    low = numbers.mean() - numbers.std() / math.sqrt(2 * radius)  # where no sample is left out
+    dual = least(partial(chi2_dual, numbers, radius), min(low, numbers.min()) - 1, numbers.max())
+    close(F.chi2_dro(values, radius), dual, atol=1e-5)
+
+
+@pytest.mark.parametrize("radius", [0.05, 0.3, 0.8, 1.2])
+def test_chi2_is_its_primal(radius):
+    values = np.array([0.2, 1.0, 1.7])
+    step = np.linspace(0, 1, 1201)
+    first, second = np.meshgrid(step, step)
+    q = np.stack([first, second, 1 - first - second])
+    allowed = (q[2] >= 0) & (0.5 * ((3 * q - 1) ** 2).mean(0) <= radius)
+    greatest = np.tensordot(values, q, 1)[allowed].max()
+    result = F.chi2_dro(torch.from_numpy(values), radius).item()
+    assert greatest - 1e-9 <= result <= greatest + 3e-3
+
+
+@given(losses, st.floats(-3, 3))
+def test_tilted_is_its_dual(values, t):
+    assume(abs(t) > 0.05)
+    numbers = values.numpy() / 4
+    sign = 1 if t > 0 else -1  # for t < 0 the dual is a maximum
+    dual = sign * least(lambda g: sign * tilted_dual(numbers, t, g), numbers.min(), numbers.max())
+    close(F.tilted(values / 4, t), dual, atol=1e-6)
+
+
+@given(losses, st.floats(0, 0.5))
+def test_chi2_without_truncation_is_mean_and_deviation(values, radius):
+    mean, deviation = values.mean().item(), values.std(correction=0).item()
+    assume(deviation > 1e-6)
+    # every weight 1 + √(2r)(ℓ − mean)/deviation is positive
+    assume(math.sqrt(2 * radius) * (mean - values.min().item()) < 0.99 * deviation)
+    close(F.chi2_dro(values, radius), mean + math.sqrt(2 * radius) * deviation, atol=1e-9)
+
+
+@given(losses, st.floats(0, 1))
+def test_chi2_puts_everything_on_the_maximum_from_n_at_most_1_plus_2r(values, extra):
+    radius = (len(values) - 1) / 2 + extra + 1e-6
+    assume(len(set(values.tolist())) == len(values))
+    assert F.chi2_dro(values, radius) == values.max()
+    assert sorted(weights(F.chi2_dro, values, radius).tolist())[-1] == len(values)
+
+
+def test_chi2_of_a_shared_maximum():
+    values = torch.tensor([1.0, 1.0, 1.0, 0.2, 0.1], dtype=torch.float64)
+    assert F.chi2_dro(values, 0.5) == 1  # three of five hold all the mass from 1 + 2r = 5/3
+    close(weights(F.chi2_dro, values, 0.5), [5 / 3, 5 / 3, 5 / 3, 0.0, 0.0])
+    assert F.chi2_dro(values, 0.3) < 1 - 1e-3
+
+
+@pytest.mark.parametrize(("name", "knob"), [("cvar", 0.0), ("chi2", 0.0), ("tilted", 0.0)])
+@given(values=losses)
+def test_knob_zero_is_erm(name, knob, values):
+    close(FUNCTIONS[name](values, knob), values.mean())
+    close(weights(FUNCTIONS[name], values, knob), torch.ones(len(values)))
+    level = torch.tensor(knob, dtype=torch.float64)
+    close(weights(FUNCTIONS[name], values, level), torch.ones(len(values)))
+
+
+@every
+@given(values=losses)
+def test_equal_losses_give_their_value_and_weight_one(name, values):
+    level = torch.full_like(values, values[0])
+    close(FUNCTIONS[name](level, MODERATE[name]), level[0])
+    if name != "cvar":  # CVaR's weights are not unique there
+        close(weights(FUNCTIONS[name], level, MODERATE[name]), torch.ones(len(values)))
+
+
+def test_tilted_by_hand_where_exp_overflows():
+    pair = torch.tensor([0.0, 50.0])
+    assert torch.isinf((2 * pair).exp().mean().log())  # the formula as it is written
+    assert F.tilted(pair, 2.0).item() == pytest.approx((100 - math.log(2)) / 2, rel=1e-6)
+    assert F.tilted(pair, 2.0).item() == pytest.approx(49.65, abs=0.005)
+    assert F.tilted(pair, -2.0).item() == pytest.approx(math.log(2) / 2, rel=1e-5)
+    close(weights(F.tilted, pair, 2.0), [0.0, 2.0])
+    assert F.tilted(pair, 1e6).item() == pytest.approx(50)
+
+
+@pytest.mark.parametrize("t", [1e-3, 1e-6, 1e-12, -1e-8, 1e-30])
+def test_tilted_at_small_t_keeps_its_digits_in_float32(t):
+    values = SPREAD.float()
+    exact = values.double().mean() + t / 2 * values.double().var(correction=0)
+    assert F.tilted(values, t).item() == pytest.approx(exact.item(), rel=2e-6 if t > 1e-4 else 2e-7)
+    close(weights(F.tilted, values, t), torch.ones(5), rtol=2e-3)
+
+
+@given(losses, tilts)
+def test_tilted_weights_are_a_softmax(values, t):
+    expected = len(values) * torch.softmax(t * values, 0)
+    close(weights(F.tilted, values, t), expected, rtol=1e-9, atol=1e-9)
+
+
+# Never ascend
+
+
+@every
+@given(values=losses, data=st.data())
+def test_no_sample_gets_a_negative_weight_and_all_sum_to_n(name, values, data):
+    result = weights(FUNCTIONS[name], values, data.draw(KNOBS[name]))
+    assert result.min() >= -1e-9
+    assert result.sum().item() == pytest.approx(len(values), rel=1e-9)
+
+
+def never_falls(function, values, place, rise):
+    raised = values.clone()
+    raised[place % len(values)] += rise
+    return function(raised) >= function(values) - 1e-9
+
+
+@every
+@given(values=losses, place=st.integers(0, 11), rise=st.floats(0, 10), data=st.data())
+def test_monotone_in_every_loss(name, values, place, rise, data):
+    knob = data.draw(KNOBS[name])
+    assert never_falls(lambda v: FUNCTIONS[name](v, knob), values, place, rise)
+
+
+@pytest.mark.parametrize("function", [F.softad, F.iflood, F.flooding])
+def test_softad_and_flooding_are_not_monotone(function):
+    values = torch.tensor([0.1, 0.6], dtype=torch.float64)
+    assert not never_falls(lambda v: function(v, 0.9), values, 0, 0.2)
+    assert weights(function, values, 0.9).min() < 0
+
+
+@every
+@given(values=losses, data=st.data())
+def test_between_the_mean_and_the_maximum(name, values, data):
+    knob = abs(data.draw(KNOBS[name]))
+    value = FUNCTIONS[name](values, knob).item()
+    assert values.mean().item() - 1e-9 <= value <= values.max().item() + 1e-9
+
+
+@every
+def test_order_of_the_samples_does_not_matter(name):
+    order = torch.tensor([3, 0, 4, 2, 1])
+    function = FUNCTIONS[name]
+    close(function(SPREAD[order], MODERATE[name]), function(SPREAD, MODERATE[name]))
+    moved = weights(function, SPREAD[order], MODERATE[name])
+    close(moved, weights(function, SPREAD, MODERATE[name])[order])
+
+
+# Types, shapes, transforms
+
+
+@every
+@pytest.mark.parametrize("size", [0.1, 1.0, 3.0])
+def test_gradients_by_finite_differences(name, size):
+    knob = {"cvar": 0.45, "chi2": 0.3 * size, "tilted": size}[name]
+    assert gradcheck(lambda v: FUNCTIONS[name](v, knob), SPREAD.clone().requires_grad_())
+
+
+@every
+def test_vmap_gives_every_run_its_own_knob(name):
+    values = torch.from_numpy(np.random.default_rng(1).uniform(0, 2, (6, 5)))
+    knobs = torch.tensor([0.0, 0.1, 0.3, 0.5, 0.7, 0.9], dtype=torch.float64)
+    function = FUNCTIONS[name]
+    close(vmap(function)(values, knobs), [function(v, k) for v, k in zip(values, knobs.tolist())])
+    slopes = vmap(grad(function))(values, knobs)
+    for row, v, k in zip(slopes, values, knobs.tolist()):
+        close(5 * row, weights(function, v, k))
+
+
+@every
+def test_a_lost_run_stays_lost_and_disturbs_no_other(name):
+    values = torch.from_numpy(np.random.default_rng(1).uniform(0, 2, (3, 5)))
+    sick = values.clone()
+    sick[1, 2] = math.nan
+    function = FUNCTIONS[name]
+    knobs = torch.full((3,), MODERATE[name], dtype=torch.float64)
+    good, bad = vmap(function)(values, knobs), vmap(function)(sick, knobs)
+    assert bad[1].isnan()
+    assert torch.equal(good[[0, 2]], bad[[0, 2]])
+
+
+@every
+def test_compiles_without_graph_breaks(name):
+    compiled = torch.compile(FUNCTIONS[name], backend="eager", fullgraph=True)
+    assert torch.equal(compiled(SPREAD, 0.4), FUNCTIONS[name](SPREAD, 0.4))
+    level = torch.tensor(0.4, dtype=torch.float64)
+    assert torch.equal(*(weights(f, SPREAD, level) for f in (compiled, FUNCTIONS[name])))
+
+
+@every
+def test_half_precision_is_computed_in_float32(name):
+    values = torch.tensor([0.5, 0.25, 1.0], dtype=torch.float16)
+    result = FUNCTIONS[name](values, MODERATE[name])
+    assert result.dtype == torch.float32
+    assert result == FUNCTIONS[name](values.float(), MODERATE[name])
+
+
+@every
+@pytest.mark.parametrize("bad", [torch.tensor(1.0), [0.1, 0.2], torch.tensor([1, 2]), None])
+def test_anything_but_a_vector_of_losses_is_refused(name, bad):
+    with pytest.raises(ValueError, match="losses must be a float tensor of per-sample values"):
+        FUNCTIONS[name](bad, 0.1)
+
+
+BAD = {
+    "cvar": ("beta", [1, 1.5, -0.1, math.nan, math.inf, "0.1", True, None]),
+    "chi2": ("radius", [-0.1, math.nan, math.inf, "1", True, None]),
+    "tilted": ("t", [math.nan, math.inf, "1", True, None]),
+}
+CRITERIA = {"cvar": CVaR, "chi2": ChiSquareDRO, "tilted": Tilted}
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [(name, bad) for name, (_, values) in BAD.items() for bad in values], ids=str
+)
+def test_bad_knobs_are_refused_in_one_line_naming_them(name, bad):
+    for call in (partial(FUNCTIONS[name], SPREAD), CRITERIA[name]):
+        with pytest.raises(ValueError, match=f"^{BAD[name][0]} must be ") as error:
+            call(bad)
+        assert repr(bad) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@every
+def test_a_knob_per_sample_is_refused(name):
+    with pytest.raises(ValueError, match=rf"{BAD[name][0]} must have shape \(\), got \(5,\)"):
+        FUNCTIONS[name](SPREAD, torch.full((5,), 0.1))
+
+
+# The criteria
+
+
+@every
+def test_criteria_are_their_functions_over_cross_entropy(name):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    criterion = CRITERIA[name](MODERATE[name])
+    values = nn.functional.cross_entropy(logits, targets, reduction="none")
+    assert criterion(logits, targets) == FUNCTIONS[name](values, MODERATE[name])
+    assert f"={MODERATE[name]:g}" in repr(criterion)
+    mine = nn.MSELoss()
+    x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 0.0, 0.0])
+    expected = FUNCTIONS[name]((x - y) ** 2, MODERATE[name])
+    assert CRITERIA[name](MODERATE[name], base=mine)(x, y) == expected
+    assert mine.reduction == "mean"

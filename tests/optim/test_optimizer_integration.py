@@ -1,0 +1,378 @@
+"""SAM, ASAM, GNP, FD-GR in other people's loops: groups, schedulers, states, sparse gradients, clipping, scalers."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, SparseAdam
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+
+from softadlib.optim.sharpness import ASAM, FDGR, GNP, SAM
+
+WRAPPERS = {
+    "sam": partial(SAM, radius=0.2),
+    "asam": partial(ASAM, radius=0.5, variant="davda54"),
+    "gnp": partial(GNP, alpha=0.7, radius=0.2),
+    "fdgr": partial(FDGR, strength=0.3, step_size=0.1),
+}
+every = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 3
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def closure_of(model, optimizer, clip=None):
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        return loss
+
+    return closure
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def step(model, optimizer, times=1):
+    for _ in range(times):
+        optimizer.step(closure_of(model, optimizer))
+    return weights(model)
+
+
+@every
+def test_groups_keep_their_own_settings_and_can_be_added(wrap):
+    model, twin = network(), network()
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.0},
+        {"params": model[2].parameters(), "weight_decay": 0.1},
+    ]
+    optimizer = wrap(SGD(groups, lr=0.3))
+    before = weights(model)
+    after = step(model, optimizer, 3)
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[2], after[2])
+    late = wrap(SGD([{"params": twin[0].parameters(), "lr": 0.0}], lr=0.3))
+    late.add_param_group({"params": list(twin[2].parameters()), "weight_decay": 0.1})
+    assert late.base.param_groups is late.param_groups
+    torch.testing.assert_close(step(twin, late, 3), after, rtol=0, atol=0)
+
+
+@every
+@pytest.mark.parametrize(
+    "schedule",
+    [partial(CosineAnnealingLR, T_max=6), partial(OneCycleLR, max_lr=0.5, total_steps=8)],
+    ids=["cosine", "one cycle"],
+)
+def test_schedulers_take_the_wrapper_or_its_base(wrap, schedule):
+    ends, rates = [], []
+    for of_base in (False, True):
+        model = network()
+        optimizer = wrap(SGD(model.parameters(), lr=0.3, momentum=0.9))
+        scheduler = schedule(optimizer.base if of_base else optimizer)
+        seen = []
+        for _ in range(6):
+            step(model, optimizer)
+            scheduler.step()
+            seen.append(optimizer.base.param_groups[0]["lr"])
+        ends.append(weights(model))
+        rates.append(seen)
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) > 3
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+@every
+@pytest.mark.parametrize("base", [partial(SGD, lr=0.3, momentum=0.9), partial(Adam, lr=0.05)])
+def test_a_run_resumed_from_its_states_ends_bit_for_bit_where_it_would_have(wrap, base):
+    model = network()
+    optimizer = wrap(base(model.parameters()))
+    scheduler = CosineAnnealingLR(optimizer, 10)
+    for _ in range(4):
+        step(model, optimizer)
+        scheduler.step()
+    states = copy.deepcopy([v.state_dict() for v in (model, optimizer, scheduler)])
+    other = network()
+    resumed = wrap(base(other.parameters()))
+    again = CosineAnnealingLR(resumed, 10)
+    for one, state in zip((other, resumed, again), states):
+        one.load_state_dict(state)
+    for _ in range(4):
+        step(model, optimizer)
+        scheduler.step()
+        step(other, resumed)
+        again.step()
+    assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    torch.testing.assert_close(weights(other), weights(model), rtol=0, atol=0)
+
+
+@every
+def test_the_wrapped_and_the_bare_optimizer_exchange_states(wrap):
+    model = network()
+    optimizer = wrap(Adam(model.parameters(), lr=0.05))
+    step(model, optimizer, 3)
+    bare = Adam(network().parameters(), lr=0.05)
+    bare.load_state_dict(optimizer.state_dict())
+    assert bare.state_dict()["state"][0]["step"] == 3
+
+
+# Gradients of every kind
+
+
+def embedding(sparse):
+    torch.manual_seed(1)
+    return nn.Embedding(9, 3, sparse=sparse)
+
+
+@every
+def test_sparse_gradients_are_as_dense_ones(wrap):
+    ends = []
+    for sparse in (False, True):
+        table = embedding(sparse)
+        optimizer = wrap(SGD(table.parameters(), lr=0.3))
+
+        def closure(table=table, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(table(torch.tensor([1, 4, 4, 7])), Y[:4])
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            optimizer.step(closure)
+        ends.append(table.weight.detach())
+    torch.testing.assert_close(*ends)
+    assert torch.equal(ends[1][0], embedding(True).weight[0].detach())
+
+
+@every
+def test_optimizers_of_sparse_gradients_get_sparse_gradients(wrap):
+    table = embedding(True)
+    optimizer = wrap(SparseAdam(table.parameters(), lr=0.1))
+    before = table.weight.detach().clone()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(table(torch.tensor([1, 4])), Y[:2])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    moved = (table.weight != before).any(1)
+    assert moved.tolist() == [i in (1, 4) for i in range(9)]
+
+
+@every
+def test_a_gradient_missing_from_a_later_pass_counts_as_zero(wrap):
+    torch.manual_seed(0)
+    a, b = (nn.Parameter(torch.tensor([v])) for v in (1.0, 2.0))
+    optimizer, calls = wrap(SGD([a, b], lr=0.1)), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = a.square().sum() + (b.square().sum() if not calls else 0)
+        calls.append(1)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert a.isfinite()
+    assert b.isfinite()
+    assert a != 1
+
+
+# Clipping
+
+
+@every
+def test_clipping_what_is_stepped_with(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=1.0))
+    optimizer.base.register_step_pre_hook(
+        lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.01) and None
+    )
+    before = weights(model)
+    after = step(model, optimizer)
+    moved = sum((a - b).square().sum() for a, b in zip(after, before)).sqrt()
+    torch.testing.assert_close(moved, torch.tensor(0.01), rtol=1e-3, atol=0)
+
+
+def test_clipping_inside_the_closure_leaves_sams_climb_and_clips_its_step():
+    inside, hooked = network(), network()
+    one = SAM(SGD(inside.parameters(), lr=1.0), 0.2)
+    two = SAM(SGD(hooked.parameters(), lr=1.0), 0.2)
+    two.base.register_step_pre_hook(
+        lambda *_: nn.utils.clip_grad_norm_(hooked.parameters(), 0.01) and None
+    )
+    one.step(closure_of(inside, one, clip=0.01))
+    two.step(closure_of(hooked, two))
+    torch.testing.assert_close(weights(inside), weights(hooked))
+
+
+# What is refused
+
+
+@every
+def test_a_grad_scaler_is_refused_with_what_to_do(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(nn.functional.cross_entropy(model(X), Y)).backward()
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"GradScaler gives none: train in bfloat16") as error:
+        scaler.step(optimizer)
+    assert "\n" not in str(error.value)
+    torch.testing.assert_close(weights(model), before, rtol=0, atol=0)
+
+
+@every
+def test_a_grad_scaler_with_a_closure_is_refused_by_torch(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with pytest.raises(RuntimeError, match="Closure use is not currently supported if GradScaler"):
+        scaler.step(optimizer, closure=closure_of(model, optimizer))
+
+
+@every
+def test_unscaling_in_the_closure_is_refused_with_what_to_do(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = weights(model)
+
+    def closure():
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(X), Y)).backward()
+        scaler.unscale_(optimizer)
+
+    with pytest.raises(ValueError, match=r"GradScaler unscales once a step, .* bfloat16") as error:
+        optimizer.step(closure)
+    assert "\n" not in str(error.value)
+    torch.testing.assert_close(weights(model), before, rtol=0, atol=0)
+
+
+@every
+def test_a_fixed_scale_divided_out_in_the_closure_changes_no_bit(wrap):
+    plain, scaled = network(), network()
+    one, two = (wrap(SGD(m.parameters(), lr=0.3, momentum=0.9)) for m in (plain, scaled))
+
+    def closure():
+        two.zero_grad()
+        loss = nn.functional.cross_entropy(scaled(X), Y)
+        (loss * 1024).backward()
+        for p in scaled.parameters():
+            p.grad /= 1024
+        return loss
+
+    for _ in range(5):
+        two.step(closure)
+    torch.testing.assert_close(weights(scaled), step(plain, one, 5), rtol=0, atol=0)
+
+
+@every
+def test_gradients_of_an_earlier_backward_are_not_added_to(wrap):
+    """As a loop that accumulates would: the second pass would have one micro-batch only."""
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+
+    def backward():
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):  # from None, and after a step whose gradients were zeroed
+        backward()
+        before = weights(model)
+        with pytest.raises(RuntimeError, match="found gradients of an earlier backward") as error:
+            optimizer.step(backward)
+        assert "\n" not in str(error.value)
+        torch.testing.assert_close(weights(model), before, rtol=0, atol=0)
+        step(model, optimizer)
+        optimizer.zero_grad()
+
+
+@every
+@pytest.mark.parametrize("zero", ["optimizer", "model", "none"])
+def test_gradients_that_the_closure_or_the_last_step_leaves_are_no_objection(wrap, zero):
+    model, twin = network(), network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    if zero != "none":  # of an evaluation, say
+        nn.functional.cross_entropy(model(X), Y).backward()
+
+    def closure():
+        if zero == "optimizer":
+            optimizer.zero_grad(set_to_none=False)
+        else:
+            model.zero_grad()
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    end = weights(model)
+    torch.testing.assert_close(
+        step(twin, wrap(SGD(twin.parameters(), lr=0.1)), 3), end, rtol=0, atol=0
+    )
+
+
+# A class for an instance
+
+
+@every
+def test_a_class_and_its_settings_make_the_same_optimizer(wrap):
+    one, two = network(), network()
+    made = wrap(SGD, one.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
+    given = wrap(SGD(two.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01))
+    assert repr(made.base) == repr(given.base)
+    torch.testing.assert_close(step(one, made, 5), step(two, given, 5), rtol=0, atol=0)
+    groups = [{"params": two[0].parameters(), "lr": 0.0}, {"params": two[2].parameters()}]
+    assert [g["lr"] for g in wrap(SGD, params=groups, lr=0.1).param_groups] == [0.0, 0.1]
+
+
+def test_a_class_takes_the_wrappers_settings_in_their_order_and_by_name():
+    model = network()
+    assert SAM(SGD, model.parameters(), 0.3, lr=0.1).radius == 0.3
+    assert GNP(Adam, model.parameters(), 0.4, 0.3, lr=0.1).alpha == 0.4
+    official = ASAM(SGD, model.parameters(), lr=0.1, model=model, eta=0.5)
+    assert (official.radius, official.eta, official.model) == (0.5, 0.5, model)
+    assert FDGR(SGD, model.parameters(), strength=0.2, lr=0.1).strength == 0.2
+
+
+def test_settings_that_nobody_knows_are_refused():
+    model = network()
+    with pytest.raises(TypeError, match="momentun"):
+        SAM(SGD, model.parameters(), lr=0.1, momentun=0.9)
+    with pytest.raises(TypeError, match="lr"):
+        SAM(SGD(model.parameters(), lr=0.1), lr=0.2)
+
+
+@pytest.mark.parametrize("make", [SAM, partial(ASAM, variant="davda54")])
+def test_no_first_exchange_needs_the_module_that_exchanges(make):
+    with pytest.raises(ValueError, match="first_sync=False needs model=, the Distributed"):
+        make(SGD(network().parameters(), lr=0.1), first_sync=False, model=network())
+
+
+@every
+def test_bfloat16_autocast_trains(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.3))
+
+    def closure():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]

@@ -1,0 +1,696 @@
+"""SAM, ASAM, GNP, FD-GR as optimizers: their geometry, what they leave untouched, their place in torch."""
+
+import copy
+import inspect
+import pickle
+from functools import partial
+from typing import get_overloads
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from softadlib.optim.sharpness import ASAM, FDGR, GNP, SAM
+
+X = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32))
+Y = torch.tensor([0, 1, 2] * 4)
+BASES = {"sgd": lambda p: SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: Adam(p, lr=0.01)}
+
+
+def network(batch_norm=False, seed=0):
+    torch.manual_seed(seed)
+    norm = [nn.BatchNorm1d(6)] if batch_norm else []
+    return nn.Sequential(nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3))
+
+
+def closure_of(model, optimizer, calls=None):
+    """The usual closure; `calls` collects the parameters each evaluation was made at."""
+
+    def closure():
+        if calls is not None:
+            calls.append([p.detach().clone() for p in model.parameters()])
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def snapshot(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+# Geometry
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.5, 3.0])
+def test_climbs_by_radius_along_the_gradient_over_all_parameters(radius):
+    model, calls = network().double(), []
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), radius)
+    loss = nn.functional.cross_entropy(model(X.double()), Y)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    def closure():
+        calls.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(X.double()), Y)
+        value.backward()
+        return value
+
+    returned = optimizer.step(closure)
+    assert len(calls) == 2
+    perturb = calls[1] - calls[0]
+    assert perturb.norm().item() == pytest.approx(radius, rel=1e-9)
+    assert torch.dot(perturb, gradient) / gradient.norm() == pytest.approx(radius, rel=1e-9)
+    assert returned.item() == pytest.approx(loss.item(), rel=1e-12)  # the loss at w, not at w̃
+
+
+def test_step_on_a_quadratic_uses_the_gradient_at_the_climbed_point():
+    a = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])
+    start, radius, lr = np.array([1.0, -2.0, 0.5]), 0.7, 0.05
+    w, matrix = nn.Parameter(torch.from_numpy(start.copy())), torch.from_numpy(a)
+    optimizer = SAM(SGD([w], lr=lr), radius)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w @ matrix @ w / 2
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        g = a @ start
+        start = start - lr * a @ (start + radius * g / np.linalg.norm(g))
+        optimizer.step(closure)
+    np.testing.assert_allclose(w.detach().numpy(), start, rtol=1e-10)
+
+
+# What stays as it was
+
+
+def test_restores_every_bit_when_the_base_does_not_move():
+    model = network()
+    with torch.no_grad():
+        for p in model.parameters():  # sizes where w + ε − ε ≠ w
+            p.mul_(torch.logspace(-6, 3, p.numel()).view_as(p))
+    before, calls = snapshot(model), []
+    optimizer = SAM(SGD(model.parameters(), lr=0.0), 0.3)
+    optimizer.step(closure_of(model, optimizer, calls))
+    assert not torch.equal(calls[0][0], calls[1][0])
+    assert same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("bn_update", ["both", "first"])
+def test_restores_every_bit_after_an_exception_in_the_second_call(bn_update):
+    model = network(batch_norm=True)
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.3, bn_update=bn_update, model=model)
+    before, inner, count = snapshot(model), closure_of(model, optimizer), []
+
+    def closure():
+        count.append(1)
+        if len(count) == 2:
+            raise RuntimeError("out of memory")
+        return inner()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    assert same(parameters, before)
+    assert list(model.state_dict()) == list(before)
+    assert model[1].track_running_stats
+    assert not torch.equal(model[1].running_mean, torch.zeros(2))
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_radius_zero_is_the_base_optimizer_bit_for_bit(base):
+    plain, wrapped = network(), network()
+    one = base(plain.parameters())
+    two = SAM(base(wrapped.parameters()), 0.0)
+    for _ in range(10):
+        one.step(closure_of(plain, one))
+        two.step(closure_of(wrapped, two))
+    assert not same(snapshot(network()), snapshot(plain))
+    assert same(snapshot(plain), snapshot(wrapped))
+
+
+def test_zero_gradient_does_not_move_and_is_no_nan():
+    w = nn.Parameter(torch.zeros(3))
+    optimizer = SAM(SGD([w], lr=0.1), 0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert w.tolist() == [0, 0, 0]
+
+
+def test_parameters_without_gradient_are_skipped():
+    model, idle = network(), nn.Parameter(torch.ones(2))
+    optimizer = SAM(SGD([idle, *model.parameters()], lr=0.1), 0.3)
+    twin = network()
+    reference = SAM(SGD(twin.parameters(), lr=0.1), 0.3)
+    optimizer.step(closure_of(model, optimizer))
+    reference.step(closure_of(twin, reference))
+    assert idle.tolist() == [1, 1]
+    assert idle.grad is None
+    assert same(snapshot(model), snapshot(twin))
+
+
+def test_no_gradient_at_all_is_an_error():
+    optimizer = SAM(SGD(network().parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient.*backward"):
+        optimizer.step(lambda: torch.tensor(1.0))
+
+
+# Batch norm
+
+
+def test_both_counts_two_passes():
+    model = network(batch_norm=True)
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5)
+    for step in (1, 2, 3):
+        optimizer.step(closure_of(model, optimizer))
+        assert model[1].num_batches_tracked == 2 * step
+
+
+def test_first_counts_one_pass_and_keeps_its_statistics():
+    model, twin = network(batch_norm=True), network(batch_norm=True)
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update="first", model=model)
+    for step in (1, 2, 3):
+        twin.load_state_dict(model.state_dict())
+        twin.train()(X)  # the first pass alone
+        optimizer.step(closure_of(model, optimizer))
+        assert model[1].num_batches_tracked == step
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert torch.equal(getattr(model[1], name), getattr(twin[1], name)), name
+
+
+def test_first_and_both_differ_in_statistics_only():
+    models = {bn: network(batch_norm=True) for bn in ("both", "first")}
+    for bn, model in models.items():
+        optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update=bn, model=model)
+        for _ in range(3):
+            optimizer.step(closure_of(model, optimizer))
+    one, two = (snapshot(model) for model in models.values())
+    apart = {name for name in one if not torch.equal(one[name], two[name])}
+    assert apart == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+def test_first_leaves_frozen_layers_frozen():
+    models = {bn: network(batch_norm=True) for bn in ("both", "first")}
+    for bn, model in models.items():
+        model[1].eval()
+        optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update=bn, model=model)
+        optimizer.step(closure_of(model, optimizer))
+        assert model[1].num_batches_tracked == 0
+        assert model[1].running_mean.tolist() == [0] * 6
+    assert same(*map(snapshot, models.values()))  # normalised by the running statistics
+
+
+# Among torch's own
+
+
+def test_param_groups_are_the_bases():
+    model = network()
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.0},
+        {"params": model[2].parameters(), "lr": 0.1},
+    ]
+    optimizer = SAM(SGD(groups, lr=1.0), 0.3)
+    before = snapshot(model)
+    optimizer.step(closure_of(model, optimizer))
+    after = snapshot(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"2.weight", "2.bias"}
+    late = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [late], "lr": 0.5})
+    assert optimizer.base.param_groups[2]["params"] == [late]
+    assert optimizer.base.param_groups[2]["momentum"] == 0
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_state_dict_round_trip_continues_exactly(base):
+    model = network()
+    optimizer = SAM(base(model.parameters()), 0.2)
+    for _ in range(3):
+        optimizer.step(closure_of(model, optimizer))
+    resumed = network(seed=1)
+    other = SAM(base(resumed.parameters()), 0.2)
+    resumed.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(3):
+        optimizer.step(closure_of(model, optimizer))
+        other.step(closure_of(resumed, other))
+    assert same(snapshot(model), snapshot(resumed))
+    other.param_groups[0]["lr"] = 0.0  # still the base's own groups
+    before = snapshot(resumed)
+    other.step(closure_of(resumed, other))
+    assert same(before, snapshot(resumed))
+
+
+def test_learning_rate_schedule_on_sam():
+    plain, wrapped = network(), network()
+    one, two = SGD(plain.parameters(), lr=0.1), SAM(SGD(wrapped.parameters(), lr=0.1), 0.0)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, step_size=2, gamma=0.1) for o in (one, two)]
+    rates = []
+    for _ in range(4):
+        for model, optimizer in ((plain, one), (wrapped, two)):
+            optimizer.step(closure_of(model, optimizer))
+        rates.append(two.base.param_groups[0]["lr"])
+        for schedule in schedules:
+            schedule.step()
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    assert same(snapshot(plain), snapshot(wrapped))
+
+
+def test_closure_runs_with_gradients_even_under_no_grad():
+    model = network()
+    optimizer = SAM(SGD(model.parameters(), lr=0.1))
+    before = snapshot(model)
+    with torch.no_grad():
+        optimizer.step(closure_of(model, optimizer))
+    assert not same(before, snapshot(model))
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "0.1", True, None, -0.1], ids=repr)
+def test_bad_radius_is_refused_naming_it(bad):
+    with pytest.raises(ValueError, match=r"radius must be .*, got ") as error:
+        SAM(SGD(network().parameters(), lr=0.1), bad)
+    assert repr(bad) in str(error.value)
+
+
+def test_other_bad_arguments_are_refused():
+    model = network()
+    base = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="bn_update 'last' unknown; choose from both, first"):
+        SAM(base, bn_update="last")
+    with pytest.raises(ValueError, match="bn_update='first' needs model="):
+        SAM(base, bn_update="first")
+    with pytest.raises(
+        TypeError, match=r"SAM\(SGD\) needs what to optimize: SAM\(SGD, model.parameters"
+    ):
+        SAM(SGD)
+    with pytest.raises(TypeError, match=r"base must be .* such as SAM\(SGD\(.*\), got generator"):
+        SAM(model.parameters())
+    with pytest.raises(ValueError, match="needs a closure"):
+        SAM(base).step(None)
+
+
+def test_copies_and_pickles_carry_everything():
+    model = nn.Linear(2, 1)
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), radius=0.3)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert other.radius == 0.3
+        assert type(other.base) is torch.optim.SGD
+        assert other.param_groups is other.base.param_groups
+        assert other.state is other.base.state
+
+
+def test_a_step_without_a_closure_says_why_it_needs_one():
+    optimizer = SAM(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="needs a closure"):
+        optimizer.step()
+
+
+def test_first_pass_statistics_of_instance_norm_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(1, 2, 3), nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    )
+    x, once = torch.randn(4, 1, 9), copy.deepcopy(model)
+    once(x)
+    optimizer = SAM(
+        torch.optim.SGD(model.parameters(), lr=0.0), radius=0.5, bn_update="first", model=model
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert torch.equal(model[1].running_mean, once[1].running_mean)
+    assert not torch.equal(model[1].running_mean, torch.zeros(2))
+
+
+# All four together
+
+WRAPPERS = {
+    "sam": SAM,
+    "asam": ASAM,
+    "asam, davda54": partial(ASAM, variant="davda54"),
+    "gnp": GNP,
+    "gnp, official": partial(GNP, mixing="official"),
+    "fdgr": partial(FDGR, step_size=0.1),
+    "fdgr, centered": partial(FDGR, step_size=0.1, scheme="centered"),
+}
+PASSES = {name: 3 if "centered" in name else 2 for name in WRAPPERS}
+every = pytest.mark.parametrize("name", WRAPPERS)
+
+
+def wrap(name, base, model, knob=0.3, **settings):
+    return WRAPPERS[name](base, knob, model=model, **settings)
+
+
+@every
+def test_closure_is_called_once_per_gradient_first_at_w(name):
+    model, calls = network(), []
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
+    start = [p.detach().clone() for p in model.parameters()]
+    loss = nn.functional.cross_entropy(model(X), Y)
+    returned = optimizer.step(closure_of(model, optimizer, calls))
+    assert len(calls) == PASSES[name]
+    assert all(torch.equal(a, b) for a, b in zip(calls[0], start))
+    assert returned == loss
+    for later in calls[1:]:
+        assert not torch.equal(later[0], start[0])
+
+
+@every
+def test_every_bit_is_restored_when_the_base_does_not_move(name):
+    model = network()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(torch.logspace(-6, 3, p.numel()).view_as(p))
+    before = snapshot(model)
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.0), model)
+    optimizer.step(closure_of(model, optimizer))
+    assert same(before, snapshot(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "failing"), [(n, call) for n in WRAPPERS for call in range(2, PASSES[n] + 1)]
+)
+def test_every_bit_is_restored_after_an_exception_in_a_later_call(name, failing):
+    model = network(batch_norm=True)
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model, bn_update="first")
+    before, inner, count = snapshot(model), closure_of(model, optimizer), []
+
+    def closure():
+        count.append(1)
+        if len(count) == failing:
+            raise RuntimeError("out of memory")
+        return inner()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)
+    assert same({n: p.detach() for n, p in model.named_parameters()}, before)
+    assert model[1].track_running_stats
+    assert model[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("name", [n for n in WRAPPERS if n != "gnp, official"])
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_knob_zero_is_the_base_optimizer_bit_for_bit(name, base):
+    plain, wrapped = network(), network()
+    one = base(plain.parameters())
+    two = wrap(name, base(wrapped.parameters()), wrapped, knob=0.0)
+    for _ in range(10):
+        one.step(closure_of(plain, one))
+        two.step(closure_of(wrapped, two))
+    assert not same(snapshot(network()), snapshot(plain))
+    assert same(snapshot(plain), snapshot(wrapped))
+
+
+def test_gnp_with_alpha_one_is_sam_bit_for_bit():
+    models = [network(), network()]
+    wrappers = (partial(SAM, radius=0.2), partial(GNP, alpha=1.0, radius=0.2))
+    for model, make in zip(models, wrappers):
+        optimizer = make(SGD(model.parameters(), lr=0.1, momentum=0.9))
+        for _ in range(5):
+            optimizer.step(closure_of(model, optimizer))
+    assert same(*map(snapshot, models))
+
+
+@every
+def test_gradients_zeroed_in_place_spoil_nothing(name):
+    """`zero_grad(set_to_none=False)` must not write into the gradient taken at w."""
+    models = [network(), network()]
+    for model, to_none in zip(models, (True, False)):
+        optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
+
+        def closure(model=model, optimizer=optimizer, to_none=to_none):
+            optimizer.zero_grad(set_to_none=to_none)
+            loss = nn.functional.cross_entropy(model(X), Y)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+    assert same(*map(snapshot, models))
+
+
+@every
+def test_parameters_that_take_no_part_are_left_alone(name):
+    model, twin = network(), network()
+    model.idle = nn.Parameter(torch.ones(2))
+    for net in (model, twin):
+        optimizer = wrap(name, SGD(net.parameters(), lr=0.1), net)
+        optimizer.step(closure_of_forward(net, optimizer))
+    assert model.idle.tolist() == [1, 1]
+    assert model.idle.grad is None
+    assert same(snapshot(twin), snapshot(model))
+
+
+def closure_of_forward(model, optimizer):
+    """As `closure_of`, through the first three layers whatever else the model holds."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model[2](model[1](model[0](X))), Y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@every
+def test_a_zero_gradient_does_not_move_and_is_no_nan(name):
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert model.weight.tolist() == [[0, 0, 0]]
+
+
+@every
+@pytest.mark.parametrize("bn_update", ["both", "first"])
+def test_passes_that_batch_norm_counts(name, bn_update):
+    model, twin = network(batch_norm=True), network(batch_norm=True)
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model, bn_update=bn_update)
+    for step in (1, 2):
+        twin.load_state_dict(model.state_dict())
+        twin.train()(X)  # the first pass alone
+        optimizer.step(closure_of(model, optimizer))
+        passes = 1 if bn_update == "first" else PASSES[name]
+        assert model[1].num_batches_tracked == passes * step
+        alike = torch.equal(model[1].running_mean, twin[1].running_mean)
+        assert alike == (bn_update == "first")
+
+
+# Against a step-by-step reference, written from the formula
+
+
+def norm_of(gradients):
+    return sum((g**2).sum() for g in gradients).sqrt()
+
+
+def sam_point(weights, gradients, names, radius):
+    return [w + radius * g / norm_of(gradients) for w, g in zip(weights, gradients)]
+
+
+def asam_point(weights, gradients, names, radius, eta):
+    """T_w = |w| + η where the name says weight, 1 elsewhere; ε = ρ T² g / ‖T g‖."""
+    t = [w.abs() + eta if name.endswith("weight") else 1.0 for w, name in zip(weights, names)]
+    length = norm_of([a * g for a, g in zip(t, gradients)])
+    return [w + radius * a**2 * g / length for w, a, g in zip(weights, t, gradients)]
+
+
+def davda54_point(weights, gradients, names, radius, eta):
+    length = norm_of([w * g for w, g in zip(weights, gradients)])
+    return [w + radius * w**2 * g / length for w, g in zip(weights, gradients)]
+
+
+def reference(model, points, mix, steps, lr, momentum, keep_statistics):
+    """SGD with momentum on `mix` of the gradients at w and at the `points` made of it, on copies."""
+    names = [name for name, _ in model.named_parameters()]
+    velocity = None
+
+    def gradients_at(values, statistics):
+        probe = copy.deepcopy(model)
+        with torch.no_grad():
+            for p, value in zip(probe.parameters(), values):
+                p.copy_(value)
+        loss = nn.functional.cross_entropy(probe(X), Y)
+        found = torch.autograd.grad(loss, list(probe.parameters()))
+        if statistics:
+            for b, new in zip(model.buffers(), probe.buffers()):
+                b.copy_(new)
+        return [g.detach() for g in found]
+
+    for _ in range(steps):
+        weights = [p.detach().clone() for p in model.parameters()]
+        here = gradients_at(weights, True)
+        there = [gradients_at(point, not keep_statistics) for point in points(weights, here, names)]
+        final = [mix(*gs) for gs in zip(here, *there)]
+        velocity = (
+            final if velocity is None else [momentum * v + g for v, g in zip(velocity, final)]
+        )
+        with torch.no_grad():
+            for p, v in zip(model.parameters(), velocity):
+                p.sub_(lr * v)
+
+
+def ahead(weights, gradients, step):
+    return [w + step * g for w, g in zip(weights, gradients)]
+
+
+CASES = {
+    "sam": (
+        partial(SAM, radius=0.2),
+        lambda *a: [sam_point(*a, 0.2)],
+        lambda g, far: far,
+    ),
+    "asam": (
+        partial(ASAM, radius=0.5, eta=0.05),
+        lambda *a: [asam_point(*a, 0.5, 0.05)],
+        lambda g, far: far,
+    ),
+    "asam, davda54": (
+        partial(ASAM, radius=0.8, variant="davda54"),
+        lambda *a: [davda54_point(*a, 0.8, None)],
+        lambda g, far: far,
+    ),
+    "gnp": (
+        partial(GNP, alpha=0.7, radius=0.3),
+        lambda *a: [sam_point(*a, 0.3)],
+        lambda g, far: 0.3 * g + 0.7 * far,
+    ),
+    "fdgr": (
+        partial(FDGR, strength=0.4, step_size=0.2),
+        lambda w, g, names: [ahead(w, g, 0.2)],
+        lambda g, far: g + 0.4 / 0.2 * (far - g),
+    ),
+    "fdgr, centered": (
+        partial(FDGR, strength=0.4, step_size=0.2, scheme="centered"),
+        lambda w, g, names: [ahead(w, g, 0.2), ahead(w, g, -0.2)],
+        lambda g, far, back: g + 0.4 / 0.4 * (far - back),
+    ),
+}
+
+
+@pytest.mark.parametrize("bn_update", ["both", "first"])
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_with_batch_norm_are_the_reference(name, bn_update):
+    make, points, mix = CASES[name]
+    model, twin = network(batch_norm=True), network(batch_norm=True)
+    optimizer = make(
+        SGD(model.parameters(), lr=0.1, momentum=0.9), bn_update=bn_update, model=model
+    )
+    for _ in range(20):
+        optimizer.step(closure_of(model, optimizer))
+    reference(twin, points, mix, 20, 0.1, 0.9, bn_update == "first")
+    ours, theirs = snapshot(model), snapshot(twin)
+    for key in theirs:
+        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-6, msg=key)
+    start = snapshot(network(batch_norm=True))
+    assert (ours["0.weight"] - start["0.weight"]).norm() > 0.5
+
+
+# Their arguments
+
+
+@every
+def test_copies_and_pickles_still_step(name):
+    model = network()
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    both = {"model": model, "optimizer": optimizer}
+    for twin in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
+        assert twin["optimizer"].param_groups is twin["optimizer"].base.param_groups
+        expected = copy.deepcopy(both)
+        for one in (twin, expected):
+            one["optimizer"].step(closure_of(one["model"], one["optimizer"]))
+        assert same(snapshot(twin["model"]), snapshot(expected["model"]))
+
+
+@every
+def test_a_step_needs_a_closure_and_a_gradient(name):
+    model = network()
+    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(ValueError, match=f"{type(optimizer).__name__}.step needs a closure"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient.*backward"):
+        optimizer.step(lambda: torch.tensor(1.0))
+
+
+BAD = [float("nan"), float("inf"), "0.1", True, None, -0.1]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(ASAM, "radius"), (ASAM, "eta"), (GNP, "alpha"), (GNP, "radius"), (FDGR, "strength"),
+     (partial(FDGR, strength=0.1), "step_size")],
+)  # fmt: skip
+def test_bad_numbers_are_refused_naming_them(make, name, bad):
+    model = network()
+    with pytest.raises(ValueError, match=f"{name} must be .*, got ") as error:
+        make(SGD(model.parameters(), lr=0.1), model=model, **{name: bad})
+    assert repr(bad) in str(error.value)
+
+
+def test_bad_choices_are_refused_with_the_choices():
+    model = network()
+    base = SGD(model.parameters(), lr=0.1)
+    for make, words in (
+        (
+            lambda: ASAM(base, variant="adaptive"),
+            "variant 'adaptive' unknown; choose from official",
+        ),
+        (lambda: GNP(base, mixing="code"), "mixing 'code' unknown; choose from paper, official"),
+        (lambda: FDGR(base, 0.1, scheme="backward"), "scheme 'backward' unknown; choose from"),
+        (lambda: FDGR(base, 0.1, 0.0), "step_size must be a positive number, got 0.0"),
+        (lambda: ASAM(base), "variant='official' needs model="),
+        (lambda: GNP(base, bn_update="first"), "bn_update='first' needs model="),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+    ASAM(base, variant="davda54")  # goes by no name
+
+
+def test_official_asam_needs_a_name_for_every_parameter():
+    model, other = network(), network()
+    optimizer = ASAM(SGD([*model.parameters(), *other.parameters()], lr=0.1), model=model)
+    with pytest.raises(ValueError, match="model= lacks a parameter of the optimizer"):
+        optimizer.step(closure_of(model, optimizer))
+
+
+@pytest.mark.parametrize("make", [SAM, ASAM, GNP, FDGR])
+def test_what_type_checkers_are_told_is_what_is_taken(make):
+    typed, by_class = get_overloads(make.__init__)
+    taken = inspect.signature(make.__init__).parameters.values()
+    told = inspect.signature(typed).parameters.values()
+    assert [(p.name, p.kind, p.default) for p in told] == [
+        (p.name, p.kind, p.default) for p in taken
+    ]
+    assert list(inspect.signature(by_class).parameters) == ["self", "base", "params", "settings"]

@@ -1,0 +1,243 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.workspace import make_home, tree
+
+from softadlib import _workspace
+from softadlib._validation import UserError
+from softadlib.results import reader as store
+from softadlib.results.folder import ResultFolder, profile_dir
+from softadlib.results.schema import COLUMNS, MEASURES
+from softadlib.results.table import merge, pack
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path)
+
+
+def rows(trials=(0, 1), method="softad", noise=0.0, knob=0.3, epochs=(4,)):
+    return merge(
+        [
+            pd.DataFrame(
+                {
+                    "dataset": "gaussian",
+                    "method": method,
+                    "trial": t,
+                    "label_noise": noise,
+                    "knob": knob,
+                    "epoch": list(epochs),
+                    **{m: 0.25 * (t + 1) for m in MEASURES},
+                }
+            )
+            for t in trials
+        ]
+    )
+
+
+FACTS = {"protocol": {"label_noise": [0.0]}, "sessions": []}
+
+
+def place(fingerprint="f1", method="softad"):
+    return ResultFolder("tiny", "gaussian", method, fingerprint)
+
+
+def test_what_is_finished_is_read_back(home):
+    place().finish(rows(), FACTS)
+    pd.testing.assert_frame_equal(store.read("tiny"), rows())
+    pd.testing.assert_frame_equal(place().kept([0.0]), rows())
+    stored = pd.read_parquet(home / "outputs/tiny/gaussian/softad/metrics.parquet")
+    assert tuple(stored.columns) == COLUMNS, (
+        "label noise that does not vary stands in the provenance"
+    )
+
+
+def test_label_noise_is_a_column_where_it_varies(home):
+    both = merge([rows(), rows(noise=0.05)])
+    place().finish(both, {"protocol": {"label_noise": [0.0, 0.05]}, "sessions": []})
+    assert "label_noise" in pd.read_parquet(place().metrics)
+    pd.testing.assert_frame_equal(store.read("tiny"), both)
+    assert store.read("tiny", label_noise=0.05)["label_noise"].unique().tolist() == [0.05]
+
+
+def test_one_noise_that_is_not_zero_comes_from_the_provenance(home):
+    place().finish(rows(noise=0.05), {"protocol": {"label_noise": [0.05]}, "sessions": []})
+    assert store.read("tiny")["label_noise"].unique().tolist() == [0.05]
+    assert place().kept([0.05])["label_noise"].unique().tolist() == [0.05]
+
+
+def test_without_provenance_a_result_is_not_read(home):
+    place().finish(rows(), FACTS)
+    place().provenance.unlink()
+    assert store.read("tiny").empty
+    assert store.places("tiny") == []
+
+
+def test_parts_are_kept_until_the_end_and_only_for_their_protocol(home):
+    place().save_part(rows((0,)))
+    place().save_part(rows((1,)))
+    place("f2").save_part(rows((5,)))
+    pd.testing.assert_frame_equal(place().kept([0.0]), rows((0, 1)))
+    place().finish(rows(), FACTS)
+    left = [p.name for p in (place().path / "parts").iterdir()]
+    assert len(left) == 1, "another protocol's part is not ours to delete"
+    assert left[0].startswith("f2-")
+    pd.testing.assert_frame_equal(place("f2").kept([0.0]), rows((5,)))
+
+
+def test_a_part_saved_twice_is_one_part(home):
+    place().save_part(rows((0,)))
+    place().save_part(rows((0,)))
+    assert len(list((place().path / "parts").iterdir())) == 1
+
+
+def test_results_of_another_protocol_are_set_aside_unharmed(home):
+    place("f1").finish(rows(), FACTS)
+    before = place("f1").metrics.read_bytes()
+    moved = place("f2").set_aside()
+    assert moved.name == "softad.f1"
+    assert (moved / "metrics.parquet").read_bytes() == before
+    assert store.read("tiny").empty, "what is set aside is no result"
+    place("f1").finish(rows(), FACTS)
+    assert place("f2").set_aside().name == "softad.f1-2"
+
+
+def test_merge_keeps_each_run_and_epoch_once_in_a_fixed_order():
+    a, b = rows((1,), epochs=(0, 4)), rows((0, 1), epochs=(4,))
+    merged = merge([a, b])
+    assert merged[["trial", "epoch"]].to_numpy().tolist() == [[0, 4], [1, 0], [1, 4]]
+    pd.testing.assert_frame_equal(merged, merge([b, a, b]))
+    erm = merge([rows(method="erm", knob=np.nan)] * 2)
+    assert len(erm) == 2, "a knob of NaN is equal to itself here"
+    assert merge([]).columns.tolist() == [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
+
+
+@pytest.mark.parametrize("cut", [0, 10, 0.5, -1])
+def test_a_cut_table_is_named_with_what_to_do(home, cut):
+    place().finish(rows(), FACTS)
+    data = place().metrics.read_bytes()
+    place().metrics.write_bytes(data[: int(len(data) * cut) if isinstance(cut, float) else cut])
+    for read in (lambda: store.read("tiny"), lambda: place().kept([0.0])):
+        with pytest.raises(
+            UserError, match=r"metrics.parquet is broken .*delete .*run the same command"
+        ) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_table_without_a_column_is_named(home):
+    place().finish(rows(), FACTS)
+    pd.read_parquet(place().metrics).drop(columns="loss_val").to_parquet(place().metrics)
+    with pytest.raises(UserError, match="lacks the columns loss_val"):
+        store.read("tiny")
+
+
+def test_a_broken_provenance_is_named(home):
+    place().finish(rows(), FACTS)
+    place().provenance.write_text('{"profile": ')
+    with pytest.raises(UserError, match=r"provenance.json is broken"):
+        store.provenances("tiny")
+
+
+def test_write_is_whole_or_not_at_all(home, monkeypatch):
+    path = home / "outputs" / "x.txt"
+    _workspace.write(path, "first")
+
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(UserError, match=r"x.txt cannot be written: No space left on device"):
+        _workspace.write(path, "second")
+    assert path.read_text() == "first"
+    assert [p.name for p in path.parent.iterdir()] == ["x.txt"], "no half-written file stays"
+
+
+def test_an_output_folder_that_cannot_be_written_is_said_and_nothing_is(home):
+    (home / "outputs").write_text("a file in the way")
+    before = tree(home)
+    with pytest.raises(UserError, match="cannot be written"):
+        _workspace.check_writable(profile_dir("tiny"))
+    with pytest.raises(UserError, match="cannot be written"):
+        _workspace.write(place().metrics, b"x")
+    assert tree(home) == before
+
+
+def test_check_writable_leaves_nothing_behind(home):
+    before = tree(home)
+    _workspace.check_writable(profile_dir("tiny"))
+    assert tree(home) == before
+    assert not (home / "outputs").exists()
+
+
+def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="SOFTAD_HOME"):
+        _workspace.home()
+    monkeypatch.delenv("SOFTAD_HOME")
+    root = make_home(tmp_path / "book")
+    (root / "notebooks" / "deep").mkdir()
+    monkeypatch.chdir(root / "notebooks" / "deep")
+    assert _workspace.home() == root
+
+
+def test_provenances_are_one_line_a_result(home):
+    session = {
+        "device": "cpu",
+        "torch": "2",
+        "seconds": 1.5,
+        "finished": "2026-01-02T03:04:05+00:00",
+    }
+    facts = {"dataset": "gaussian", "method": "softad", "runs": 2, "diverged": [], "sessions": [session, session],
+             "protocol": {"n_train": 20, "n_val": 0, "n_test": 40,
+                          "trials": 2, "grids": {"softad": [0.3]}, "epochs": 4, "dtype": "float64",
+                          "label_noise": [0.0]}}  # fmt: skip
+    place().finish(rows(), json.loads(json.dumps(facts)))
+    (line,) = store.provenances("tiny").to_dict("records")
+    assert line["samples"] == "20 + all + 40"
+    assert (line["runs"], line["grid"], line["seconds"], line["finished"]) == (
+        2,
+        1,
+        3.0,
+        "2026-01-02T03:04",
+    )
+
+
+def results(home):
+    """Two methods, each with curves of one trial; of one method label noise varies."""
+    ends = [rows((0, 1, 2), knob=k, epochs=(4,)) for k in (0.1, 0.3)]
+    softad = merge([*ends, rows((1,), knob=0.3, epochs=(0, 2, 4))])
+    place().finish(softad, FACTS)
+    erm = [rows((0, 1), "erm", q, np.nan, (0, 2, 4)) for q in (0.0, 0.05)]
+    place(method="erm").finish(
+        merge(erm), {"protocol": {"label_noise": [0.0, 0.05]}, "sessions": []}
+    )
+    return merge([softad, *erm])
+
+
+def test_final_rows_are_the_last_of_every_run_of_all_rows(home):
+    every = results(home)
+    pd.testing.assert_frame_equal(store.read("tiny"), every)
+    ends = store.read("tiny", final=True)
+    assert len(ends) == 6 + 4
+    pd.testing.assert_frame_equal(ends, every[every["epoch"] == 4].reset_index(drop=True))
+    noisy = store.read("tiny", label_noise=0.05, final=True)
+    assert noisy[["method", "label_noise", "epoch"]].to_numpy().tolist() == [["erm", 0.05, 4]] * 2
+    assert store.read("tiny", "spiral", final=True).dtypes.equals(ends.dtypes)
+
+
+def test_final_rows_of_a_file_in_no_order_of_runs_that_end_apart(home):
+    """A file that was put together elsewhere: shuffled, a row twice, one run of two epochs more."""
+    every = results(home)
+    longer = rows((2,), knob=0.1, epochs=(5, 6))
+    one = every[every["method"] == "softad"]
+    mixed = pd.concat([one, longer, one.iloc[:2]]).sample(frac=1, random_state=1)
+    path = place().metrics
+    path.write_bytes(pack(mixed.drop(columns="label_noise"), "f1"))
+    pd.testing.assert_frame_equal(store.read("tiny"), merge([every, longer]))
+    ends = store.read("tiny", "gaussian", final=True)
+    got = ends.loc[ends["method"] == "softad", ["trial", "knob", "epoch"]].to_numpy().tolist()
+    assert got == [[0, 0.1, 4], [0, 0.3, 4], [1, 0.1, 4], [1, 0.3, 4], [2, 0.1, 6], [2, 0.3, 4]]

@@ -1,0 +1,106 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from softadlib._validation import UserError
+from softadlib.results import selection
+from softadlib.results.schema import MEASURES
+
+
+def table(entries, dataset="gaussian", method="softad", epochs=(0, 9)):
+    """Rows of runs given as (trial, knob, final validation accuracy)."""
+    return pd.DataFrame(
+        {
+            "dataset": dataset,
+            "method": method,
+            "trial": t,
+            "label_noise": 0.0,
+            "knob": k,
+            "epoch": e,
+            **dict.fromkeys(MEASURES, 0.5),
+            "acc_val": acc if e == epochs[-1] else 1.0,
+        }
+        for t, k, acc in entries
+        for e in epochs
+    )
+
+
+def test_the_best_final_validation_accuracy_wins():
+    rows = table(
+        [
+            (0, 0.1, 0.90),
+            (0, 0.2, 0.95),
+            (0, 0.3, 0.91),
+            (1, 0.1, 0.99),
+            (1, 0.2, 0.98),
+            (1, 0.3, 0.97),
+        ]
+    )
+    for ties in ("largest", "smallest"):
+        chosen = selection.select(rows, ties)
+        assert chosen["knob"].tolist() == [0.2, 0.1], (
+            "epoch 0 has accuracy 1.0 everywhere and must not count"
+        )
+        assert chosen["epoch"].tolist() == [9, 9]
+        assert chosen["tied"].tolist() == [1, 1]
+        assert chosen["at_edge"].tolist() == [False, True]
+
+
+def test_ties_go_where_they_are_sent():
+    rows = table([(0, 0.3, 0.9), (0, 0.1, 0.9), (0, 0.2, 0.9), (0, 0.4, 0.8)])
+    assert selection.select(rows, "largest")["knob"].tolist() == [0.3]
+    assert selection.select(rows, "smallest")["knob"].tolist() == [0.1]
+    assert selection.select(rows, "largest")["tied"].tolist() == [3]
+    assert selection.select(rows, "largest")["at_edge"].tolist() == [False]
+    assert selection.select(rows, "smallest")["at_edge"].tolist() == [True]
+    with pytest.raises(UserError, match="'median' unknown; choose from largest, smallest"):
+        selection.select(rows, "median")
+
+
+def test_diverged_runs_are_passed_over():
+    rows = table([(0, 0.1, np.nan), (0, 0.2, 0.6), (1, 0.1, np.nan), (1, 0.2, np.nan)])
+    chosen = selection.select(rows)
+    assert chosen[["trial", "knob"]].to_numpy().tolist() == [[0, 0.2]]
+
+
+def test_a_method_without_a_knob_is_never_at_an_edge():
+    chosen = selection.select(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))
+    assert chosen["trial"].tolist() == [0, 1]
+    assert not chosen["at_edge"].any()
+
+
+def test_edges_are_of_a_trials_own_grid():
+    one_each = selection.select(table([(0, 0.1, 0.9), (1, 0.2, 0.9), (2, 0.3, 0.9)]))
+    assert not one_each["at_edge"].any()
+    two_each = table([(0, 0.1, 0.8), (0, 0.2, 0.9), (1, 0.2, 0.9), (1, 0.3, 0.8)])
+    assert selection.select(two_each)["at_edge"].all()
+
+
+def test_groups_do_not_mix():
+    rows = pd.concat(
+        [
+            table([(0, 0.1, 0.9), (0, 0.2, 0.8)]),
+            table([(0, 0.1, 0.7), (0, 0.2, 0.8)], dataset="spiral"),
+            table([(0, 0.1, 0.7), (0, 0.2, 0.8)], method="sam"),
+            table([(0, 0.1, 0.1), (0, 0.2, 0.2)]).assign(label_noise=0.05),
+        ]
+    )
+    chosen = selection.select(rows).set_index(["dataset", "label_noise", "method"])["knob"]
+    assert chosen.to_dict() == {
+        ("gaussian", 0.0, "softad"): 0.1,
+        ("gaussian", 0.05, "softad"): 0.2,
+        ("gaussian", 0.0, "sam"): 0.2,
+        ("spiral", 0.0, "softad"): 0.2,
+    }
+
+
+def test_curves_are_all_epochs_of_the_selected():
+    rows = table([(0, 0.1, 0.9), (0, 0.2, 0.8), (1, 0.1, 0.7), (1, 0.2, 0.8)], epochs=(0, 3, 9))
+    shown = selection.curves(rows)
+    assert shown[["trial", "knob", "epoch"]].to_numpy().tolist() == [
+        [0, 0.1, 0], [0, 0.1, 3], [0, 0.1, 9], [1, 0.2, 0], [1, 0.2, 3], [1, 0.2, 9],
+    ]  # fmt: skip
+
+
+def test_curves_of_a_method_without_a_knob():
+    assert len(selection.curves(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))) == 4

@@ -1,0 +1,278 @@
+"""Gradients written out by hand: autograd's, the stack's, the plain loop's; and nobody's company matters."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.engines import (
+    ADAM,
+    KNOBS,
+    SEEDS,
+    SETTINGS,
+    SGD,
+    assert_near,
+    row,
+    samples,
+    splits,
+    state,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from softadlib import functional as F
+from softadlib.data.splits import synthetic_splits
+from softadlib.methods import METHODS
+from softadlib.models import build, mlp
+from softadlib.results.schema import MEASURES
+from softadlib.training.engines.base import TrainConfig
+from softadlib.training.engines.factory import make_engine
+from softadlib.training.engines.mlp_cpu import (
+    MLPEngine,
+    affine,
+    backward,
+    forward,
+    fuse_batchnorm,
+    links,
+    logit_gradient,
+)
+from softadlib.training.engines.streams import StreamEngine
+from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.memory import activations, forward_flops
+
+NETWORKS = {
+    "mlp": lambda: mlp((2,), 2, width=16, depth=2),
+    "linear": lambda: nn.Linear(2, 3),
+    "images": lambda: mlp((3, 4, 5), 4, width=20, depth=1),
+    "bare": lambda: nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)),
+    "biased": lambda: nn.Sequential(
+        nn.Linear(2, 6), nn.BatchNorm1d(6, eps=1e-3, momentum=0.3), nn.Linear(6, 2)
+    ),
+    "large": lambda: nn.Sequential(nn.Linear(2, 8192, bias=False), nn.Linear(8192, 2, bias=False)),
+    "nested": lambda: nn.Sequential(
+        nn.Flatten(), nn.Sequential(nn.Linear(2, 6), nn.ReLU()), nn.Sequential(nn.Linear(6, 2))
+    ),
+}
+
+
+def parts(network):
+    """Its parameters and buffers, cut loose."""
+    return (
+        {k: v.detach().clone() for k, v in network.named_parameters()},
+        {k: v.detach().clone() for k, v in network.named_buffers()},
+    )
+
+
+def sample(name, n=7):
+    shape = (3, 4, 5) if name == "images" else (2,)
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_running_statistics_are_autograds(name):
+    torch.manual_seed(5)
+    network = NETWORKS[name]().double()
+    params, buffers = parts(network)
+    x, chain = sample(name), links(network)
+    logits, tape = forward(chain, params, buffers, x, track=True)
+    weights = torch.randn(logits.shape, dtype=torch.float64)
+    expected = network.train()(x)
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
+    grads = backward(chain, params, tape, weights)
+    assert set(grads) == set(params)
+    for key, p in network.named_parameters():
+        torch.testing.assert_close(grads[key], p.grad, rtol=1e-10, atol=1e-12)
+    for key, b in network.named_buffers():
+        torch.testing.assert_close(buffers[key], b, rtol=1e-12, atol=0)
+
+
+def test_a_pass_that_does_not_track_leaves_the_statistics():
+    network = NETWORKS["mlp"]().double()
+    params, buffers = parts(network)
+    forward(links(network), params, buffers, sample("mlp"), track=False)
+    for key, b in network.named_buffers():
+        assert torch.equal(buffers[key], b)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_folding_batch_norm_changes_nothing(name):
+    network = NETWORKS[name]().double()
+    for _ in range(5):
+        network.train()(2 + 3 * sample(name))  # statistics away from 0 and 1
+    x = sample(name)
+    expected = network.eval()(x)
+    got = fuse_batchnorm(links(network), *parts(network))(x)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)),
+        nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False)),
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)),
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, momentum=None)),
+        nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Linear(3, 2)),
+        nn.Sequential(nn.Flatten(2), nn.Linear(2, 2)),
+        nn.Sequential(nn.ReLU()),
+    ],
+    ids=str,
+)
+def test_anything_else_is_no_chain_and_is_trained_by_autograd(network):
+    assert links(network) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.integers(0, 3))
+def test_float32_products_in_any_layout(n, k, m, relu, layout):
+    """Small and large, transposed and strided: what the float64 product says."""
+    draw = torch.Generator().manual_seed(n * 71 + k)
+    x, w = torch.randn(n, 2 * k, generator=draw)[:, ::2], torch.randn(m, k, generator=draw)
+    x = x.T.contiguous().T if layout & 1 else x
+    w = w.T.contiguous().T if layout & 2 else w
+    bias = torch.randn(m, generator=draw)
+    expected = x.double() @ w.double().T + bias.double()
+    expected = expected.clamp(min=0) if relu else expected
+    got = affine(x, w, bias, relu).double()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(
+    st.lists(st.floats(-8, 8), min_size=2, max_size=12).filter(lambda v: len(v) % 2 == 0),
+    st.floats(0, 2),
+    st.sampled_from([0.25, 1.0, 3.0]),
+    st.sampled_from(F.SCALES),
+    st.sampled_from(list(F.WEIGHTS)),
+)
+def test_gradients_in_the_logits_are_autograds(values, theta, sigma, scale, objective):
+    """Every objective written out by hand, against autograd through torch's own cross-entropy."""
+    logits = torch.tensor(values, dtype=torch.float64).reshape(-1, 2)
+    y, knob = torch.arange(len(logits)) % 2, torch.tensor(theta, dtype=torch.float64)
+    more = {"sigma": sigma, "scale": scale} if objective is F.softad else {}
+    leaf = logits.clone().requires_grad_()
+    losses = nn.functional.cross_entropy(leaf, y, reduction="none")
+    objective(losses, knob, **more).backward()
+    got = logit_gradient(objective, logits, y, knob, **more)
+    torch.testing.assert_close(got, leaf.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_the_weights_by_hand():
+    losses, theta = torch.tensor([0.0, 1.0, 5.0]), torch.tensor(1.0)
+    got = {f.__name__: F.WEIGHTS[f](losses, theta).tolist() for f in F.WEIGHTS}
+    assert got == {
+        "erm": [1, 1, 1],
+        "flooding": [1, 1, 1],  # their mean is 2
+        "iflood": [-1, 0, 1],
+        "softad": pytest.approx([-1 / math.sqrt(2), 0, 4 / math.sqrt(17)]),
+    }
+
+
+def test_is_the_stack_where_every_parameter_is_large_or_none_is_packed():
+    assert_is_the_stack("softad", SGD, "large")
+
+
+@pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])
+@pytest.mark.parametrize("method", METHODS)
+def test_is_the_stack(method, recipe):
+    """The same runs by hand and by vmap of autograd, in float64: parameters, buffers, measures."""
+    assert_is_the_stack(method, recipe, "mlp")
+
+
+def assert_is_the_stack(method, recipe, network):
+    knobs, own = KNOBS[METHODS[method].knob], SETTINGS | {"sigma": 2.0}
+    made = []
+    for engine in (VmapEngine, MLPEngine):
+        torch.manual_seed(1)
+        nets = [NETWORKS[network]().double() for _ in range(3)]
+        made.append(
+            engine(METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], own, samples=samples())
+        )
+    stack, chain = (m.train(recipe, SEEDS, {0, 5, 10}) for m in made)
+    for run in range(3):
+        assert_near(state(made[0], run), state(made[1], run))
+        for epoch in (0, 5, 10):
+            assert_near(row(stack[epoch], run), row(chain[epoch], run))
+
+
+def test_float32_runs_are_bit_identical_in_any_company_over_200_steps():
+    data = synthetic_splits("gaussian", SEEDS, 0.0, (100, 50, 50)).to("cpu", torch.float32)
+    recipe = TrainConfig("adam", 1e-3, 50, 100)
+
+    def ends(runs):
+        nets = [build("mlp4x500", (2,), 2, SEEDS[t]) for t, _ in runs]
+        trials, knobs = zip(*runs)
+        made = make_engine(METHODS["softad"], nets, data, trials, knobs, SETTINGS)
+        return made.train(recipe, SEEDS, {0, 100}), made
+
+    runs = [(0, 0.1), (1, 0.3), (0, 0.5)]
+    together, whole = ends(runs)
+    assert isinstance(whole, MLPEngine)
+    for chosen in ([2], [1, 0]):
+        some, made = ends([runs[i] for i in chosen])
+        for seat, i in enumerate(chosen):
+            for name in MEASURES:
+                assert some[100][name][seat] == together[100][name][i]
+            for name, p in made.params.items():
+                assert torch.equal(p[seat], whole.params[name][i])
+
+
+def test_a_run_that_diverges_disturbs_no_other():
+    data = synthetic_splits("gaussian", SEEDS, 0.0, (44, 30, 50)).to("cpu", torch.float32)
+    made = [
+        MLPEngine(METHODS["sam"], [NETWORKS["mlp"]() for _ in r], data, [0] * len(r), r, SETTINGS)
+        for r in ((0.1, 1e30, 0.2), (0.2,))
+    ]
+    for name, p in made[1].params.items():
+        p.copy_(made[0].params[name][2:])
+    lost, fine = (m.train(SGD, SEEDS, {10})[10] for m in made)
+    assert math.isnan(lost["acc_test"][1])
+    assert not math.isfinite(lost["model_norm"][1])
+    assert all(lost[name][2] == fine[name][0] for name in MEASURES)
+
+
+@pytest.mark.parametrize("method", ["erm", "softad", "sam", "adaflood"])
+def test_lanes_are_stacks_of_one(method):
+    knobs = KNOBS[METHODS[method].knob][:3]
+    made = []
+    for engine in (VmapEngine, StreamEngine):
+        torch.manual_seed(1)
+        nets = [NETWORKS["mlp"]().double() for _ in range(3)]
+        made.append(
+            engine(METHODS[method], nets, splits(), (0, 1, 0), knobs, SETTINGS, samples=samples())
+        )
+    ticks = []
+    stack = made[0].train(SGD, SEEDS, {0, 10})
+    lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=2, tick=ticks.append)
+    assert ticks == [2] * 10
+    for name in MEASURES:
+        np.testing.assert_allclose(lanes[10][name], stack[10][name][:2], rtol=1e-10)
+
+
+def test_measuring_together_is_measuring_apart():
+    torch.manual_seed(1)
+    nets = [NETWORKS["mlp"]().double() for _ in range(4)]
+    made = VmapEngine(METHODS["erm"], nets, splits(), (0, 1, 1, 0), [math.nan] * 4)
+    made.train(SGD, SEEDS, ())
+    made.params["0.weight"][2] = math.nan
+    made.skeleton.eval()
+    together, apart = made.evaluate_batched([3, 2, 1]), made.evaluate_sequential([3, 2, 1])
+    for name in MEASURES:
+        np.testing.assert_allclose(together[name], apart[name], rtol=1e-12)
+    assert math.isnan(together["acc_test"][1])
+    assert not math.isnan(together["acc_test"][2])
+
+
+def test_work_and_activations_of_a_network_by_hand():
+    """2 → 16 → 16 → 2: multiply-adds count two, each layer puts out its width."""
+    network = NETWORKS["mlp"]()
+    assert forward_flops(network, (2,)) == 2 * (2 * 16 + 16 * 16 + 16 * 2)
+    assert activations(network, (2,)) == 3 * 16 + 3 * 16 + 2
+    assert forward_flops(NETWORKS["linear"](), (2,)) == 2 * 2 * 3
+    convolution = nn.Sequential(
+        nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.Flatten(), nn.Linear(24, 2)
+    )
+    assert forward_flops(convolution, (4, 5, 5)) == 2 * (6 * 2 * 2) * (2 * 3 * 3) + 2 * 24 * 2

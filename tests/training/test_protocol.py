@@ -1,0 +1,235 @@
+import math
+
+import pytest
+import yaml
+from helpers.workspace import TINY, make_home
+
+from softadlib._validation import UserError
+from softadlib.methods import METHODS, PAPER
+from softadlib.training.profiles import datasets_of, load
+from softadlib.training.protocol import Protocol, Run, trial_seeds
+
+BASE = {"profile": "tiny", "dataset": "gaussian", **TINY}
+
+
+def protocol(**changes):
+    return Protocol.from_dict({**BASE, **changes})
+
+
+def test_runs_are_noise_times_trials_times_grid():
+    runs = protocol(label_noise=[0.0, 0.1], trials=3, grids={"softad": [0.3, 0.1]}).runs("softad")
+    assert len(runs) == 2 * 3 * 2
+    assert runs[0] == Run("softad", 0.0, 0, 0.1), "grids are sorted"
+    assert {r.trial for r in runs} == {0, 1, 2}
+
+
+def test_erm_has_one_run_a_trial_and_no_knob():
+    runs = protocol(trials=3).runs("erm")
+    assert len(runs) == 3
+    assert all(math.isnan(r.knob) for r in runs)
+    assert runs[0].key == (0.0, 0, None)
+
+
+def test_methods_are_erm_and_those_with_a_grid():
+    assert protocol(grids={"sam": [0.1]}).methods == ("erm", "sam")
+    assert protocol(grids={}).methods == ("erm",)
+
+
+def test_every_method_with_a_knob_takes_a_grid():
+    grids = {name: [0.0, 0.5] for name, method in METHODS.items() if method.knob}
+    p = protocol(grids=grids)
+    assert p.methods == tuple(METHODS)
+    for name, method in METHODS.items():
+        settings = (*method.settings, *method.rule_settings)
+        assert set(settings) <= set(Protocol.names()), "settings are handed over by these names"
+        assert len(p.runs(name)) == (2 * p.trials if method.knob else p.trials)
+
+
+def test_linspace_grid_is_the_papers():
+    grid = protocol(grids={"softad": {"linspace": [0.01, 2.0, 40]}}).grids["softad"]
+    assert len(grid) == 40
+    assert grid[0] == 0.01
+    assert grid[-1] == 2.0
+    assert grid[14] == pytest.approx(0.7244, abs=5e-5)
+
+
+def test_seeds_are_the_authors_and_a_prefix():
+    assert trial_seeds(5) == (17716, 961412, 457707, 491380, 1029701)
+    assert trial_seeds(15)[:5] == trial_seeds(5)
+
+
+def test_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
+    same = [{"trials": 9}, {"grids": {"sam": [1.0]}}, {"device": "cpu"}, {"stack": 16}, {"ties": "smallest"},
+            {"curve_every": 3}, {"profile": "other"}, {"label_noise": [0.1]}]  # fmt: skip
+    other = [{"lr": 0.2}, {"epochs": 5}, {"sigma": 2.0}, {"dtype": "float32"}, {"batch_size": 20},
+             {"dataset": "spiral"}, {"n_test": 60}, {"bn_update": "first"},
+             {"variant": "davda54"}, {"eta": 0.1}, {"radius": 0.2}, {"mixing": "official"},
+             {"step_size": 0.1}, {"scheme": "centered"}]  # fmt: skip
+    assert {protocol(**c).fingerprint() for c in same} == {protocol().fingerprint()}
+    assert protocol().fingerprint() not in {protocol(**c).fingerprint() for c in other}
+    assert len({protocol(**c).fingerprint() for c in other}) == len(other)
+
+
+def test_round_trip_through_plain_values():
+    p = protocol(label_noise=[0.0, 0.05])
+    assert Protocol.from_dict(p.to_dict()) == p
+    assert Protocol.from_dict(yaml.safe_load(yaml.safe_dump(p.to_dict()))) == p
+
+
+BAD = {
+    "dataset": ["moons", 3],
+    "model": ["resnet99"],
+    "optimizer": ["lion"],
+    "scale": ["paper"],
+    "bn_update": ["second"],
+    "variant": ["adaptive", None],
+    "mixing": ["theirs", True],
+    "scheme": ["backward"],
+    "eta": [-0.01, math.nan, "0.01"],
+    "radius": [-0.1, math.inf, None],
+    "step_size": [0, -0.01, "small"],
+    "ties": ["median"],
+    "curves": ["some"],
+    "dtype": ["float16"],
+    "device": ["tpu"],
+    "profile": ["../up", "", "a b", 7],
+    "sigma": [0, -1.0, math.nan, math.inf, "1.0", True, None],
+    "lr": [0, -0.1, math.nan, "fast"],
+    "momentum": [-0.1, 1.5],
+    "weight_decay": [-1],
+    "epochs": [0, -3, 2.5, "10", True],
+    "trials": [0, 1.5],
+    "batch_size": [0, 1],
+    "n_train": [0, -5, "many"],
+    "n_test": [0],
+    "curve_every": [0],
+    "stack": [-1],
+    "label_noise": [-0.1, 1.2, math.nan, "0.1", [], [0.1, 0.1], [0.1, "x"]],
+    "grids": [
+        "softad",
+        {"softad": []},
+        {"softad": "[0.1, 0.2]"},
+        {"softad": 0.1},
+        {"softad": [0.1, -0.2]},
+        {"softad": [math.nan]},
+        {"softad": ["0.1"]},
+        {"softad": [0.1, 0.1]},
+        {"sam": [-0.05]},
+        {"sam": [math.inf]},
+        {"cvar": [0.5, 1.0]},
+        {"tilted": [-1.0]},
+        {"nosuch": [0.1]},
+        {"erm": [0.1]},
+        {"softad": {"linspace": [0.1, 0.2]}},
+        {"softad": {"linspace": [0.1, 0.2, 0]}},
+        {"softad": {"logspace": [0.1, 0.2, 3]}},
+        {"softad": {"linspace": "0.1"}},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(k, v) for k, values in BAD.items() for v in values], ids=str
+)
+def test_bad_values_are_one_line_with_name_and_value(key, value):
+    with pytest.raises(UserError) as caught:
+        protocol(**{key: value})
+    message = str(caught.value)
+    assert "\n" not in message
+    if key == "grids":
+        assert "grids" in message
+        culprit = value if isinstance(value, str) else next(iter(value))
+        assert str(culprit) in message
+    else:
+        assert key in message
+        culprit = value[-1] if isinstance(value, list) and value and value != [0.1, 0.1] else value
+        assert repr(culprit) in message
+
+
+def test_unknown_parameter_names_the_choices():
+    with pytest.raises(UserError, match=r"parameter 'epoch' unknown; choose from .*epochs"):
+        protocol(epoch=3)
+
+
+def test_unknown_method_names_the_choices():
+    with pytest.raises(UserError, match=r"method 'ishida' unknown; choose from erm, sam, softad"):
+        protocol().runs("ishida")
+
+
+def test_a_last_batch_of_one_is_refused():
+    with pytest.raises(UserError, match="batch_size 10 leaves a last batch of one of 21"):
+        protocol(dataset="sinusoid", n_train=21)
+
+
+@pytest.mark.parametrize("name", ["n_train", "n_val", "n_test"])
+def test_sets_made_of_two_halves_need_even_sizes(name):
+    for dataset in ("gaussian", "spiral"):
+        with pytest.raises(UserError, match=f"{name} must be even for {dataset}"):
+            protocol(dataset=dataset, **{name: 27})
+    assert getattr(protocol(dataset="sinusoid", **{name: 27}), name) == 27
+
+
+def test_cliff_note_counts_values_at_and_above_ln2():
+    note = protocol(
+        grids={"softad": [0.1, math.log(2), 1.0], "flooding": [1.0], "iflood": [0.5]}
+    ).cliff_note()
+    assert "softad 2 of 3" in note
+    assert "flood" not in note, "Flooding acts on the batch mean; iFlood's value is below"
+    assert protocol(grids={"softad": [0.69]}).cliff_note() is None
+
+
+def test_load_reads_overrides_and_refuses_what_does_not_fit(tmp_path):
+    params = make_home(tmp_path) / "params"
+    assert load("tiny", "gaussian", params, {"epochs": 2}).epochs == 2
+    for call, words in (
+        (lambda: load("nosuch", "gaussian", params), "profile 'nosuch' unknown; choose from tiny"),
+        (lambda: load("tiny", "moons", params), "dataset 'moons' unknown; choose from gaussian"),
+        (lambda: load("tiny", "gaussian", params, {"epoch": 2}), "parameter 'epoch' unknown"),
+        (
+            lambda: load("tiny", "gaussian", params, {"dataset": "spiral"}),
+            "parameter 'dataset' unknown",
+        ),
+        (lambda: load("tiny", "gaussian", params, {"epochs": 0}), "epochs must be a whole number"),
+        (lambda: datasets_of("tiny", tmp_path / "nowhere"), "no profiles under"),
+    ):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epochs: [1, 2\nlr: 3", "broken YAML"),
+        ("- a\n- b", "must hold `name: value` lines"),
+        ("", "must hold `name: value` lines"),
+        ("profile: other\ndataset: gaussian", "but the path says 'tiny'"),
+        ("dataset: spiral", "but the path says 'gaussian'"),
+        ("epoch: 3", "parameter 'epoch' unknown"),
+        ("epochs: -3", "epochs must be"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, text, words):
+    path = make_home(tmp_path) / "params" / "tiny" / "gaussian.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"gaussian\.yaml") as caught:
+        load("tiny", "gaussian", tmp_path / "params")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_committed_profile_is_sound():
+    from helpers.workspace import REPOSITORY
+
+    params = REPOSITORY / "params"
+    for profile in ("smoke", "quick", "paper"):
+        for dataset in ("gaussian", "sinusoid", "spiral"):
+            p = load(profile, dataset, params)
+            assert set(p.methods) == set(PAPER)
+    paper, quick = load("paper", "gaussian", params), load("quick", "gaussian", params)
+    assert (paper.trials, paper.epochs, paper.batch_size, paper.lr) == (15, 500, 50, 1e-3)
+    assert (quick.trials >= 3, quick.epochs >= 150) == (True, True)
+    for method, grid in quick.grids.items():
+        assert len(grid) >= 6
+        assert set(grid) <= set(paper.grids[method]), "quick sweeps values of the paper's grid"

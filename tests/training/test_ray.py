@@ -1,0 +1,383 @@
+"""Ray for real: two nodes of two workers each, one of which dies. One cluster for all tests."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import pandas as pd
+import pytest
+from helpers.workspace import TINY, make_home, tree, write_notebook
+
+from softadlib._validation import UserError
+from softadlib.results.folder import ResultFolder, read_provenance
+from softadlib.training import checkpoint, study
+from softadlib.training.executors import ray as ray_executor
+from softadlib.training.executors import relay
+from softadlib.training.protocol import Protocol
+from softadlib.workbook import cli
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*ray.*:FutureWarning")
+
+GRIDS = {"softad": [0.05, 0.1, 0.3], "sam": [0.1], "adaflood": [0.1]}
+DATASETS = {
+    "gaussian": {"trials": 3, "grids": GRIDS, "aux_folds": 2},
+    "spiral": {"grids": {"softad": "auto"}},
+}
+PAIRS = [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", m) for m in ("erm", "softad")]
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Connected to for all tests: the nodes' processes need not start anew."""
+    from ray.cluster_utils import RayCluster
+
+    for left in (
+        2,
+        1,
+        0,
+    ):  # Ray gives a node half a minute to start, whatever else the machine does
+        try:
+            nodes = RayCluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+            nodes.add_node(num_cpus=2)
+            break
+        except Exception:
+            if not left:
+                raise
+    nodes.wait_for_nodes()
+    with ray_executor.RayCluster(nodes.address):
+        yield nodes.address
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A home where one process has done everything."""
+    home = make_home(tmp_path_factory.mktemp("plain"), **DATASETS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOFTAD_HOME", str(home))
+        assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    return home
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path, ("train", "table_1_loss_gap"), **DATASETS)
+
+
+def table(home, dataset, method):
+    return pd.read_parquet(home / "outputs/tiny" / dataset / method / "metrics.parquet")
+
+
+def same_tables(home, plain, pairs=PAIRS):
+    for pair in pairs:
+        pd.testing.assert_frame_equal(table(home, *pair), table(plain, *pair), check_exact=True)
+
+
+def sessions(home, dataset, method):
+    path = home / "outputs/tiny" / dataset / method / "provenance.json"
+    return read_provenance(path)["sessions"]
+
+
+def test_a_death_costs_its_task_once_more_and_two_its_study(
+    home, plain, address, monkeypatch, capsys
+):
+    log, marker, cursed = home / "log", home / "marker", home / "cursed"
+    train = study._train_and_save
+
+    def mortal(protocol, runs, epochs, *rest):
+        import contextlib
+
+        with open(log, "a") as file:
+            facts = [protocol.dataset, runs[0].method, sorted(epochs), [r.key for r in runs]]
+            file.write(json.dumps(facts) + "\n")
+        if runs[0].method == "sam" and runs[0].trial == 0 and cursed.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if runs[0].method == "softad" and runs[0].trial == 1:
+            with contextlib.suppress(FileExistsError):
+                marker.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return train(protocol, runs, epochs, *rest)
+
+    def executions():
+        lines = log.read_text().splitlines()
+        log.unlink()
+        return {line: lines.count(line) for line in lines}
+
+    monkeypatch.setattr(study, "_train_and_save", mortal)
+    cursed.touch()
+    argv = ["train", "tiny", "--engine", "ray", "--address", address]
+    assert cli.main(argv) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "1 tasks were lost with their workers 2 times" in line
+    times = executions()
+    twice = [json.loads(task)[1] for task, n in times.items() if n == 2]
+    assert sorted(twice) == ["sam", "softad"], "tried twice and given up; died once and done again"
+    assert sum(n == 1 for n in times.values()) == len(times) - len(twice) > 9
+    same_tables(home, plain, [p for p in PAIRS if p[1] != "sam"])
+    assert not (home / "outputs/tiny/gaussian/sam/metrics.parquet").exists()
+
+    cursed.unlink()
+    assert cli.main(argv) == 0
+    assert {json.loads(task)[1] for task in executions()} == {"sam"}
+    same_tables(home, plain)
+    found = [s for pair in PAIRS for s in sessions(home, *pair)]
+    assert {s["engine"] for s in found} == {"ray"}
+    assert max(s["nodes"] for s in found) == 2
+    assert {s["device"] for s in found} == {sessions(plain, *PAIRS[0])[0]["device"]}
+    folder = home / "outputs/tiny"
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    kept = {f for f in files if "/held-out/" in f or "/suggested/" in f}
+    assert len(kept) == 3 + 2, "what was found of samples and of theta came back too"
+    names = ("metrics.parquet", "provenance.json")
+    assert files - kept == {"/".join([*p, n]) for p in PAIRS for n in names}
+
+
+LONG = {"epochs": 60, "checkpoint_every": 1, "grids": {"softad": [0.1]}, "trials": 1}
+
+
+def epochs_resumed(home, dataset="gaussian", method="softad"):
+    return [s.get("epochs_resumed", 0) for s in sessions(home, dataset, method)]
+
+
+def long_home(folder):
+    for name in ("params", "notebooks"):
+        shutil.rmtree(folder / name)
+    make_home(folder, gaussian=LONG)
+
+
+def tiny(**changes):
+    """The same protocol for a run in this process."""
+    facts = {"profile": "plain", "dataset": "gaussian", "device": "cpu"}
+    return Protocol.from_dict({**facts, **TINY, **LONG, **changes})
+
+
+def same_as_plain(home):
+    ours, theirs = (
+        home / f"outputs/{p}/gaussian/softad/metrics.parquet" for p in ("tiny", "plain")
+    )
+    pd.testing.assert_frame_equal(pd.read_parquet(ours), pd.read_parquet(theirs), check_exact=True)
+
+
+def test_a_task_whose_worker_dies_goes_on_from_its_last_epoch(home, address, monkeypatch, capsys):
+    """On whichever node: no disk is shared, the state comes back to this process and from it."""
+    log, marker, train = home / "log", home / "marker", study._train_and_save
+
+    def mortal(protocol, runs, epochs, samples, shelf, tick):
+        done = 0
+
+        def heard(units):
+            nonlocal done
+            done += units
+            with open(log, "a") as file:
+                file.write(f"{units}\n")
+            if done == 40 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            tick(units)
+
+        return train(protocol, runs, epochs, samples, shelf, heard)
+
+    study.run(tiny(), "softad")
+    long_home(home)
+    monkeypatch.setattr(study, "_train_and_save", mortal)
+    argv = ["train", "tiny", "--method", "softad", "--engine", "ray", "--address", address]
+    assert cli.main(argv) == 0, capsys.readouterr().err
+    units = [int(n) for n in log.read_text().split() if int(n)]
+    assert units == [1] * 40 + [39] + [1] * 21, (
+        "the fortieth epoch was in flight, and no other lost"
+    )
+    same_as_plain(home)
+    assert epochs_resumed(home) == [39]
+    folder = home / "outputs/tiny/gaussian/softad"
+    assert sorted(p.name for p in folder.iterdir()) == ["metrics.parquet", "provenance.json"]
+
+
+def epoch_on_disk(home):
+    """Of the state that came back, 0 while there is none."""
+    states = (path.read_bytes() for path in (home / "outputs").rglob("checkpoints/*.pt"))
+    return max((checkpoint.unpacked(state)["epoch"] for state in states), default=0)
+
+
+def command(home, *argv):
+    """`softad` in a process of its own."""
+    with open(home / "said", "w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-c", STOPPABLE, *argv],
+            env={**os.environ, "SOFTAD_HOME": str(home)},
+            stdout=said, stderr=said,
+        )  # fmt: skip
+
+
+STOPPABLE = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run behind a shell
+from softadlib import cli, study
+
+train = study._train_and_save
+
+def waiting(protocol, runs, epochs, samples, shelf, tick):
+    done = 0
+    def heard(units):
+        nonlocal done
+        done += units
+        while done >= 40:  # for the end of whoever asked
+            time.sleep(0.1)
+        tick(units)
+    return train(protocol, runs, epochs, samples, shelf, heard)
+
+study._train_and_save = waiting
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_caller_that_ends_leaves_no_task_and_what_it_wrote_is_gone_on_from(
+    home, address, number, status
+):
+    import ray
+
+    long_home(home)
+    argv = ["train", "tiny", "--method", "softad", "--engine", "ray", "--address", address]
+    with command(home, *argv) as process:
+        while epoch_on_disk(home) < 39:
+            assert process.poll() is None, (home / "said").read_text()
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(60) == status
+    if status > 0:
+        said = (home / "said").read_text().splitlines()
+        assert said == ["softad: stopped; the same command goes on from here"]
+    until = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != 4:
+        assert time.monotonic() < until, "a task goes on without its caller"
+        time.sleep(0.1)
+    assert cli.main(argv) == 0
+    assert epochs_resumed(home) == [39]
+    study.run(tiny(), "softad")
+    same_as_plain(home)
+
+
+def test_states_and_rows_come_by_post_and_a_lost_box_stops_nothing(home, address):
+    import ray
+
+    box = relay.open_box()
+    place, other = (ResultFolder("tiny", "gaussian", m, "f1") for m in ("softad", "sam"))
+    place.save_checkpoint("old", b"there already")
+    letters, others = relay.address(box, place), relay.address(box, other)
+    assert letters.read_checkpoint("old") == b"there already"
+    assert others.read_checkpoint("old") is None
+    letters.save_checkpoint("a", b"1")
+    letters.save_checkpoint("a", b"2")
+    letters.save_checkpoint("b", b"3")
+    letters.drop_checkpoint("old")
+    assert letters.read_checkpoint("a") == b"2", "before the caller has fetched it"
+    rows = study.run(tiny(epochs=2), "erm")
+    letters.save_part(rows)
+    relay.deliver(others, other)
+    assert not other.path.exists()
+    relay.deliver(letters, place)
+    assert place.checkpoints() == {"a": b"2", "b": b"3"}
+    pd.testing.assert_frame_equal(place.kept([0.0]), rows)
+    before = tree(home)
+    relay.deliver(letters, place)
+    assert tree(home) == before, "nothing has come since"
+
+    ray.kill(box)
+    with pytest.raises(UserError, match="the caller cannot be reached: ActorDiedError"):
+        letters.save_checkpoint("a", b"4")
+    letters.save_part(rows)
+    letters.drop_checkpoint("a")
+    assert letters.read_checkpoint("a") is None
+    relay.deliver(letters, place)
+    assert tree(home) == before
+
+
+def test_notebooks_are_executed_on_nodes_and_written_here(home, plain, address, capsys):
+    write_notebook(home / "notebooks" / "broken.ipynb", "x = 1", "raise ValueError('no such luck')")
+    argv = ["run", "tiny", "--dataset", "spiral", "--method", "erm"]
+    assert cli.main([*argv, "--engine", "ray", "--address", address]) == 1
+    err = capsys.readouterr().err
+    assert "broken failed in notebooks/broken.ipynb In [4]: ValueError: no such luck" in err
+    folder = home / "outputs/tiny"
+    assert f"the notebook as it stopped: {folder}/figures/broken.error.ipynb" in err
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*")
+             if p.is_file() and not p.name.startswith(".")}  # fmt: skip
+    assert files == {
+        *(f"spiral/erm/{n}" for n in ("metrics.parquet", "provenance.json", "train.ipynb")),
+        "figures/table_1_loss_gap.ipynb",
+        "figures/broken.error.ipynb",
+    }
+    same_tables(home, plain, [("spiral", "erm")])
+    shown = nbformat.read(folder / "spiral/erm/train.ipynb", as_version=4)
+    assert all(c.execution_count for c in shown.cells if c.cell_type == "code")
+    before = tree(home)
+    (home / "notebooks" / "broken.ipynb").unlink()
+    assert cli.main([*argv, "-j", "1"]) == 0
+    assert "2 of 2 notebooks are already done" in capsys.readouterr().err
+    assert before.items() >= {k: v for k, v in tree(home).items()}.items(), "nothing left to do"
+
+
+def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
+    def refused(*argv):
+        assert cli.main(["train", "tiny", "--engine", "ray", "--address", address, *argv]) in (1, 2)
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: found on a node
+    argv = ("--method", "adaflood", "--dataset", "gaussian", "-p", "aux_folds", "3")
+    assert "with aux_folds 3, batch_size 13 leaves a last batch of one" in refused(
+        *argv, "-p", "batch_size", "13"
+    )
+    assert "no node of the cluster has 64 CPUs and 0 GPUs" in refused("--cpus", "64")
+    assert "device 'cuda' needs --gpus above 0" in refused("-p", "device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--engine", "dask"], "engine 'dask' unknown; choose from joblib, ray"),
+        (["--address", "auto"], "--address is for a cluster; add --engine ray"),
+        (["--gpus", "0.5"], "--gpus is for a cluster; add --engine ray"),
+        (["--engine", "ray", "--gpus", "-1"], "--gpus must be a number of at least 0, got -1"),
+        (["--engine", "ray", "--gpus", "1.5"], "--gpus above 1 must be whole, got 1.5"),
+        (["--engine", "ray", "--cpus", "nan"], "--cpus must be a number of at least 0, got nan"),
+        (["--engine", "ray", "-j", "2"], "--jobs is for this machine"),
+        (["--engine", "ray", "--shard", "1/2"], "not with --engine ray"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_bad_options_are_one_line_and_start_nothing(home, capsys, command, argv, words):
+    before = tree(home)
+    assert cli.main([command, "tiny", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert words in err
+    assert tree(home) == before
+
+
+def test_without_ray_one_line_says_what_to_install(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(["train", "tiny", "--engine", "ray"]) == 2
+    assert "ray is not installed; install it with: pip install 'softadlib[workbook,cluster]'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_workers_by_hand():
+    some = ray_executor.RayCluster(cpus=2, gpus=0.25)
+    some.nodes = [{"CPU": 16.0, "GPU": 1.0}, {"CPU": 5.0}, {"CPU": 3.0, "GPU": 8.0}]
+    assert some.workers(0.25) == min(8, 4) + 0 + min(1, 32)
+    assert some.workers(0) == 8 + 2 + 1
+    assert ray_executor.RayExecutor(some, "auto").where.type == "cuda", "where nodes have GPUs"
+    assert ray_executor.RayExecutor(some, "cpu").workers == 11
+    with pytest.raises(UserError, match="no node of the cluster has 2 CPUs and 9 GPUs"):
+        some.workers(9)
+    with pytest.raises(UserError, match="device 'mps' is not for a cluster"):
+        ray_executor.RayExecutor(some, "mps")

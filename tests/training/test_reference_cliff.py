@@ -1,0 +1,24 @@
+"""The cliff: with cross-entropy SoftAD learns for θ < ln 2 and un-learns above it."""
+
+import pytest
+from helpers.workspace import REPOSITORY, make_home
+
+from softadlib.results import selection
+from softadlib.training import study
+from softadlib.training.profiles import load
+
+
+@pytest.mark.slow
+def test_softad_on_gaussian_falls_off_at_ln2(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path)))
+    paper = load("paper", "gaussian", REPOSITORY / "params")
+    thetas = [v for v in paper.grids["softad"] if v <= 0.58] + [paper.grids["softad"][14]]
+    assert len(thetas) == 13
+    assert thetas[-1] == pytest.approx(0.7244, abs=5e-5)
+    protocol = load("paper", "gaussian", REPOSITORY / "params",
+                    {"label_noise": [0.0], "trials": 1, "curves": "none", "device": "cpu",
+                     "grids": {"softad": thetas}})  # fmt: skip
+    ends = selection.final(study.run(protocol, "softad")).set_index("knob")["acc_test"]
+    print(ends.round(4).to_dict())
+    assert ends[thetas[-1]] < 0.2
+    assert (ends[thetas[:-1]] > 0.95).all()

@@ -1,0 +1,420 @@
+"""What an earlier accident may have left: found again, mended or said in one line. And a second writer."""
+
+import contextlib
+import datetime
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers.workspace import TINY, make_home, tree, write_notebook
+
+import softadlib
+from softadlib import _workspace
+from softadlib._validation import UserError
+from softadlib.results import folder as places
+from softadlib.results import locks
+from softadlib.results import reader as store
+from softadlib.results.folder import ResultFolder, claim, profile_dir, read_provenance
+from softadlib.training import study
+from softadlib.training.protocol import Protocol
+from softadlib.workbook import cli
+from softadlib.workbook.notebooks import plan as plans
+
+
+class Accident(BaseException):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path, ("train",))
+
+
+def protocol(**changes):
+    facts = {"profile": "tiny", "dataset": "gaussian", "device": "cpu"}
+    return Protocol.from_dict({**facts, **TINY, **changes})
+
+
+def place(made):
+    return ResultFolder("tiny", "gaussian", "softad", made.fingerprint())
+
+
+def stopped(made, epochs):
+    """A call cut after so many epochs of runs."""
+    count = 0
+
+    def tick(units):
+        nonlocal count
+        count += units
+        if count >= epochs:
+            raise Accident
+
+    with pytest.raises(Accident):
+        study.run(made, "softad", tick=tick)
+
+
+def trained(made):
+    """How many runs each call has trained, as the provenance tells."""
+    sessions = read_provenance(place(made).provenance)["sessions"]
+    return [s["runs_trained"] for s in sessions]
+
+
+# Two writers
+
+
+OTHER = """
+import json, os, sys
+from softadlib import store
+from softadlib.errors import UserError
+for line in sys.stdin:
+    shared, family, *methods = json.loads(line)
+    os.environ["SOFTAD_FAMILY"] = family
+    try:
+        with claim("tiny", [("gaussian", m) for m in methods], shared):
+            said = "claimed"
+    except UserError as error:
+        said = error
+    print(said, flush=True)
+"""
+
+
+@pytest.fixture
+def other():
+    """Another process that tries to claim, and says what came of it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def claim(*methods, shared=False, family=""):
+            process.stdin.write(json.dumps([shared, family, *methods]) + "\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        yield claim
+
+
+def test_a_pair_is_claimed_by_one_or_shared_by_several(home, other):
+    with claim("tiny", [("gaussian", "sam")]):
+        refusal = f"tiny: gaussian × sam is under way already, by process {os.getpid()} on"
+        assert refusal in other("erm", "sam")
+        assert refusal in other("sam", shared=True)
+        assert other("erm") == "claimed"
+        assert other("sam", family=os.environ[locks.FAMILY]) == "claimed", "a child of this one"
+        with claim("tiny", [("gaussian", "sam")]):  # and this one itself
+            pass
+        assert refusal in other("sam")
+    with claim("tiny", [("gaussian", "sam")], shared=True):
+        assert other("sam", shared=True) == "claimed"
+        assert "is under way already" in other("sam")
+        assert "is under way already" in other("sam", family=os.environ[locks.FAMILY])
+    assert other("sam") == "claimed"
+    assert not list((home / "outputs").rglob("*.lock")), "the last one takes the file away"
+    assert locks.FAMILY not in os.environ
+
+
+def test_what_killed_processes_left_is_swept_unless_somebody_works_there(home):
+    folder = home / "outputs" / "tiny"
+    made = [folder / "gaussian" / "sam" / ".metrics.parquet.123", folder / ".index.html.9",
+            folder / "figures" / ".table.77.ipynb", folder / "gaussian" / ".sam.lock"]  # fmt: skip
+    kept = [folder / "gaussian" / "sam" / "metrics.v2", folder / "figures" / ".hidden"]
+    for path in (*made, *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    with claim("tiny", [("gaussian", "softad")]):
+        assert not [p for p in made if p.exists()]
+        made[1].write_text("of somebody at work")
+        with claim("tiny", [("gaussian", "erm")]):
+            assert made[1].exists()
+    assert [p for p in folder.rglob("*") if p.is_file() and p != made[1]] == kept[:1] + kept[
+        1:
+    ] or {p for p in folder.rglob("*") if p.is_file()} == {*kept, made[1]}
+
+
+def test_without_locks_work_goes_on(home, monkeypatch):
+    def none(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(locks.fcntl, "flock", none)
+    with claim("tiny", [("gaussian", "softad")]):
+        pass
+    monkeypatch.setattr(locks, "fcntl", None)
+    with claim("tiny", [("gaussian", "softad")]):
+        pass
+
+
+def test_a_lock_that_is_refused_to_all_is_not_let_go_of(tmp_path, monkeypatch):
+    def refused(*args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    with locks.working(tmp_path):
+        pass
+    assert (tmp_path / ".lock").exists()  # whoever holds it needs it
+
+
+# Damage
+
+DAMAGE = {"empty": b"", "garbage": os.urandom(300), "cut": None, "list": b"[1, 2]", "other": b"{}"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["metrics.parquet", "provenance.json"])
+def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, capsys, name, damage):
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    whole = store.read("tiny")
+    path = home / "outputs/tiny/gaussian/softad" / name
+    old = path.read_bytes()
+    path.write_bytes(DAMAGE[damage] if DAMAGE[damage] is not None else old[: len(old) * 2 // 3])
+    before = tree(home)
+    for verb in ("train", "run", "report")[: 2 if name == "metrics.parquet" else 3]:
+        capsys.readouterr()
+        assert cli.main([verb, "tiny", *(["-j", "1"] if verb != "report" else [])]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(path) in line
+        assert "delete" in line
+        assert tree(home) == before
+    with pytest.raises(UserError, match="broken"):
+        store.read("tiny")
+    for file in path.parent.iterdir():
+        file.unlink()
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    pd.testing.assert_frame_equal(store.read("tiny"), whole)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_drawing_is_named_by_the_report_and_drawn_again(home, capsys, damage):
+    write_notebook(home / "notebooks" / "drawing.ipynb", "print(1)")
+    (task,) = (t for t in plans.figure_tasks("tiny", ["gaussian"]) if t.name == "drawing")
+    _workspace.write(task.target, DAMAGE[damage] or b"")
+    assert cli.main(["report", "tiny"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{task.target} is broken" in line
+    assert "drawing" in [t.name for t in plans.plan("tiny").tasks]
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "cut"])
+def test_damaged_parts_and_progress_mend_themselves(damage):
+    made = protocol()
+    whole = study.run(protocol(profile="whole"), "softad")
+    runs = made.runs("softad")
+    study.train_runs(made, runs[:2], {4}, lambda n: None, place(made).save_part)
+    (part,) = (place(made).path / "parts").iterdir()
+    content = part.read_bytes()
+    part.write_bytes(DAMAGE[damage] if damage != "cut" else content[: len(content) // 2])
+    place(made).progress.write_bytes(DAMAGE[damage] or b"")
+    pd.testing.assert_frame_equal(study.run(made, "softad"), whole)
+    assert sorted(p.name for p in place(made).path.iterdir()) == [
+        "metrics.parquet",
+        "provenance.json",
+    ]
+
+
+def test_one_flipped_bit_is_never_other_numbers():
+    made = protocol()
+    whole = study.run(made, "softad")
+    path = place(made).metrics
+    content = path.read_bytes()
+    said = 0
+    for at in range(4, len(content), 211):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        try:
+            rows = place(made).kept([0.0])
+        except UserError:
+            said += 1
+            continue
+        assert rows.empty or rows.equals(whole), "empty: another fingerprint's, set aside"
+    assert said > 10
+
+
+def test_a_table_whose_provenance_is_of_before_is_not_done(monkeypatch):
+    """Killed between the two, when a result was extended."""
+    study.run(protocol(), "softad")
+    original = _workspace.write
+
+    def cut(path, content):
+        if path.name == "provenance.json":
+            raise Accident
+        original(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "write", cut)
+        with pytest.raises(Accident):
+            study.run(protocol(trials=3), "softad")
+    assert not study.Study(protocol(trials=3), "softad").done()
+    study.run(protocol(trials=3), "softad")
+    facts = read_provenance(place(protocol()).provenance)
+    assert facts["runs"] == 6
+    assert facts["protocol"]["trials"] == 3
+    assert facts["rows"] == len(store.read("tiny"))
+
+
+@pytest.mark.parametrize("dropped", range(2))
+def test_killed_while_parts_are_dropped_the_next_call_drops_the_rest(home, monkeypatch, dropped):
+    """The table and its provenance are whole by then: nothing is trained again."""
+    made, unlink, left = protocol(), Path.unlink, itertools.count()
+
+    def cut(path, missing_ok=False):
+        if path.parent.name == "parts" and path.suffix == ".parquet" and next(left) == dropped:
+            raise Accident
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", cut)
+        with pytest.raises(Accident):
+            study.run(made, "softad")
+    facts = place(made).provenance.read_bytes()
+    assert list(place(made).path.glob("parts/*.parquet"))
+    study.run(made, "softad")
+    assert sorted(tree(place(made).path)) == ["metrics.parquet", "provenance.json"]
+    assert place(made).provenance.read_bytes() == facts
+
+
+# An edited protocol
+
+
+def test_of_two_protocols_in_turn_neither_uses_nor_destroys_the_others(home):
+    """The first cut in the middle, the second finished, then the first again."""
+    first, second = protocol(checkpoint_every=1, epochs=8), protocol(epochs=8, lr=0.2)
+    stopped(first, 8 + 6)
+    left = {p.name: p.read_bytes() for p in place(first).path.glob("*/*")}
+    assert {Path(n).suffix for n in left} == {".parquet", ".pt"}
+    rows = study.run(second, "softad")
+    assert {p.name: p.read_bytes() for p in place(first).path.glob("*/*")} == left
+    result = place(second).metrics.read_bytes()
+    again = study.run(first, "softad")
+    pd.testing.assert_frame_equal(again, study.run(protocol(epochs=8, profile="whole"), "softad"))
+    assert trained(first) == [3], "one was there"
+    (aside,) = home.glob("outputs/tiny/gaussian/softad.*")
+    assert (aside / "metrics.parquet").read_bytes() == result
+    assert not again.equals(rows)
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, moment):
+    study.run(protocol(curves="none"), "softad")
+    before = place(protocol()).metrics.read_bytes()
+    smaller, count = protocol(grids={"softad": [0.05]}, curves="none"), 0
+
+    def until(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count > moment:
+                raise Accident
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for where, name in ((places.shutil, "copy2"), (places.os, "replace"), (Path, "mkdir")):
+            patch.setattr(where, name, until(getattr(where, name)))
+        with contextlib.suppress(Accident):
+            study.run(smaller, "softad")
+    rows = study.run(smaller, "softad")
+    assert rows["knob"].unique().tolist() == [0.05]
+    asides = list(home.glob("outputs/tiny/gaussian/softad.*"))
+    assert before in [(p / "metrics.parquet").read_bytes() for p in asides]
+    assert sum(trained(smaller)) in (0, 4), "what was there is not trained again"
+    assert not list(home.glob("outputs/tiny/gaussian/.*"))
+
+
+# Clocks
+
+
+def test_a_clock_that_goes_back_changes_nothing(monkeypatch):
+    whole = study.run(protocol(profile="whole"), "softad")
+    now = [2e9]
+
+    def back():
+        now[0] -= 1000
+        return now[0]
+
+    class Past(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(back(), tz)
+
+    monkeypatch.setattr(time, "time", back)
+    monkeypatch.setattr(datetime, "datetime", Past)
+    made = protocol()
+    study.train_runs(made, made.runs("softad")[:2], {4}, lambda n: None, place(made).save_part)
+    os.utime(next((place(made).path / "parts").iterdir()), (4e9, 4e9))
+    study.run(made, "softad")
+    more = study.run(protocol(trials=3), "softad")
+    few = more[more["trial"] < 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(few, whole)
+    sessions = read_provenance(place(made).provenance)["sessions"]
+    assert sessions[0]["finished"] > sessions[1]["finished"], "the clock went back"
+    assert all(s["seconds"] >= 0 for s in sessions)
+    assert len(store.provenances("tiny")) == 1
+
+
+# Names and contents from elsewhere
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", ".hidden", "", "a\\b", "a\0b"])
+def test_results_stay_inside_outputs(home, name):
+    before = tree(home)
+    with pytest.raises(UserError):
+        profile_dir(name)
+    with pytest.raises(UserError) as caught:
+        _ = ResultFolder("tiny", name, "softad", "f").path
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError):
+        study.run(protocol(folder=str(home), dataset=name), "softad")
+    with pytest.raises(UserError, match="profile must be a plain folder name"):
+        protocol(profile=name)
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("link", ["tiny", "tiny/gaussian", "tiny/gaussian/erm"])
+def test_a_link_that_leads_out_is_refused(home, tmp_path_factory, capsys, link):
+    outside = tmp_path_factory.mktemp("elsewhere")
+    path = home / "outputs" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(outside)
+    for verb in ("train", "run"):
+        assert cli.main([verb, "tiny", "-j", "1"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{path} leads out of {home}/outputs, to {outside}" in line or "leads out" in line
+    assert list(outside.iterdir()) == []
+
+
+def test_outputs_itself_may_be_a_link_to_a_larger_disk(home, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("large")
+    (home / "outputs").symlink_to(outside)
+    assert cli.main(["train", "tiny", "-j", "1", "--method", "erm"]) == 0
+    assert (outside / "tiny/gaussian/erm/metrics.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ['!!python/object/apply:os.system ["touch evil"]', "$(touch evil)"]
+)
+def test_parameters_are_values_and_nothing_else(home, capsys, monkeypatch, text):
+    monkeypatch.chdir(home)
+    assert cli.main(["train", "tiny", "-p", "lr", text]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    (home / "params/tiny/gaussian.yaml").write_text(f"lr: {text}\n")
+    assert cli.main(["train", "tiny"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (home / "evil").exists()
+
+
+def test_nothing_in_the_library_can_run_what_it_reads():
+    """Of every module: no shell, no eval, no pickle of our own, YAML and checkpoints the safe way."""
+    never = r"shell=True|os\.system|os\.popen|\bpickle\b|\bshelve\b|\bmarshal\b|(?<![\w.])(?:eval|exec)\("
+    never += r"|yaml\.(?:load|unsafe|full)"
+    for path in sorted(Path(softadlib.__file__).parent.rglob("*.py")):
+        code = "\n".join(line.split("#")[0] for line in path.read_text().splitlines())
+        assert not re.findall(never, code), path
+        for call in re.findall(r"torch\.load\([^)]*\)[^)]*\)?", code):
+            assert "weights_only=True" in call, path
+        assert "allow_pickle=True" not in code, path

@@ -1,0 +1,353 @@
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.workspace import TINY, make_home
+from joblib.externals.loky import get_reusable_executor
+
+from softadlib import _workspace
+from softadlib._validation import UserError
+from softadlib.data import images
+from softadlib.results import folder as places
+from softadlib.results import reader as store
+from softadlib.results import selection
+from softadlib.results.folder import read_provenance
+from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.results.table import merge
+from softadlib.training import study
+from softadlib.training.executors import local as executors
+from softadlib.training.protocol import Protocol
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path)
+
+
+def protocol(**changes):
+    return Protocol.from_dict(
+        {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY, **changes}
+    )
+
+
+def trained(monkeypatch):
+    """The runs trained from here on, one list per task."""
+    calls, original = [], study.train_runs
+
+    def spy(protocol, runs, epochs, *rest):
+        calls.append((list(runs), set(epochs)))
+        return original(protocol, runs, epochs, *rest)
+
+    monkeypatch.setattr(study, "train_runs", spy)
+    return calls
+
+
+def test_every_run_ends_and_the_selected_have_curves():
+    p = protocol()
+    rows = study.run(p, "softad")
+    ends = rows[rows["epoch"] == 4]
+    assert len(ends) == 4
+    curves = rows.groupby(["trial", "knob"])["epoch"].apply(list)
+    chosen = set(zip(*selection.select(rows)[["trial", "knob"]].to_numpy().T))
+    assert len(chosen) == 2
+    for run, epochs in curves.items():
+        assert epochs == ([0, 2, 4] if run in chosen else [4])
+
+
+@pytest.mark.parametrize(("curves", "count"), [("none", 4), ("all", 12), ("selected", 4 + 2 * 2)])
+def test_curves_are_measured_where_asked(curves, count):
+    assert len(study.run(protocol(curves=curves), "softad")) == count
+
+
+def test_a_method_without_a_knob_is_trained_once(monkeypatch):
+    calls = trained(monkeypatch)
+    rows = study.run(protocol(), "erm")
+    assert len(calls) == 1
+    assert sorted(rows["epoch"].unique()) == [0, 2, 4]
+
+
+def test_replayed_rows_are_those_of_measuring_everything(monkeypatch, tmp_path):
+    """A replay in other company gives the numbers of one pass, bit for bit."""
+    settings = {"model": "mlp1x1000", "dtype": "float32", "epochs": 6, "trials": 3,
+                "grids": {"softad": [0.05, 0.1, 0.3], "sam": [0.02, 0.05, 0.1]}}  # fmt: skip
+    for method in ("softad", "sam"):
+        selected = study.run(protocol(**settings), method)
+        all_curves = study.run(protocol(**settings, curves="all", profile="other"), method)
+        both = selected.merge(all_curves, on=["trial", "knob", "epoch"], suffixes=("", "_all"))
+        assert len(both) == len(selected) > 9
+        for name in MEASURES:
+            assert both[name].equals(both[f"{name}_all"].rename(name)), (method, name)
+
+
+def test_a_replay_that_ends_elsewhere_is_refused(monkeypatch):
+    original = study.train_runs
+
+    def drifting(protocol, runs, epochs, *rest):
+        rows = original(protocol, runs, epochs, *rest)
+        return rows.assign(loss_test=rows["loss_test"] + (0.01 if 0 in epochs else 0))
+
+    monkeypatch.setattr(study, "train_runs", drifting)
+    with pytest.raises(UserError, match=r"the replay of softad trial 0 .* ended at test loss"):
+        study.run(protocol(), "softad")
+
+
+def test_nothing_is_trained_twice(monkeypatch):
+    first = study.run(protocol(), "softad")
+    stamp = study.Study(protocol(), "softad").place.provenance.read_bytes()
+    calls = trained(monkeypatch)
+    pd.testing.assert_frame_equal(study.run(protocol(), "softad"), first)
+    assert calls == []
+    assert study.Study(protocol(), "softad").place.provenance.read_bytes() == stamp
+
+
+@pytest.mark.parametrize(
+    "stage", ["first stack", "before the replay", "before the table", "before the provenance"]
+)
+def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
+    p = protocol(stack=8, trials=6, grids={"softad": [0.05, 0.1, 0.3]})  # 18 runs: tasks of 8, 8, 2
+    whole = study.run(
+        protocol(stack=8, trials=6, grids={"softad": [0.05, 0.1, 0.3]}, profile="whole"), "softad"
+    )
+
+    class Accident(BaseException):
+        pass
+
+    stacks = {"first stack": 1, "before the replay": 3}.get(stage, 99)
+    original, write = study.train_runs, _workspace.write
+    count = 0
+
+    def cut(*args, **kwargs):
+        nonlocal count
+        count += 1
+        if count > stacks:
+            raise Accident
+        return original(*args, **kwargs)
+
+    def cut_write(path, content):
+        if path.name == {
+            "before the table": "metrics.parquet",
+            "before the provenance": "provenance.json",
+        }.get(stage):
+            raise Accident
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "train_runs", cut)
+        patch.setattr(places, "write", cut_write)
+        with pytest.raises(Accident):
+            study.run(p, "softad")
+    assert not study.Study(p, "softad").done()
+    assert store.read("tiny").empty
+    calls = trained(monkeypatch)
+    rows = study.run(p, "softad")
+    pd.testing.assert_frame_equal(rows, whole)
+    left = {"first stack": 10 + 6, "before the replay": 6}.get(stage, 0)
+    assert sum(len(runs) for runs, _ in calls) == left
+    place = study.Study(p, "softad").place
+    assert sorted(f.name for f in place.path.iterdir()) == ["metrics.parquet", "provenance.json"]
+
+
+def test_more_trials_extend_what_is_there(monkeypatch):
+    few = study.run(protocol(), "softad")
+    calls = trained(monkeypatch)
+    more = study.run(protocol(trials=3), "softad")
+    assert {r.trial for runs, _ in calls for r in runs} == {2}
+    old = more[more["trial"] < 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(old, few)
+    sessions = read_provenance(study.Study(protocol(trials=3), "softad").place.provenance)[
+        "sessions"
+    ]
+    assert [s["runs_trained"] for s in sessions] == [4, 2]
+
+
+def test_an_edited_protocol_neither_uses_nor_destroys_the_old_result(monkeypatch):
+    study.run(protocol(), "softad")
+    old = study.Study(protocol(), "softad").place
+    before = old.metrics.read_bytes()
+    calls = trained(monkeypatch)
+    study.run(protocol(lr=0.2), "softad")
+    assert sum(len(r) for r, _ in calls) == 4 + 2
+    (aside,) = [p for p in old.path.parent.iterdir() if p.name.startswith("softad.")]
+    assert (aside / "metrics.parquet").read_bytes() == before
+
+
+def test_a_smaller_grid_keeps_the_dropped_runs_aside(monkeypatch):
+    study.run(protocol(), "softad")
+    calls = trained(monkeypatch)
+    rows = study.run(protocol(grids={"softad": [0.05]}), "softad")
+    assert all(0 in epochs for _, epochs in calls), "no first pass: those runs were there"
+    assert rows["knob"].unique().tolist() == [0.05]
+    folder = study.Study(protocol(), "softad").place.path.parent
+    assert any(p.name.startswith("softad.") for p in folder.iterdir())
+
+
+def test_fresh_forgets(monkeypatch):
+    study.run(protocol(), "softad")
+    calls = trained(monkeypatch)
+    study.run(protocol(), "softad", resume=False)
+    assert sum(len(r) for r, _ in calls) == 6
+    place = study.Study(protocol(), "softad").place
+    assert len(read_provenance(place.provenance)["sessions"]) == 1
+
+
+def test_processes_change_nothing(tmp_path):
+    p = protocol(stack=8, trials=9, grids={"softad": [0.05, 0.1]})
+    one = study.run(p, "softad")
+    units = []
+    two = study.run(
+        protocol(**{**p.to_dict(), "profile": "other"}), "softad", jobs=2, tick=units.append
+    )
+    pd.testing.assert_frame_equal(one, two)
+    assert sum(units) == study.Study(p, "softad").units() == (18 + 9) * 4
+
+
+def test_ticks_add_up_to_the_planned_units_resumed_or_not(monkeypatch):
+    p, units = protocol(), []
+    study.run(p, "sam", tick=units.append)
+    total = study.Study(p, "sam").units()
+    assert sum(units) == total == 2 * 4 * 2, (
+        "two runs, four epochs, two gradients; nothing to choose from"
+    )
+    again = []
+    study.run(p, "sam", tick=again.append)
+    assert sum(again) == total
+
+
+def test_ticks_add_up_where_a_study_grows(monkeypatch):
+    """Of the trials that are there some selected runs have their curves, whatever is trained anew."""
+    study.run(protocol(), "softad")
+    for changes in (
+        {"trials": 4},
+        {"trials": 4, "grids": {"softad": [0.05, 0.3, 1.5]}},
+        {"trials": 5, "grids": {"softad": [0.05, 0.3, 0.5, 1.5]}},
+    ):
+        grown, ticks = protocol(**changes), []
+        study.run(grown, "softad", tick=ticks.append)
+        assert sum(ticks) == study.Study(grown, "softad").units()
+
+
+@pytest.mark.parametrize(("aux", "models"), [("folds", 4), ("last-layer", 1)])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ticks_count_the_models_that_hold_samples_out(aux, models, jobs):
+    changes = {"grids": {"adaflood": [0.2, 0.5]}, "aux": aux, "aux_folds": 4}
+    p, units = protocol(**changes), []
+    study.run(p, "adaflood", tick=units.append, jobs=jobs)
+    made = study.Study(p, "adaflood")
+    # two trials: two values, the selected one again, and the models
+    assert sum(units) == made.units() == 2 * (2 + 1 + models) * 4
+    (session,) = read_provenance(made.place.provenance)["sessions"]
+    assert session["runs_for_samples"] == 2 * models
+    more, units = protocol(**changes, trials=3), []
+    study.run(more, "adaflood", tick=units.append, jobs=jobs)
+    assert sum(units) == study.Study(more, "adaflood").units() == 3 * (2 + 1 + models) * 4
+    again = []
+    study.run(more, "adaflood", tick=again.append, jobs=jobs)
+    assert sum(again) == sum(units)
+
+
+def test_label_noises_are_separate_data_in_one_file():
+    rows = study.run(protocol(label_noise=[0.0, 0.2]), "softad")
+    clean = study.run(protocol(profile="clean"), "softad")
+    kept = rows[rows["label_noise"] == 0].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, clean)
+    long = study.run(protocol(label_noise=[0.0, 0.2], epochs=80, profile="long"), "erm")
+    means = selection.final(long).groupby("label_noise")["acc_test"].mean()
+    assert means[0.2] < means[0.0] - 0.1, "flipped test labels cap the accuracy"
+
+
+def test_methods_share_data_and_initial_weights_in_a_trial():
+    p = protocol(grids={"softad": [0.1], "sam": [0.1]}, curves="all")
+    starts = [
+        study.run(p, m).query("epoch == 0")[list(MEASURES)].to_numpy()
+        for m in ("erm", "sam", "softad")
+    ]
+    np.testing.assert_array_equal(starts[0], starts[1])
+    np.testing.assert_array_equal(starts[0], starts[2])
+    assert (starts[0][0] != starts[0][1]).all(), "trials differ"
+
+
+def test_a_diverged_run_is_recorded_and_disturbs_nobody():
+    p = protocol(dtype="float32", curves="none", model="mlp1x1000", grids={"sam": [0.05, 1e30]})
+    rows = study.run(p, "sam")
+    lost = rows[rows["knob"] == 1e30]
+    assert not np.isfinite(lost[["loss_train", "loss_val", "loss_test"]]).any(axis=None)
+    assert lost[["acc_train", "acc_val", "acc_test"]].isna().all(axis=None)
+    alone = study.run(
+        protocol(**{**p.to_dict(), "profile": "alone", "grids": {"sam": [0.05]}}), "sam"
+    )
+    pd.testing.assert_frame_equal(rows[rows["knob"] == 0.05].reset_index(drop=True), alone)
+    facts = json.loads(study.Study(p, "sam").place.provenance.read_text())
+    assert facts["diverged"] == [{"label_noise": 0.0, "trial": t, "knob": 1e30} for t in (0, 1)]
+    assert selection.select(rows)["knob"].tolist() == [0.05, 0.05]
+
+
+def test_provenance_says_where_the_numbers_come_from():
+    p = protocol()
+    study.run(p, "erm")
+    facts = read_provenance(study.Study(p, "erm").place.provenance)
+    assert facts["protocol"] == p.to_dict()
+    assert facts["seeds"] == [17716, 961412]
+    assert facts["runs"] == 2
+    (session,) = facts["sessions"]
+    assert session["torch"] == torch.__version__
+    assert session["runs_trained"] == 2
+    assert math.isfinite(session["seconds"])
+
+
+def test_thread_count_is_restored():
+    torch.set_num_threads(2)
+    try:
+        study.run(protocol(), "erm")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_an_unwritable_output_folder_is_refused_before_training(home, monkeypatch):
+    (home / "outputs").write_text("in the way")
+    calls = trained(monkeypatch)
+    with pytest.raises(UserError, match="cannot be written"):
+        study.run(protocol(), "erm")
+    assert calls == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_on_rows_hears_every_row_once_in_this_process_after_it_was_saved(jobs):
+    get_reusable_executor().shutdown()  # workers of an earlier test write to its folder
+    place, heard, saved = study.Study(protocol(), "softad").place, [], []
+
+    def on_rows(rows):
+        heard.append(rows)
+        kept = place.kept([0.0]).set_index([*RUN_KEY, "epoch"])
+        saved.append(rows.set_index([*RUN_KEY, "epoch"]).index.isin(kept.index).all())
+
+    rows = study.run(protocol(), "softad", jobs=jobs, on_rows=on_rows)
+    assert len(heard) > 1
+    assert all(saved)
+    replayed = sum(len(r) for r in heard) - len(rows)
+    assert replayed == 2, "the last epoch of the two selected runs, once more by their replays"
+    pd.testing.assert_frame_equal(merge(heard), rows)
+    study.run(protocol(), "softad", on_rows=lambda rows: pytest.fail("nothing was left to do"))
+
+
+def test_what_on_rows_raises_ends_the_call_and_loses_nothing():
+    def on_rows(rows):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        study.run(protocol(), "softad", on_rows=on_rows)
+    assert len(study.Study(protocol(), "softad").place.kept([0.0]))
+
+
+def test_processes_left_by_an_earlier_call_work_in_this_one_s_folders(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOFTAD_DATA", raising=False)
+    both = executors.ProcessExecutor(torch.device("cpu"), 2)
+    for name in ("one", "other"):
+        home = make_home(tmp_path / name)
+        monkeypatch.setenv("SOFTAD_HOME", str(home))
+        assert list(both.map(_workspace.home, [()] * 4)) == [home.resolve()] * 4
+        assert list(both.map(images.data_root, [()] * 4)) == [home.resolve() / "data"] * 4

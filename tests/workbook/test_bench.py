@@ -1,0 +1,145 @@
+"""`softad bench` on work too small to mean anything: that both sides do it, and what is written."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from softadlib.workbook import cli
+from softadlib.workbook.bench import cases as bench_cases
+from softadlib.workbook.bench import reference
+from softadlib.workbook.bench import run as bench
+from softadlib.workbook.bench.cases import CASES, Side, cases, work_through
+
+TINY = {"n_test": 40, "model": "linear"}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """All cases on the linear model, two epochs, a study of 2 × 3 runs."""
+    original = bench_cases.cases
+    monkeypatch.setattr(bench, "STUDY", {"trials": 2, "values": 3, "epochs": 2})
+
+    def small(names, device):
+        found = []
+        for case in original(names, device):
+            image = case.protocol.dataset not in ("gaussian",)
+            sizes = {"n_train": 60, "n_val": 20, "n_test": 20} if image else {"n_test": 40}
+            changes = {"dataset": "digits", "batch_size": 50} if image else {}
+            protocol = dataclasses.replace(case.protocol, **sizes, **changes, model="linear")
+            epochs = min(case.epochs, 2)
+            found.append(dataclasses.replace(case, protocol=protocol, epochs=epochs, note=""))
+        return found
+
+    monkeypatch.setattr(bench, "cases", small)
+    return small
+
+
+def test_every_case_gives_a_row_in_each_layout(tiny, tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert cli.main(["bench", "--device", "cpu", "--rounds", "1", "--json", str(file)]) == 0
+    table = json.loads(file.read_text())
+    assert [(r["case"], r["layout"]) for r in table["rows"]] == [
+        (case, layout) for case in CASES for layout in ("as-shipped", "same")
+    ]
+    assert {"device", "cores", "torch"} <= set(table["hardware"])
+    assert set(table["peaks"]) == {"gflops", "gbps"}
+    for row in table["rows"]:
+        assert row["ratio"] == pytest.approx(row["published_s"] / row["ours_s"])
+        assert row["published_s"] > 0
+        assert row["rounds"] == 1
+        studied = row["case"].startswith("study")
+        assert studied == (row["share_of_peak"] is None)
+        if not studied:
+            assert 0 < row["share_of_peak"] < 1
+    steps = {row["method"]: row for row in table["methods"]}
+    assert steps["erm"]["over_erm"] == 1
+    assert {"softad", "sam", "fdgr"} < set(steps)
+    assert all(row["step_s"] > 0 for row in steps.values())
+    grown = table["growth"]
+    assert {g["model"] for g in grown} == {"linear", "mlp4x500", "mlp1x1000"}
+    assert len({(g["runs"], g["epochs"], g["model"]) for g in grown}) == len(grown)
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^{case} +as-shipped .*\d\.\d\d ", text, re.M) for case in CASES)
+
+
+def test_both_sides_do_the_same_work(tiny, monkeypatch):
+    """Steps and measurements of one run, counted on both sides."""
+    case = tiny(["study-all"], "cpu")[0]
+    side, counts = Side(case), {"steps": 0, "measures": 0}
+
+    def counting(name, original):
+        def count(*args, **kwargs):
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        return count
+
+    monkeypatch.setattr(reference, "backward", counting("steps", reference.backward))
+    monkeypatch.setattr(reference, "final_measures", counting("measures", reference.final_measures))
+    side.published(case.runs(1), "all")
+    assert counts == {"steps": 2 * 2, "measures": 3}
+    counts.update(steps=0, measures=0)
+    engine = side.sweep.engine(case.runs(1))
+    monkeypatch.setattr(type(engine), "measure", counting("measures", type(engine).measure))
+    monkeypatch.setattr(
+        "softadlib.training.engines.mlp_cpu.backward", counting("steps", lambda *a: {})
+    )
+    with pytest.raises(KeyError):  # the first of our steps got an empty gradient
+        side.ours(case.runs(1), "all")
+    assert counts == {"steps": 1, "measures": 1}
+    monkeypatch.undo()
+    side.ours(case.runs(1), "all")
+
+
+def test_replaying_trains_without_curves_and_then_one_run_a_trial_with_them(tiny, monkeypatch):
+    calls = []
+
+    def record(case, who, runs, evals, threads):
+        calls.append((who, len(runs), evals, threads))
+
+    monkeypatch.setattr(bench, "work_through", record)
+    made = bench.Bench("cpu", 1)
+    made.cores = made.processes = 1
+    case = tiny(["study-shown"], "cpu")[0]
+    made._timed(case, "ours", 6, "as-shipped")
+    made._timed(case, "published", 2, "as-shipped")
+    assert calls == [("ours", 6, "end", 1), ("ours", 2, "all", 1), ("published", 2, "all", 1)]
+
+
+def test_noise_has_the_shape_of_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOFTAD_DATA", str(tmp_path))
+    case = cases(["fashionmnist-epoch"], "cpu")[0]
+    assert "not here" in case.note
+    splits = bench_cases._data(case)
+    assert splits.shape == (1, 28, 28)
+    assert [getattr(splits, p).shape[1] for p in ("train", "val", "test")] == [48000, 12000, 10000]
+
+
+def test_work_is_counted_by_hand():
+    side = Side(dataclasses.replace(cases(["eval-20000"], "cpu")[0]))
+    assert side.flops() == 2 * (2 * 500 + 3 * 500 * 500 + 500 * 2) * 20200
+    side = Side(cases(["train-sam"], "cpu")[0])
+    assert side.flops() == 3 * 2 * 2 * (2 * 500 + 3 * 500 * 500 + 500 * 2) * 50
+
+
+def test_bad_calls_are_one_line(capsys, tmp_path):
+    for arguments, line in (
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--case", "train-emr"], "case 'train-emr'"),
+        (["--device", "gpu"], "device 'gpu'"),
+        (["--json", str(tmp_path / "file" / "x.json")], "is not a folder"),
+    ):
+        (tmp_path / "file").write_text("")
+        assert cli.main(["bench", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert line in error
+        assert error.count("\n") == 1
+
+
+def test_one_share_is_worked_through_with_the_threads_asked():
+    case = dataclasses.replace(cases(["eval-20000"], "cpu")[0])
+    case = dataclasses.replace(case, protocol=dataclasses.replace(case.protocol, **TINY))
+    for who in ("published", "ours"):
+        work_through(case, who, case.runs(1), "only", 1)

@@ -1,0 +1,238 @@
+"""Bad input is one line that names value and choices, exit status 2, and nothing is written."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.workspace import make_home, tree
+
+from softadlib.data import synthetic
+from softadlib.results import reader as store
+from softadlib.workbook import cli
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path, ("train", "table_1_loss_gap"))
+
+
+def refused(capsys, *argv):
+    """The one line that `softad ARGV` says before it gives up."""
+    assert cli.main([str(a) for a in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("softad: ")
+    return lines[0]
+
+
+BAD = [
+    (("nosuch",), "profile 'nosuch' unknown; choose from tiny"),
+    (("tiny", "--dataset", "moons"), "dataset 'moons' unknown; choose from gaussian"),
+    (("tiny", "--method", "ishida"), "'ishida' unknown; choose from erm, sam, softad"),
+    (("tiny", "--method", "flooding"), "'flooding' unknown; choose from erm, sam, softad"),
+    (
+        ("tiny", "-p", "epoch", "3"),
+        "parameter 'epoch' unknown; choose from folder, model, optimizer",
+    ),
+    (("tiny", "-p", "epochs", "many"), "epochs must be a whole number of at least 1, got 'many'"),
+    (("tiny", "-p", "sigma", "0"), "sigma must be a number above 0, got 0"),
+    (("tiny", "-p", "sigma", ".nan"), "sigma must be a number above 0, got nan"),
+    (
+        ("tiny", "-p", "label_noise", "1.5"),
+        "label_noise must be a number of at least 0 and at most 1, got 1.5",
+    ),
+    (("tiny", "-p", "grids", "{softad: []}"), "grids.softad is empty"),
+    (
+        ("tiny", "-p", "grids", "{softad: [-0.1]}"),
+        "theta in grids.softad must be a number of at least 0, got -0.1",
+    ),
+    (
+        ("tiny", "-p", "grids", "{sam: [a]}"),
+        "radius in grids.sam must be a number of at least 0, got 'a'",
+    ),
+    (("tiny", "-p", "grids", "{sam: ["), "parameter grids: '{sam: [' is not YAML"),
+    (
+        ("tiny", "-p", "device", "cuda"),
+        "device 'cuda' is not available here; choose from auto, cpu",
+    ),
+    (("tiny", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+@pytest.mark.parametrize(
+    ("argv", "words"), BAD, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
+)
+def test_bad_arguments(capsys, home, command, argv, words):
+    if "cuda" in argv and __import__("torch").cuda.is_available():
+        pytest.skip("this machine has what the test misses")
+    before = tree(home)
+    assert words in refused(capsys, command, *argv)
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epochs: [1, 2", "broken YAML"),
+        ("epochs: 3\nteh: 4", "parameter 'teh' unknown"),
+        ("grids: {softad: [.nan]}", "theta in grids.softad"),
+        ("sigma: -1", "sigma must be a number above 0, got -1"),
+        ("label_noise: []", "label_noise must be"),
+    ],
+)
+def test_a_bad_file_is_named(capsys, home, command, text, words):
+    path = home / "params" / "tiny" / "gaussian.yaml"
+    path.write_text(text)
+    before = tree(home)
+    line = refused(capsys, command, "tiny")
+    assert words in line
+    assert str(path) in line
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("command", ["run", "train", "report"])
+def test_outputs_that_cannot_be_written(capsys, home, command):
+    (home / "outputs").write_text("in the way")
+    before = tree(home)
+    line = refused(capsys, command, "tiny")
+    assert "outputs" in line
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_table_cut_in_half_is_named_with_what_to_do(capsys, home, command):
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    capsys.readouterr()
+    path = home / "outputs/tiny/gaussian/softad/metrics.parquet"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    before = tree(home)
+    line = refused(capsys, command, "tiny")
+    assert f"{path} is broken" in line
+    assert f"delete {path.parent} and run the same command again" in line
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_nan_in_the_data(capsys, home, command, monkeypatch):
+    def broken(n, label_noise, rng):
+        x, y = synthetic.sinusoid(n, label_noise, rng)
+        x[3, 1] = np.nan
+        return x, y
+
+    monkeypatch.setitem(synthetic.SYNTHETIC, "gaussian", broken)
+    before = tree(home)
+    assert "the data hold NaN or infinity in 3 of 80 samples, first at sample 3" in refused(
+        capsys, command, "tiny"
+    )
+    assert tree(home) == before
+
+
+def test_a_parameter_file_for_a_notebook_that_is_not_there(capsys, home):
+    folder = home / "params" / "tiny" / "figures"
+    folder.mkdir()
+    (folder / "nosuch.yaml").write_text("a: 1")
+    assert "notebook (named by" in refused(capsys, "run", "tiny")
+    (folder / "nosuch.yaml").unlink()
+    (folder / "table_1_loss_gap.yaml").write_text("profil: x")
+    assert "parameter in" in refused(capsys, "run", "tiny")
+    assert not (home / "outputs").exists()
+
+
+def test_report_without_results_says_what_to_run(capsys, home):
+    assert "first: softad run tiny" in refused(capsys, "report", "tiny")
+    assert "profile 'nosuch' unknown" in refused(capsys, "report", "nosuch")
+
+
+def test_outside_a_workbook(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "elsewhere"))
+    assert "SOFTAD_HOME" in refused(capsys, "run", "tiny")
+
+
+def test_train_writes_the_contracts_files(home):
+    assert cli.main(["train", "tiny", "--method", "softad", "--method", "erm", "-j", "1"]) == 0
+    folder = home / "outputs/tiny/gaussian"
+    assert sorted(p.name for p in folder.iterdir()) == ["erm", "softad"]
+    assert sorted(p.name for p in (folder / "erm").iterdir()) == [
+        "metrics.parquet",
+        "provenance.json",
+    ]
+    assert json.loads((folder / "erm" / "provenance.json").read_text())["profile"] == "tiny"
+
+
+def test_overrides_reach_the_runs(home):
+    assert (
+        cli.main(
+            [
+                "train",
+                "tiny",
+                "--method",
+                "erm",
+                "-p",
+                "epochs",
+                "2",
+                "-p",
+                "label_noise",
+                "[0.1]",
+                "-j",
+                "1",
+            ]
+        )
+        == 0
+    )
+    rows = store.read("tiny")
+    assert rows["epoch"].max() == 2
+    assert rows["label_noise"].unique().tolist() == [0.1]
+
+
+def test_a_cliff_in_the_grid_is_said_and_not_fatal(capsys):
+    assert (
+        cli.main(
+            [
+                "train",
+                "tiny",
+                "--method",
+                "softad",
+                "-p",
+                "grids",
+                "{softad: [0.1, 0.7]}",
+                "-j",
+                "1",
+            ]
+        )
+        == 0
+    )
+    assert "theta >= ln 2 = 0.6931 for softad 1 of 2 grid values" in capsys.readouterr().err
+
+
+def test_the_command_is_installed_and_has_help():
+    for argv in (["--help"], ["run", "--help"], ["--version"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "softadlib.workbook.cli", *argv], capture_output=True, text=True
+        )
+        assert done.returncode == 0
+        assert done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "softadlib.workbook.cli", "fly"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_the_library_pulls_torch_and_numpy_only():
+    others = ("pandas", "yaml", "scipy", "matplotlib", "papermill", "torchvision", "joblib")
+    code = (
+        "import sys, softadlib, softadlib.models, softadlib.training.engines.factory; "
+        f"print([m for m in {others} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,243 @@
+"""The whole way: papermill over datasets × methods, accidents included. Tiny, but nothing simulated."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+from helpers.workspace import make_home, tree, write_notebook
+
+from softadlib.results import reader as store
+from softadlib.workbook import cli
+from softadlib.workbook.notebooks import plan as plans
+
+READING = ("table_1_loss_gap", "table_2_hyperparameters", "trajectories")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(
+        tmp_path, ("train", *READING), gaussian={}, spiral={"grids": {"softad": [0.1]}}
+    )
+
+
+def softad(home, *argv, **options):
+    """Start `softad ARGV` as a person would, in its own process group."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "softadlib.workbook.cli", *argv],
+        env={**os.environ, "SOFTAD_HOME": str(home)}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options,
+    )  # fmt: skip
+
+
+def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
+    assert cli.main(["run", "tiny", "-j", "2"]) == 0
+    err = capsys.readouterr().err
+    assert err == "", "off a terminal there is nothing to say"
+    folder = home / "outputs" / "tiny"
+    pairs = {
+        ("gaussian", "erm"),
+        ("gaussian", "sam"),
+        ("gaussian", "softad"),
+        ("spiral", "erm"),
+        ("spiral", "softad"),
+    }
+    for dataset, method in pairs:
+        names = sorted(p.name for p in (folder / dataset / method).iterdir())
+        assert names == ["metrics.parquet", "provenance.json", "train.ipynb"]
+    rows = store.read("tiny")
+    assert set(zip(rows["dataset"], rows["method"])) == pairs
+    drawn = sorted(p.name for p in (folder / "figures").iterdir())
+    assert drawn == ["table_1_loss_gap.ipynb", "table_2_hyperparameters.ipynb", "trajectories-gaussian.ipynb",
+                     "trajectories-spiral.ipynb"]  # fmt: skip
+    executed = nbformat.read(folder / "gaussian" / "softad" / "train.ipynb", as_version=4)
+    code = [c for c in executed.cells if c.cell_type == "code"]
+    assert all(c.execution_count for c in code)
+    assert not [p for p in folder.rglob(".*")], "no temporary file stays"
+
+    # the second call redoes nothing
+    before = tree(home)
+    assert cli.main(["run", "tiny", "-j", "2"]) == 0
+    assert "9 of 9 notebooks are already done" in capsys.readouterr().err
+    assert tree(home) == before
+
+    # the same table without a notebook
+    other = store.read("tiny")
+    assert cli.main(["train", "tiny", "--fresh", "-j", "1"]) == 0
+    pd.testing.assert_frame_equal(store.read("tiny"), other)
+
+    # the report is one page that needs nothing beside it
+    assert cli.main(["report", "tiny"]) == 0
+    page = (folder / "index.html").read_text()
+    assert page.index("Table 1") < page.index("How each was run")
+    assert page.count("data:image/png;base64,") == 6
+    assert "gaussian: 2 trials, up to 2 values per swept method, 4 epochs, 8 runs" in page
+    assert "<script" not in page
+    assert 'src="http' not in page
+    assert 'href="http' not in page
+    beside = {p.name: p.read_bytes() for p in (folder / "figures").glob("*.png")}
+    assert sorted(beside) == [
+        f"trajectories-{d}-{i}.png" for d in ("gaussian", "spiral") for i in (1, 2, 3)
+    ]
+    for picture in beside.values():
+        assert base64.b64encode(picture).decode() in page.replace("\n", "")
+
+
+def test_a_longer_call_says_what_is_there_and_does_the_rest(home, capsys):
+    assert cli.main(["train", "tiny", "-p", "trials", "1", "-j", "1"]) == 0
+    assert capsys.readouterr().err == "", "of nothing there is nothing to say"
+    before = store.read("tiny")
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    err = capsys.readouterr().err.splitlines()
+    # one trial of two: erm 1, sam 1, softad 2 values
+    assert "softad: note: gaussian: 4 of 8 runs are trained already" in err
+    after = store.read("tiny")
+    assert len(after) > len(before)
+    kept = after.merge(before, how="inner")
+    assert len(kept) == len(before), "not a number moved"
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_filters_train_less(home):
+    assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
+    folder = home / "outputs" / "tiny"
+    assert sorted(p.name for p in folder.iterdir()) == ["figures", "spiral"]
+    assert [p.name for p in (folder / "spiral").iterdir()] == ["erm"]
+
+
+def test_stock_papermill_works_too(home):
+    out = home / "out.ipynb"
+    command = ["papermill", home / "notebooks/train.ipynb", out, "-f", home / "params/tiny/gaussian.yaml",
+               "-p", "method", "softad", "-k", "python3"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], env={**os.environ, "SOFTAD_HOME": str(home)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "unknown parameter" not in done.stderr
+    assert set(store.read("tiny")["method"]) == {"softad"}
+
+
+def test_a_failure_names_notebook_and_cell_and_lets_the_others_finish(home, capsys):
+    write_notebook(home / "notebooks" / "broken.ipynb", "x = 1", "raise ValueError('no such luck')")
+    write_notebook(home / "notebooks" / "stuck.ipynb", "x = 1", "import time; time.sleep(60)")
+    write_notebook(
+        home / "notebooks" / "dying.ipynb",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    assert cli.main(["run", "tiny", "--dataset", "spiral", "-j", "2", "--timeout", "20"]) == 1
+    err = capsys.readouterr().err
+    figures = home / "outputs" / "tiny" / "figures"
+    assert "broken failed in notebooks/broken.ipynb In [4]: ValueError: no such luck" in err
+    assert "stuck failed in notebooks/stuck.ipynb" in err
+    assert "Timeout" in err
+    assert "dying failed in notebooks/dying.ipynb" in err
+    assert "3 of 8 notebooks failed" in err
+    assert "Traceback" not in err
+    for name in ("broken", "stuck", "dying"):
+        assert (figures / f"{name}.error.ipynb").exists()
+        assert not (figures / f"{name}.ipynb").exists()
+    assert (figures / "trajectories-spiral.ipynb").exists()
+    assert set(store.read("tiny")["method"]) == {"erm", "softad"}
+
+    # mended, it is done on the next call, and the error notebook is gone
+    for name in ("stuck", "dying"):
+        (home / "notebooks" / f"{name}.ipynb").unlink()
+    write_notebook(home / "notebooks" / "broken.ipynb", "x = 1")
+    assert cli.main(["run", "tiny", "--dataset", "spiral", "-j", "2"]) == 0
+    assert (figures / "broken.ipynb").exists()
+    assert not (figures / "broken.error.ipynb").exists()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for orphaned kernels in /proc")
+def test_sigkill_in_the_middle_then_again(tmp_path):
+    """No unreadable file, nothing done twice but what was in flight, the same tables."""
+    settings = {"grids": {"softad": [0.05, 0.1, 0.2, 0.3], "sam": [0.1, 0.2]}, "trials": 4, "epochs": 150,
+                "curve_every": 50, "stack": 8}  # fmt: skip
+    homes = [
+        make_home(tmp_path / n, ("train", "table_1_loss_gap"), gaussian=settings)
+        for n in ("cut", "whole")
+    ]
+    assert softad(homes[1], "run", "tiny", "-j", "2").wait() == 0
+    run = softad(homes[0], "run", "tiny", "-j", "2")
+    parts = homes[0] / "outputs" / "tiny" / "gaussian" / "softad" / "parts"
+    deadline = time.time() + 120
+    while not list(parts.glob("*.parquet")) and time.time() < deadline:
+        time.sleep(0.02)
+    os.killpg(
+        run.pid, signal.SIGKILL
+    )  # the driver and its workers; then the kernels, which lead groups
+    run.wait()
+    _kill_kernels(homes[0])
+    kept = {p.name: p.read_bytes() for p in parts.glob("*.parquet")}
+    assert kept, "the accident came while the sweep was under way"
+    for path in (homes[0] / "outputs").rglob("*.parquet"):
+        pd.read_parquet(path)
+    for path in (homes[0] / "outputs").rglob("*.json"):
+        json.loads(path.read_text())
+    assert softad(homes[0], "run", "tiny", "-j", "2").wait() == 0
+    folders = [h / "outputs" / "tiny" / "gaussian" for h in homes]
+    for method in ("erm", "sam", "softad"):
+        tables = [pd.read_parquet(f / method / "metrics.parquet") for f in folders]
+        pd.testing.assert_frame_equal(*tables)
+    facts = json.loads((folders[0] / "softad" / "provenance.json").read_text())
+    assert facts["runs"] == 16
+    assert facts["sessions"][0]["runs_trained"] <= 16 - 8, "a finished stack is not trained again"
+    shown = [
+        nbformat.read(h / "outputs/tiny/figures/table_1_loss_gap.ipynb", as_version=4)
+        for h in homes
+    ]
+    texts = [
+        [o.get("data", o) for c in nb.cells if c.cell_type == "code" for o in c.outputs]
+        for nb in shown
+    ]
+    assert texts[0] == texts[1]
+
+
+def _kill_kernels(home):
+    """Kernels outlive a driver that was killed; end those of this home."""
+    for folder in os.listdir("/proc"):
+        if folder.isdigit():
+            try:
+                environment = Path(f"/proc/{folder}/environ").read_bytes()
+                command = Path(f"/proc/{folder}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"SOFTAD_HOME={home}\0".encode() in environment and b"ipykernel" in command:
+                os.kill(int(folder), signal.SIGKILL)
+
+
+def test_a_plan_knows_what_is_left(home):
+    work = plans.plan("tiny")
+    assert sorted(t.name for t in work.tasks if t.units) == [
+        "gaussian × erm", "gaussian × sam", "gaussian × softad", "spiral × erm", "spiral × softad",
+    ]  # fmt: skip
+    units = {t.name: t.units for t in work.tasks}
+    assert units["gaussian × softad"] == (4 + 2) * 4
+    assert units["gaussian × sam"] == 2 * 4 * 2
+    assert [t.units for t in work.tasks] == sorted((t.units for t in work.tasks), reverse=True)
+    assert not (home / "outputs").exists(), "planning writes nothing"
+
+
+def test_a_drawing_is_redone_when_its_parameters_or_results_change(home, capsys):
+    write_notebook(home / "notebooks" / "drawing.ipynb", "print(size)", parameters="size = 1")
+    assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
+    folder = home / "params" / "tiny" / "figures"
+    folder.mkdir()
+    (folder / "drawing.yaml").write_text("size: 3")
+    redone = [t.name for t in plans.plan("tiny", ["spiral"], ["erm"]).tasks]
+    assert redone == ["drawing"]
+    redone = [t.name for t in plans.plan("tiny", ["spiral"]).tasks if t.reads]
+    assert redone == [*READING[:2], "trajectories-spiral"], "softad is still to come"
+    assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
+    shown = nbformat.read(home / "outputs/tiny/figures/drawing.ipynb", as_version=4)
+    assert shown.cells[-1].outputs[0].text == "3\n"

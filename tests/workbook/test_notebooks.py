@@ -1,0 +1,126 @@
+"""The committed notebooks: executed, clean, parameterised; and nbval does catch a changed digit."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import papermill
+import pytest
+from helpers.workspace import REPOSITORY
+
+from softadlib.training.profiles import load
+from softadlib.training.protocol import Protocol
+from softadlib.workbook.notebooks.plan import TRAIN
+
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+FIGURES = {"demo_quadratic", "demo_quadratic_GDvsAD", "sims_2Dmean", "synthetic", "demo_binarylinear",
+           "demo_binarylinear_heatmaps", "rho_smoothed"}  # fmt: skip
+
+
+def code(notebook):
+    return [c for c in notebook.cells if c.cell_type == "code"]
+
+
+def test_every_figure_and_table_has_its_notebook():
+    names = {p.stem for p in NOTEBOOKS}
+    assert names >= FIGURES | {TRAIN, "table_1_loss_gap", "table_2_hyperparameters", "trajectories"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_a_page(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = code(notebook)
+    assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1)), (
+        "not executed from top to bottom"
+    )
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    assert set(notebook.metadata.language_info) <= {"name"}
+    assert notebook.cells[0].source.startswith("# "), "a title first"
+    tagged = [i for i, c in enumerate(cells) if "parameters" in c.metadata.get("tags", [])]
+    assert tagged == [0], "exactly one parameters cell, the first code cell"
+    for statement in ast.parse(cells[0].source).body:
+        assert isinstance(statement, ast.AnnAssign), "name: type = literal, nothing else"
+        ast.literal_eval(statement.value)
+    for line in cells[0].source.splitlines():
+        assert line.count("=") <= 1, (
+            f"{line!r}: papermill drops a line with a second `=`, help included"
+        )
+    for cell in cells:
+        assert set(cell.metadata) <= {"tags"}, "no execution or papermill metadata"
+        assert len(cell.source.splitlines()) <= 25 or cell is cells[0]
+        if path.stem != "recipes":  # whose code is there to be pasted
+            assert not re.search(r"^\s*(def|class) ", cell.source, re.M), (
+                "logic belongs in softadlib"
+            )
+        assert not any(o.output_type == "error" for o in cell.outputs)
+        assert not any(o.get("name") == "stderr" for o in cell.outputs)
+        assert not any("image/svg+xml" in o.get("data", {}) for o in cell.outputs)
+    assert any(c.outputs for c in cells), "nbval would check nothing"
+    assert path.stat().st_size < 600_000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_figure_has_numbers_beside_it(path):
+    """nbval does not compare pictures: a cell with one prints something, itself or right after."""
+    cells = code(nbformat.read(path, as_version=4))
+    for here, after in zip(cells, [*cells[1:], None]):
+        if any("image/png" in o.get("data", {}) for o in here.outputs):
+            near = here.outputs + (after.outputs if after else [])
+            text = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in near]
+            assert re.search(r"\d", " ".join(t for t in text if "Figure size" not in t)), (
+                here.source
+            )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_papermill_knows_every_parameter(path):
+    known = papermill.inspect_notebook(str(path))
+    source = code(nbformat.read(path, as_version=4))[0].source
+    assert list(known) == [statement.target.id for statement in ast.parse(source).body]
+
+
+def test_the_training_notebook_defaults_to_the_smoke_protocol():
+    space = {}
+    exec(
+        code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))[0].source,
+        space,
+    )
+    ours = Protocol.from_dict({name: space[name] for name in Protocol.names()})
+    smoke = load("smoke", "gaussian", REPOSITORY / "params", {"device": "auto"}).to_dict()
+    assert ours.to_dict() == {**smoke, "profile": "scratch"}
+
+
+def nbval(folder, name):
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", folder,
+         "-c", "/dev/null", "--nbval", "--nbval-current-env", folder / name],
+        capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+
+
+def test_nbval_fails_when_one_digit_is_changed(tmp_path):
+    source = REPOSITORY / "notebooks" / "sims_2Dmean.ipynb"
+    shutil.copy(source, tmp_path / "whole.ipynb")
+    assert nbval(tmp_path, "whole.ipynb").returncode == 0
+    document = json.loads(source.read_text())
+    outputs = [
+        o
+        for c in document["cells"]
+        if c["cell_type"] == "code"
+        for o in c["outputs"]
+        if "text" in o
+    ]
+    (output,) = [o for o in outputs if "9.374522601254057" in "".join(o["text"])][:1]
+    output["text"] = [
+        line.replace("9.374522601254057", "9.374522601254058") for line in output["text"]
+    ]
+    (tmp_path / "changed.ipynb").write_text(json.dumps(document))
+    done = nbval(tmp_path, "changed.ipynb")
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout

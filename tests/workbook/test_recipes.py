@@ -1,0 +1,295 @@
+"""The recipes of `notebooks/recipes.ipynb`, as they stand there, with the real packages."""
+
+import copy
+import logging
+
+import lightning
+import nbformat
+import pytest
+import torch
+import transformers
+from helpers.workspace import REPOSITORY
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from softadlib import SAM, CVaR, SoftAD
+
+NOTEBOOK = nbformat.read(REPOSITORY / "notebooks" / "recipes.ipynb", as_version=4)
+BATCHES = 4
+
+
+@pytest.fixture(autouse=True)
+def float64_and_quiet(monkeypatch):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()
+    yield
+    torch.set_default_dtype(before)
+
+
+def recipe(tag: str, **names):
+    """What the notebook's cell of that tag defines, given these names."""
+    (cell,) = [c for c in NOTEBOOK.cells if tag in c.metadata.get("tags", [])]
+    space = {"torch": torch, "nn": nn, "SAM": SAM, "SoftAD": SoftAD, "theta": 0.1, **names}
+    exec(cell.source, space)
+    return space
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8 * BATCHES, 64, generator=generator)
+    return DataLoader(TensorDataset(x, torch.arange(len(x)) % 10), batch_size=8)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def by_hand(model, loss_of, radius=0.0, epochs=2):
+    """SGD with momentum written out, at SAM's point where there is a radius."""
+    params = list(model.parameters())
+    velocity = [torch.zeros_like(p) for p in params]
+    for _ in range(epochs):
+        for x, y in data():
+            start = [p.detach().clone() for p in params]
+            grads = torch.autograd.grad(loss_of(model(x), y), params)
+            if radius:
+                size = sum(g.square().sum() for g in grads).sqrt()
+                with torch.no_grad():
+                    for p, g in zip(params, grads):
+                        p += radius * g / size
+                grads = torch.autograd.grad(loss_of(model(x), y), params)
+            with torch.no_grad():
+                for p, w, v, g in zip(params, start, velocity, grads):
+                    v.mul_(0.9).add_(g)
+                    p.copy_(w - 0.1 * v)
+    return weights(model)
+
+
+def softad(logits, targets):
+    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+    return 0.1 + ((1 + (losses - 0.1) ** 2).sqrt() - 1).mean()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+# Plain PyTorch
+
+
+def test_the_plain_loop_descends_softad():
+    model = recipe("plain", loader=data(), epochs=2, seed=0)["model"]
+    torch.testing.assert_close(weights(model), by_hand(network(), softad), rtol=0, atol=1e-12)
+
+
+def test_the_plain_loop_with_sam():
+    model = recipe("plain-sam", loader=data(), epochs=2, seed=0, radius=0.05)["model"]
+    expected = by_hand(network(), nn.functional.cross_entropy, 0.05)
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
+
+
+# Lightning
+
+
+def fit(module, **settings):
+    quiet = (
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+    )
+    settings = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        **dict.fromkeys(quiet, False),
+        **settings,
+    }
+    lightning.Trainer(**settings).fit(module, data())
+    return weights(module)
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.05])
+def test_lightning_ends_where_the_loop_by_hand_does(radius):
+    module = recipe("lightning")["Classifier"](network(), SoftAD(0.1), radius)
+    expected = by_hand(network(), softad, radius)
+    torch.testing.assert_close(fit(module), expected, rtol=0, atol=1e-10)
+
+
+def test_lightning_schedules_sam_and_counts_its_steps():
+    class Scheduled(recipe("lightning")["Classifier"]):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            self.rates = [g["lr"] for g in optimizer.param_groups], optimizer
+            return [optimizer], [scheduler]
+
+    module = Scheduled(network(), SoftAD(0.1), 0.05)
+    fit(module)
+    before, optimizer = module.rates
+    assert before == [0.1]
+    assert optimizer.base.param_groups[0]["lr"] == 0.1 / 4
+    assert module.trainer is not None
+    assert module.trainer.global_step == 2 * BATCHES
+
+
+def test_lightning_resumes_sam_from_a_checkpoint(tmp_path):
+    make = recipe("lightning")["Classifier"]
+    whole = fit(make(network(), SoftAD(0.1), 0.05))
+    half = make(network(), SoftAD(0.1), 0.05)
+    fit(half, max_epochs=1)
+    half.trainer.save_checkpoint(tmp_path / "half.ckpt")
+    rest = make(network(), SoftAD(0.1), 0.05)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet
+    )
+    trainer.fit(rest, data(), ckpt_path=tmp_path / "half.ckpt")
+    torch.testing.assert_close(weights(rest), whole, rtol=0, atol=0)
+
+
+def test_lightning_accumulates_softad_exactly():
+    module = recipe("lightning")["Classifier"](network(), SoftAD(0.1))
+    once = fit(module, accumulate_grad_batches=BATCHES, max_epochs=1)
+    params, (x, y) = network(), data().dataset.tensors
+    softad(params(x), y).backward()
+    expected = torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in params.parameters()])
+    torch.testing.assert_close(once, expected, rtol=0, atol=1e-12)
+
+
+def test_lightning_accumulating_with_sam_is_refused():
+    module = recipe("lightning")["Classifier"](network(), SoftAD(0.1), 0.05)
+    with pytest.raises(RuntimeError, match="accumulate_grad_batches=1"):
+        fit(module, accumulate_grad_batches=2)
+
+
+def test_lightning_with_a_grad_scaler_and_sam_is_refused():
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    torch.set_default_dtype(torch.float32)
+    scaler = torch.amp.GradScaler("cpu")
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+    module = recipe("lightning")["Classifier"](network(), SoftAD(0.1), 0.05)
+    with pytest.raises(ValueError, match="GradScaler gives none: train in bfloat16"):
+        fit(module, plugins=plugin)
+
+
+# Hugging Face
+
+
+def rows(n=64, length=12, seed=0):
+    """Sequences of 2 to `length` tokens: unequal numbers of counted targets."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(n):
+        ids = torch.randint(1, 20, (length,), generator=generator)
+        counts = torch.arange(length) < torch.randint(2, length + 1, (), generator=generator)
+        labels = ids.masked_fill(~counts, -100)
+        labels[0] = -100  # as the recipe says
+        made.append({"input_ids": ids, "attention_mask": counts.long(), "labels": labels})
+    return made
+
+
+def language_model():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = transformers.GPT2Config(**sizes, **rates, bos_token_id=0, eos_token_id=0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def train(folder, compute_loss, size, times, model=None, optimizers=(None, None), **settings):
+    model = model or language_model()
+    args = transformers.TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=times,
+        lr_scheduler_type="constant",
+        learning_rate=0.01,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **{"max_steps": 4, **settings},
+    )
+    trainer = transformers.Trainer(
+        model, args, train_dataset=rows(), compute_loss_func=compute_loss, optimizers=optimizers
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return trainer, weights(model)
+
+
+def recipes_loss():
+    return recipe("hugging-face")["compute_loss"]
+
+
+def test_the_trainer_is_exact_under_accumulation_with_unequal_numbers_of_tokens(tmp_path):
+    _, once = train(tmp_path, recipes_loss(), 32, 1)
+    _, four = train(tmp_path, recipes_loss(), 8, 4)
+    torch.testing.assert_close(four, once, rtol=0, atol=1e-12)
+    assert (once - weights(language_model())).abs().max() > 0.01  # it did train
+
+
+def test_the_trainers_gradient_is_that_of_the_whole_batch(tmp_path):
+    """One step of SGD from the samples the Trainer drew, each token a sample."""
+    model = language_model()
+    seen, start = [], copy.deepcopy(model)
+    model.register_forward_pre_hook(lambda _, __, named: seen.append(named), with_kwargs=True)
+    lookup = {tuple(r["input_ids"].tolist()): r["labels"] for r in rows()}
+    plain = torch.optim.SGD(model.parameters(), lr=0.5)
+    _, end = train(
+        tmp_path, recipes_loss(), 8, 4, model, (plain, None), max_steps=1, max_grad_norm=0.0
+    )
+    named = {k: torch.cat([s[k] for s in seen]) for k in ("input_ids", "attention_mask")}
+    labels = torch.stack([lookup[tuple(i.tolist())] for i in named["input_ids"]])[:, 1:]
+    assert len(labels) == 32
+    logits = start(**named).logits[:, :-1]
+    softad(logits[labels != -100], labels[labels != -100]).backward()
+    expected = torch.cat([(p - 0.5 * p.grad).detach().flatten() for p in start.parameters()])
+    torch.testing.assert_close(end, expected, rtol=0, atol=1e-10)
+
+
+def test_means_of_micro_batches_are_not_exact(tmp_path):
+    """What the recipe is for: the test above could not fail if this agreed."""
+    mean = SoftAD(0.1)
+
+    def naive(outputs, labels, num_items_in_batch=None, parts=1):
+        return mean(outputs.logits[:, :-1].transpose(1, 2), labels[:, 1:]) / parts
+
+    def quarter(*args, **named):
+        return naive(*args, **named, parts=4)
+
+    _, once = train(tmp_path, naive, 32, 1)
+    _, four = train(tmp_path, quarter, 8, 4)
+    assert (once - four).abs().max() > 1e-4
+
+
+def test_the_recipe_evaluates_too(tmp_path):
+    trainer, _ = train(tmp_path, recipes_loss(), 32, 1, eval_strategy="no")
+    found = trainer.evaluate(rows()[:8])["eval_loss"]
+    batch = {k: torch.stack([r[k] for r in rows()[:8]]) for k in rows()[0]}
+    labels = batch.pop("labels")[:, 1:]
+    with torch.no_grad():
+        logits = trainer.model.eval()(**batch).logits[:, :-1]
+        expected = softad(logits[labels != -100], labels[labels != -100])
+    assert found == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_sam_in_the_trainer_is_refused_with_what_to_do(tmp_path):
+    model = language_model()
+    optimizer = SAM(torch.optim.SGD, model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="Hugging Face's Trainer gives none either"):
+        train(tmp_path, recipes_loss(), 8, 1, model, (optimizer, None))
+
+
+def test_sums_of_criteria_of_the_whole_batch_are_not_to_be_had():
+    with pytest.raises(TypeError, match="reduction"):
+        CVaR(0.5, reduction="sum")
