@@ -90,7 +90,15 @@ def test_public_names_are_documented(name):
 
 
 @pytest.mark.parametrize(
-    "module", ["losses", "contrasts", "parts", "optimizers", "functional", "monotone"]
+    "module",
+    [
+        "losses.flooding",
+        "losses.robust",
+        "losses.distributed",
+        "optim.sharpness",
+        "functional.objectives",
+        "functional.robust",
+    ],
 )
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(f"softadlib.{module}"))
