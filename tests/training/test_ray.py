@@ -67,7 +67,7 @@ def plain(tmp_path_factory):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
-    return make_home(tmp_path, ("train", "table_1_loss_gap"), **DATASETS)
+    return make_home(tmp_path, ("train", "tab1_3_loss_gaps"), **DATASETS)
 
 
 def table(home, dataset, method):
@@ -310,7 +310,7 @@ def test_notebooks_are_executed_on_nodes_and_written_here(home, plain, address, 
              if p.is_file() and not p.name.startswith(".")}  # fmt: skip
     assert files == {
         *(f"spiral/erm/{n}" for n in ("metrics.parquet", "provenance.json", "train.ipynb")),
-        "figures/table_1_loss_gap.ipynb",
+        "figures/tab1_3_loss_gaps.ipynb",
         "figures/broken.error.ipynb",
     }
     same_tables(home, plain, [("spiral", "erm")])

@@ -17,7 +17,7 @@ from softadlib.workbook import cli
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
-    return make_home(tmp_path, ("train", "table_1_loss_gap"))
+    return make_home(tmp_path, ("train", "tab1_3_loss_gaps"))
 
 
 def refused(capsys, *argv):
@@ -141,7 +141,7 @@ def test_a_parameter_file_for_a_notebook_that_is_not_there(capsys, home):
     (folder / "nosuch.yaml").write_text("a: 1")
     assert "notebook (named by" in refused(capsys, "run", "tiny")
     (folder / "nosuch.yaml").unlink()
-    (folder / "table_1_loss_gap.yaml").write_text("profil: x")
+    (folder / "tab1_3_loss_gaps.yaml").write_text("profil: x")
     assert "parameter in" in refused(capsys, "run", "tiny")
     assert not (home / "outputs").exists()
 

@@ -18,7 +18,7 @@ from softadlib.results import reader as store
 from softadlib.workbook import cli
 from softadlib.workbook.notebooks import plan as plans
 
-READING = ("table_1_loss_gap", "table_2_hyperparameters", "trajectories")
+READING = ("tab1_3_loss_gaps", "tab2_4_hyperparameters", "figs04-10_trajectories")
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     rows = store.read("tiny")
     assert set(zip(rows["dataset"], rows["method"])) == pairs
     drawn = sorted(p.name for p in (folder / "figures").iterdir())
-    assert drawn == ["table_1_loss_gap.ipynb", "table_2_hyperparameters.ipynb", "trajectories-gaussian.ipynb",
-                     "trajectories-spiral.ipynb"]  # fmt: skip
+    assert drawn == ["figs04-10_trajectories-gaussian.ipynb", "figs04-10_trajectories-spiral.ipynb",
+                     "tab1_3_loss_gaps.ipynb", "tab2_4_hyperparameters.ipynb"]  # fmt: skip
     executed = nbformat.read(folder / "gaussian" / "softad" / "train.ipynb", as_version=4)
     code = [c for c in executed.cells if c.cell_type == "code"]
     assert all(c.execution_count for c in code)
@@ -85,7 +85,7 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     assert 'href="http' not in page
     beside = {p.name: p.read_bytes() for p in (folder / "figures").glob("*.png")}
     assert sorted(beside) == [
-        f"trajectories-{d}-{i}.png" for d in ("gaussian", "spiral") for i in (1, 2, 3)
+        f"figs04-10_trajectories-{d}-{i}.png" for d in ("gaussian", "spiral") for i in (1, 2, 3)
     ]
     for picture in beside.values():
         assert base64.b64encode(picture).decode() in page.replace("\n", "")
@@ -146,7 +146,7 @@ def test_a_failure_names_notebook_and_cell_and_lets_the_others_finish(home, caps
     for name in ("broken", "stuck", "dying"):
         assert (figures / f"{name}.error.ipynb").exists()
         assert not (figures / f"{name}.ipynb").exists()
-    assert (figures / "trajectories-spiral.ipynb").exists()
+    assert (figures / "figs04-10_trajectories-spiral.ipynb").exists()
     assert set(store.read("tiny")["method"]) == {"erm", "softad"}
 
     # mended, it is done on the next call, and the error notebook is gone
@@ -164,7 +164,7 @@ def test_sigkill_in_the_middle_then_again(tmp_path):
     settings = {"grids": {"softad": [0.05, 0.1, 0.2, 0.3], "sam": [0.1, 0.2]}, "trials": 4, "epochs": 150,
                 "curve_every": 50, "stack": 8}  # fmt: skip
     homes = [
-        make_home(tmp_path / n, ("train", "table_1_loss_gap"), gaussian=settings)
+        make_home(tmp_path / n, ("train", "tab1_3_loss_gaps"), gaussian=settings)
         for n in ("cut", "whole")
     ]
     assert softad(homes[1], "run", "tiny", "-j", "2").wait() == 0
@@ -193,7 +193,7 @@ def test_sigkill_in_the_middle_then_again(tmp_path):
     assert facts["runs"] == 16
     assert facts["sessions"][0]["runs_trained"] <= 16 - 8, "a finished stack is not trained again"
     shown = [
-        nbformat.read(h / "outputs/tiny/figures/table_1_loss_gap.ipynb", as_version=4)
+        nbformat.read(h / "outputs/tiny/figures/tab1_3_loss_gaps.ipynb", as_version=4)
         for h in homes
     ]
     texts = [
@@ -237,7 +237,7 @@ def test_a_drawing_is_redone_when_its_parameters_or_results_change(home, capsys)
     redone = [t.name for t in plans.plan("tiny", ["spiral"], ["erm"]).tasks]
     assert redone == ["drawing"]
     redone = [t.name for t in plans.plan("tiny", ["spiral"]).tasks if t.reads]
-    assert redone == [*READING[:2], "trajectories-spiral"], "softad is still to come"
+    assert redone == ["figs04-10_trajectories-spiral", *READING[:2]], "softad is still to come"
     assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
     shown = nbformat.read(home / "outputs/tiny/figures/drawing.ipynb", as_version=4)
     assert shown.cells[-1].outputs[0].text == "3\n"

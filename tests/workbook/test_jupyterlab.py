@@ -23,8 +23,8 @@ pytestmark = [
     # playwright leaves its event loop's socket to the collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-NOTEBOOKS = ("rho_smoothed", "explorer")
-REPORTED = ("rho_smoothed", "demo_quadratic", "table_1_loss_gap")
+NOTEBOOKS = ("beyond_rho", "beyond_explorer")
+REPORTED = ("beyond_rho", "fig01_quadratic_gradients", "tab1_3_loss_gaps")
 SECONDS = 120  # of patience; a minute of it is a busy machine starting a kernel
 
 
@@ -121,7 +121,7 @@ def size_of(picture):
 
 
 def test_run_all_in_jupyterlab_draws_the_figure(browser, lab, home):
-    page = run_all(browser, lab, home, "rho_smoothed")
+    page = run_all(browser, lab, home, "beyond_rho")
     figure = page.locator(".jp-OutputArea-output img").first
     assert min(size_of(figure)) > 200
     no_errors(page)
@@ -144,7 +144,7 @@ def test_a_cell_that_fails_is_seen(browser, lab, home):
 
 
 def test_the_explorers_slider_changes_its_picture(browser, lab, home):
-    page = run_all(browser, lab, home, "explorer")
+    page = run_all(browser, lab, home, "beyond_explorer")
     picture = page.locator(".jp-OutputArea-output img.widget-image").first
     assert min(size_of(picture)) > 200
     before = picture.get_attribute("src")
@@ -161,7 +161,7 @@ def test_the_explorers_slider_changes_its_picture(browser, lab, home):
     after = page.locator(".jp-OutputArea-output img.widget-image").first
     assert min(size_of(after)) > 200
     no_errors(page)
-    look(page, "explorer")
+    look(page, "beyond_explorer")
     page.close()
 
 
@@ -185,7 +185,7 @@ def test_every_link_and_picture_of_the_report_is_there(browser, tmp_path, monkey
     figures.mkdir()
     for name in REPORTED:  # as recorded: executing them is another test's work
         shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", figures)
-    live_view(figures / "demo_quadratic.ipynb")
+    live_view(figures / "fig01_quadratic_gradients.ipynb")
     assert cli.main(["report", "tiny"]) == 0
     page, asked, said = browser.new_page(viewport={"width": 1200, "height": 900}), [], []
     page.on("request", lambda request: asked.append(request.url))
