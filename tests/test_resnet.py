@@ -9,7 +9,7 @@ from softadlib.data.images import Images
 from softadlib.data.splits import image_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
-from softadlib.training.engines.base import TrainConfig, batches
+from softadlib.training.engines.base import RunBatch, TrainConfig, batches
 from softadlib.training.engines.vmap import VmapEngine
 
 RNG = np.random.default_rng(5)
@@ -40,7 +40,7 @@ def test_a_stack_of_resnets_is_the_plain_loop(splits, method):
     """A step of 20 images and one of 5: the last batch is trained on, not dropped."""
     knob, recipe = [0.3, 0.1], TrainConfig("sgd", 0.05, 20, 1, momentum=0.9)
     settings = {"sigma": 1.0, "scale": "code", "bn_update": "both"}
-    stack = VmapEngine(METHODS[method], networks(2), splits, [0, 1], knob, settings)
+    stack = VmapEngine(RunBatch(METHODS[method], networks(2), splits, [0, 1], knob, settings))
     measured = stack.train(recipe, (11, 12), {1})[1]
     for run, net in enumerate(networks(2)):
         optimizer = torch.optim.SGD(net.parameters(), 0.05, 0.9)
@@ -87,6 +87,6 @@ def test_a_stack_of_resnets_is_the_plain_loop(splits, method):
 
 
 def test_the_loss_of_a_resnet_falls(splits):
-    stack = VmapEngine(METHODS["erm"], networks(1), splits, [0], [float("nan")])
+    stack = VmapEngine(RunBatch(METHODS["erm"], networks(1), splits, [0], [float("nan")]))
     measured = stack.train(TrainConfig("sgd", 0.01, 25, 40), (11, 12), {0, 40})
     assert measured[40]["loss_train"][0] < 0.8 * measured[0]["loss_train"][0]

@@ -13,7 +13,7 @@ from softadlib.data.synthetic import SYNTHETIC
 from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.results.schema import COLUMNS
-from softadlib.training.engines.base import TrainConfig
+from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 Sizes = tuple[int, int, int]
@@ -126,7 +126,8 @@ def linear_rows(
         knob = theta if get_method(method).knob else math.nan
         network = build("linear", (2,), 2, seed).to(dtype)
         settings = {"sigma": sigma, "scale": scale}
-        stack = VmapEngine(get_method(method), [network], splits, [0], [knob], settings)
+        batch = RunBatch(get_method(method), [network], splits, [0], [knob], settings)
+        stack = VmapEngine(batch)
         for epoch, measured in stack.train(recipe, [seed], range(0, epochs + 1, every)).items():
             facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob, "epoch": epoch}
             rows.append(facts | {name: values[0] for name, values in measured.items()})
@@ -166,8 +167,8 @@ def linear_sensitivity(
         for scale in scales:
             settings = {"sigma": torch.as_tensor(sigma), "scale": scale}
             own = range(len(chunk))
-            runs = VmapEngine(get_method(method), networks, splits, own, theta.tolist(), settings)
-            measured = runs.train(recipe, seeds, [epochs])[epochs]
+            batch = RunBatch(get_method(method), networks, splits, own, theta.tolist(), settings)
+            measured = VmapEngine(batch).train(recipe, seeds, [epochs])[epochs]
             facts = {"method": method, "scale": scale, "theta": theta, "sigma": sigma}
             facts |= {"repeat": [k for _, _, k in chunk]}
             frames.append(pd.DataFrame(facts | {m: measured[m] for m in ("loss_test", "acc_test")}))

@@ -22,7 +22,7 @@ from softadlib.models import build
 from softadlib.results.folder import ResultFolder
 from softadlib.training.checkpoint import CheckpointStore, RunWriter
 from softadlib.training.device import numerics, pick_device
-from softadlib.training.engines.base import Keeper, Tick, no_tick
+from softadlib.training.engines.base import Keeper, RunBatch, Tick, no_tick
 from softadlib.training.engines.factory import make_engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run, check_batches
@@ -225,7 +225,7 @@ def by_last_layer(
             rest, own = (p[[trial]].to(x.device) for p in (without(chunks, i), held))
             some = Splits(x, data.y[index], rest, own, own, data.classes, data.dtype)
             layer = build("linear", some.shape, some.classes, seed).to(x.device, x.dtype)
-            engine = make_engine(get_method("erm"), [layer], some, [0], [math.nan])
+            engine = make_engine(RunBatch(get_method("erm"), [layer], some, [0], [math.nan]))
             engine.train(recipe, [seed], ())
             yield trial, held, _losses(_filled(layer, engine.state(0)), some, 0, own[0])
 

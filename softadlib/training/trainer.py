@@ -20,7 +20,7 @@ from softadlib.results.schema import MEASURES
 from softadlib.results.table import merge
 from softadlib.training.checkpoint import CheckpointStore, RunWriter
 from softadlib.training.device import free_memory, numerics, pick_device
-from softadlib.training.engines.base import Measured
+from softadlib.training.engines.base import Measured, RunBatch
 from softadlib.training.engines.factory import LAYOUTS, make_engine
 from softadlib.training.engines.mlp_cpu import links
 from softadlib.training.engines.streams import StreamEngine
@@ -76,17 +76,18 @@ class Trainer:
         """What trains `runs`."""
         method, protocol = self.method, self.protocol
         names = (*method.settings, *method.rule_settings)
-        return make_engine(
+        networks = {run.trial: self.network(run) for run in runs}  # runs of a trial begin alike
+        batch = RunBatch(
             method,
-            (self.network(r) for r in runs),
+            [networks[run.trial] for run in runs],
             splits or self.splits,
-            [r.trial for r in runs],
-            [r.knob for r in runs],
+            [run.trial for run in runs],
+            [run.knob for run in runs],
             {name: getattr(protocol, name) for name in names},
+            self.samples or {},
             bf16=protocol.precision == "bf16",
-            layout=layout,
-            samples=self.samples,
         )
+        return make_engine(batch, layout)
 
     def needs(self, runs: int = 1) -> MemoryEstimate:
         """The memory that `runs` of these need side by side."""

@@ -10,7 +10,7 @@ from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
 from softadlib.results.schema import MEASURES
-from softadlib.training.engines.base import TrainConfig
+from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 SMALL = partial(mlp, width=16, depth=2)
@@ -67,7 +67,7 @@ def stack(method, runs=range(8), dtype=torch.float64, knobs=None, **settings):
     knobs = knobs or [KNOBS[METHODS[method].knob][i] for i in runs]
     nets = networks(trials, dtype)
     own = {"settings": SETTINGS | settings, "samples": samples()}
-    return VmapEngine(METHODS[method], nets, splits(dtype), trials, knobs, **own)
+    return VmapEngine(RunBatch(METHODS[method], nets, splits(dtype), trials, knobs, **own))
 
 
 def state(made, run):

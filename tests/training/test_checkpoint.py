@@ -18,7 +18,7 @@ from softadlib.results.folder import ResultFolder
 from softadlib.results.schema import MEASURES
 from softadlib.training import auto_theta, checkpoint, heldout, trainer
 from softadlib.training.checkpoint import Checkpoint, packed, unpacked
-from softadlib.training.engines.base import Keeper, TrainConfig
+from softadlib.training.engines.base import Keeper, RunBatch, TrainConfig
 from softadlib.training.engines.cuda_graph import GraphedStep
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
@@ -61,7 +61,7 @@ def engine(name, method):
     trials = (0, 1, 1)[:runs]
     nets, data = networks(trials, torch.float32), splits(torch.float32)
     knobs = KNOBS[METHODS[method].knob][:runs]
-    return make(METHODS[method], nets, data, trials, knobs, SETTINGS, samples=samples())
+    return make(RunBatch(METHODS[method], nets, data, trials, knobs, SETTINGS, samples()))
 
 
 def cut_at(epochs):
@@ -379,7 +379,7 @@ def test_on_cuda_what_goes_on_is_bit_for_bit_too(name, recipe):
         data = splits(torch.float32).to("cuda", torch.float32)
         knobs = KNOBS["radius"][:runs]
         nets = networks(trials, torch.float32)
-        return make(METHODS["sam"], nets, data, trials, knobs, SETTINGS)
+        return make(RunBatch(METHODS["sam"], nets, data, trials, knobs, SETTINGS))
 
     expected, pocket = engine().train(recipe, SEEDS, measured), Pocket()
     with pytest.raises(Accident):

@@ -89,6 +89,7 @@ def test_on_cuda_graphs_and_lanes_give_the_cpus_numbers(method, recipe):
     from helpers.engines import KNOBS, SETTINGS, TRIALS, networks
 
     from softadlib.methods import METHODS
+    from softadlib.training.engines.base import RunBatch
     from softadlib.training.engines.streams import StreamEngine
     from softadlib.training.engines.vmap import VmapEngine
 
@@ -96,7 +97,7 @@ def test_on_cuda_graphs_and_lanes_give_the_cpus_numbers(method, recipe):
     expected = stack(method).train(recipe, SEEDS, {0, 10})
     for engine in (VmapEngine, StreamEngine):
         data = splits().to("cuda", torch.float64)
-        made = engine(METHODS[method], networks(TRIALS), data, TRIALS, knobs, SETTINGS)
+        made = engine(RunBatch(METHODS[method], networks(TRIALS), data, TRIALS, knobs, SETTINGS))
         got = made.train(recipe, SEEDS, {0, 10})
         for epoch in (0, 10):
             for name, values in expected[epoch].items():

@@ -31,7 +31,7 @@ from softadlib.methods import METHODS
 from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
 from softadlib.training.device import pick_device
-from softadlib.training.engines.base import TrainConfig, batches
+from softadlib.training.engines.base import RunBatch, TrainConfig, batches
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.workbook.bench import reference as oracle
 
@@ -71,7 +71,7 @@ def assert_is_plain(method, recipe, knobs, trials, model=SMALL, data=None, sigma
     per_run = {} if sigmas is None else {"sigma": torch.tensor(sigmas, dtype=torch.float64)}
     nets = networks(trials, model=model)
     own = {"settings": SETTINGS | settings | per_run, "samples": samples(n)}
-    made = VmapEngine(METHODS[method], nets, data, trials, knobs, **own)
+    made = VmapEngine(RunBatch(METHODS[method], nets, data, trials, knobs, **own))
     measured = made.train(recipe, SEEDS, {recipe.epochs})[recipe.epochs]
     for run, (trial, net) in enumerate(zip(trials, networks(trials, model=model))):
         orders = [
@@ -142,9 +142,8 @@ def test_linear_demonstration_ends_at_the_published_losses(method, loss):
     """The authors' stored train losses: Gaussian, θ = 0.25, 200 full-batch steps of SGD at 0.1."""
     seed = 22993514079364
     data = synthetic_splits("gaussian", [seed], 0.0, (100, 2, 2))
-    made = VmapEngine(
-        METHODS[method], [build("linear", (2,), 2, seed)], data, [0], [0.25], SETTINGS
-    )
+    network = build("linear", (2,), 2, seed)
+    made = VmapEngine(RunBatch(METHODS[method], [network], data, [0], [0.25], SETTINGS))
     measured = made.train(TrainConfig("sgd", 0.1, 100, 200), [seed], {200})
     assert measured[200]["loss_train"][0] == pytest.approx(loss, abs=1e-6)
 
@@ -189,9 +188,8 @@ def test_float32_runs_are_bit_identical_in_any_seat_of_8_16_and_24():
 
     def ends(chosen):
         trials, knobs = zip(*(runs[i] for i in chosen))
-        made = VmapEngine(
-            METHODS["softad"], [nets[t] for t in trials], data, trials, knobs, SETTINGS
-        )
+        own = [nets[t] for t in trials]
+        made = VmapEngine(RunBatch(METHODS["softad"], own, data, trials, knobs, SETTINGS))
         made.train(recipe, SEEDS, ())
         return {i: state(made, seat) for seat, i in enumerate(chosen)}
 
@@ -232,7 +230,8 @@ def test_epoch_0_is_before_any_step_and_measuring_changes_nothing():
 def test_networks_given_are_left_as_they_were():
     nets = networks(TRIALS)
     before = [copy.deepcopy(net.state_dict()) for net in nets]
-    VmapEngine(METHODS["erm"], nets, splits(), TRIALS, KNOBS[None]).train(SGD, SEEDS, ())
+    batch = RunBatch(METHODS["erm"], nets, splits(), TRIALS, KNOBS[None])
+    VmapEngine(batch).train(SGD, SEEDS, ())
     for net, old in zip(nets, before):
         assert identical(net.state_dict(), old)
         assert net.training

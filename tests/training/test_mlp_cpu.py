@@ -26,7 +26,7 @@ from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build, mlp
 from softadlib.results.schema import MEASURES
-from softadlib.training.engines.base import TrainConfig
+from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.factory import make_engine
 from softadlib.training.engines.mlp_cpu import (
     MLPEngine,
@@ -188,9 +188,10 @@ def assert_is_the_stack(method, recipe, network):
     for engine in (VmapEngine, MLPEngine):
         torch.manual_seed(1)
         nets = [NETWORKS[network]().double() for _ in range(3)]
-        made.append(
-            engine(METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], own, samples=samples())
+        batch = RunBatch(
+            METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], own, samples=samples()
         )
+        made.append(engine(batch))
     stack, chain = (m.train(recipe, SEEDS, {0, 5, 10}) for m in made)
     for run in range(3):
         assert_near(state(made[0], run), state(made[1], run))
@@ -205,7 +206,7 @@ def test_float32_runs_are_bit_identical_in_any_company_over_200_steps():
     def ends(runs):
         nets = [build("mlp4x500", (2,), 2, SEEDS[t]) for t, _ in runs]
         trials, knobs = zip(*runs)
-        made = make_engine(METHODS["softad"], nets, data, trials, knobs, SETTINGS)
+        made = make_engine(RunBatch(METHODS["softad"], nets, data, trials, knobs, SETTINGS))
         return made.train(recipe, SEEDS, {0, 100}), made
 
     runs = [(0, 0.1), (1, 0.3), (0, 0.5)]
@@ -223,7 +224,11 @@ def test_float32_runs_are_bit_identical_in_any_company_over_200_steps():
 def test_a_run_that_diverges_disturbs_no_other():
     data = synthetic_splits("gaussian", SEEDS, 0.0, (44, 30, 50)).to("cpu", torch.float32)
     made = [
-        MLPEngine(METHODS["sam"], [NETWORKS["mlp"]() for _ in r], data, [0] * len(r), r, SETTINGS)
+        MLPEngine(
+            RunBatch(
+                METHODS["sam"], [NETWORKS["mlp"]() for _ in r], data, [0] * len(r), r, SETTINGS
+            )
+        )
         for r in ((0.1, 1e30, 0.2), (0.2,))
     ]
     for name, p in made[1].params.items():
@@ -241,9 +246,10 @@ def test_lanes_are_stacks_of_one(method):
     for engine in (VmapEngine, StreamEngine):
         torch.manual_seed(1)
         nets = [NETWORKS["mlp"]().double() for _ in range(3)]
-        made.append(
-            engine(METHODS[method], nets, splits(), (0, 1, 0), knobs, SETTINGS, samples=samples())
+        batch = RunBatch(
+            METHODS[method], nets, splits(), (0, 1, 0), knobs, SETTINGS, samples=samples()
         )
+        made.append(engine(batch))
     ticks = []
     stack = made[0].train(SGD, SEEDS, {0, 10})
     lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=2, tick=ticks.append)
@@ -255,7 +261,7 @@ def test_lanes_are_stacks_of_one(method):
 def test_measuring_together_is_measuring_apart():
     torch.manual_seed(1)
     nets = [NETWORKS["mlp"]().double() for _ in range(4)]
-    made = VmapEngine(METHODS["erm"], nets, splits(), (0, 1, 1, 0), [math.nan] * 4)
+    made = VmapEngine(RunBatch(METHODS["erm"], nets, splits(), (0, 1, 1, 0), [math.nan] * 4))
     made.train(SGD, SEEDS, ())
     made.params["0.weight"][2] = math.nan
     made.skeleton.eval()

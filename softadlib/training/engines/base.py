@@ -1,15 +1,15 @@
 """How networks are stepped, whatever steps them: optimizer, order of samples, loop over epochs."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from softadlib.data.splits import Splits
+from softadlib.data.splits import Splits
+from softadlib.methods import Method
 
 Tick = Callable[[int], None]
 """Told how many runs have just finished an epoch."""
@@ -105,6 +105,58 @@ class TrainConfig:
         )
 
 
+@dataclass(frozen=True)
+class RunBatch:
+    """R runs of one method that one engine trains: what differs between them, and what they share."""
+
+    method: Method
+    networks: Sequence[nn.Module]
+    """(R,) modules of one architecture. Engines copy their values; runs may share a module."""
+    splits: Splits
+    """Data of all trials, on the device that trains."""
+    trial: Sequence[int]
+    """(R,): whose data each run sees."""
+    knob: Sequence[float]
+    """(R,): the method's swept value, NaN for a method without one."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the objective or the gradient rule. A tensor (R,) holds one value per run."""
+    samples: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the objective needs of every training sample, by name, (T, n)."""
+    bf16: bool = False
+    """Forward passes in bfloat16 where autocast allows; everything else keeps its precision."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the parts disagree, or where the method lacks a value of the samples."""
+        sizes = {len(self.networks), len(self.trial), len(self.knob)}
+        if len(sizes) > 1:
+            raise ValueError(f"networks, trial and knob must be as many; got {sorted(sizes)}")
+        for name in self.method.samples:
+            if name not in self.samples:
+                raise ValueError(f"{self.method.name} needs {name} of every training sample")
+
+    def __len__(self) -> int:
+        return len(self.trial)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the runs are trained."""
+        return self.splits.x.device
+
+    def single(self, run: int) -> "RunBatch":
+        """The batch of one run alone, with its own value of every setting."""
+        settings = {
+            name: value[run : run + 1] if isinstance(value, Tensor) else value
+            for name, value in self.settings.items()
+        }
+        return replace(
+            self,
+            networks=[self.networks[run]],
+            trial=[self.trial[run]],
+            knob=[self.knob[run]],
+            settings=settings,
+        )
+
+
 def batches(
     seeds: Sequence[int], epoch: int, n: int, size: int, device: torch.device | str = "cpu"
 ) -> Iterator[Tensor]:
@@ -123,7 +175,7 @@ class Engine:
     They have `splits`, `device`, a length, `measure`, `begin`, `state_dict` and `load_state_dict`.
     """
 
-    splits: "Splits"
+    splits: Splits
     device: torch.device
 
     def __len__(self) -> int:

@@ -23,6 +23,7 @@ from softadlib.training.engines.base import (
     Keeper,
     Measured,
     Row,
+    RunBatch,
     Tick,
     TrainConfig,
     batches,
@@ -212,8 +213,8 @@ def fuse_batchnorm(
 class MLPEngine(VmapEngine):
     """R multilayer perceptrons, each trained alone from the first epoch to the last."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, batch: RunBatch):
+        super().__init__(batch)
         found = links(self.skeleton)
         if found is None:
             raise ValueError("a Chain takes Linear, BatchNorm1d and ReLU in a row; use a Stack")

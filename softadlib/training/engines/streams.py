@@ -5,39 +5,23 @@ run keeps its ordinary kernels, captured as one graph, and the graphs of several
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from softadlib.data.splits import Splits
 from softadlib.functional.gradient_rules import Grads
-from softadlib.methods import Method
-from softadlib.training.engines.base import Engine, Row, State, TrainConfig
+from softadlib.training.engines.base import Engine, Row, RunBatch, State, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 
 class StreamEngine(Engine):
-    """Single-run stacks stepped in turn, each on its own stream. Arguments as `VmapEngine`'s."""
+    """Step R single runs in turn, each on its own stream."""
 
-    def __init__(
-        self,
-        method: Method,
-        networks: Iterable[nn.Module],
-        splits: Splits,
-        trial: Sequence[int],
-        knob: Sequence[float],
-        settings: dict[str, Any] | None = None,
-        bf16: bool = False,
-        samples: dict[str, Tensor] | None = None,
-    ):
-        self.splits, self.device = splits, splits.x.device
-        self.lanes = [
-            VmapEngine(method, [network], splits, [t], [v], settings, bf16, samples)
-            for network, t, v in zip(networks, trial, knob)
-        ]
+    def __init__(self, batch: RunBatch):
+        self.splits, self.device = batch.splits, batch.device
+        self.lanes = [VmapEngine(batch.single(run)) for run in range(len(batch))]
         on_cuda = self.device.type == "cuda"
         self.streams = [torch.cuda.Stream() for _ in self.lanes] if on_cuda else []
 

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from softadlib.data.splits import PARTS, Splits
+from softadlib.data.splits import PARTS
 from softadlib.functional.gradient_rules import Grads
-from softadlib.methods import Method
 from softadlib.results.schema import MEASURES
-from softadlib.training.engines.base import Engine, Row, State, TrainConfig, restore
+from softadlib.training.engines.base import Engine, Row, RunBatch, State, TrainConfig, restore
 from softadlib.training.engines.cuda_graph import GraphedStep
 from softadlib.training.evaluation import as_rows, evaluate, model_norm, sums
 from softadlib.training.memory import activations
@@ -33,44 +32,23 @@ GPU_BYTES = 2**31
 
 
 class VmapEngine(Engine):
-    """R networks of one architecture with their own weights, data, knob and objective.
+    """Train R networks of one architecture side by side, each with its own weights, data and knob."""
 
-    `networks`: R modules alike but for their values, taken one at a time. `trial` (R,): whose data
-    each one sees. `knob` (R,): θ or radius. `settings`: further arguments of the method's objective or gradient
-    rule; a tensor (R,) is one value per run, anything else is shared. `bf16`: forward passes in
-    bfloat16 where autocast allows, everything else as it is. `samples`: what the objective wants to
-    know of every training sample, by name, (T, n). Raises ValueError where one is missing.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        networks: Iterable[nn.Module],
-        splits: Splits,
-        trial: Sequence[int],
-        knob: Sequence[float],
-        settings: dict[str, Any] | None = None,
-        bf16: bool = False,
-        samples: dict[str, Tensor] | None = None,
-    ):
-        self.device = splits.x.device
-        self.method, self.splits, self.bf16 = method, splits, bf16
-        self.trial = torch.as_tensor(trial, device=self.device)
-        self._gather(networks)
+    def __init__(self, batch: RunBatch):
+        self.device, settings = batch.device, batch.settings
+        self.method, self.splits, self.bf16 = batch.method, batch.splits, batch.bf16
+        self.trial = torch.as_tensor(batch.trial, device=self.device)
+        self._gather(batch.networks)
         dtype = next(iter(self.params.values())).dtype
-        self.knob = torch.as_tensor(knob, dtype=dtype, device=self.device)
-        settings, samples = settings or {}, samples or {}
+        self.knob = torch.as_tensor(batch.knob, dtype=dtype, device=self.device)
         self.per_run = {k: v.to(self.device) for k, v in settings.items() if isinstance(v, Tensor)}
         self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
-        for name in method.samples:
-            if name not in samples:
-                raise ValueError(f"{method.name} needs {name} of every training sample")
-        self.samples = {k: samples[k].to(self.device, dtype) for k in method.samples}
+        self.samples = {k: batch.samples[k].to(self.device, dtype) for k in batch.method.samples}
         together = len(self) > 1
         self._update: Callable[..., Grads] = vmap(self._gradient) if together else self._alone
 
-    def _gather(self, networks: Iterable[nn.Module]) -> None:
-        """Copies of all values, stacked; never more than one network beside them."""
+    def _gather(self, networks: Sequence[nn.Module]) -> None:
+        """Copy the values of all networks into stacked tensors."""
         self.params: Grads = {}
         self.buffers: Grads = {}
         for run, network in enumerate(networks):
