@@ -1,6 +1,9 @@
-"""The one exception a person should read instead of a traceback."""
+"""Errors for people, and the checks of choices and numbers that raise them. Imports no torch."""
 
+import math
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
@@ -13,6 +16,68 @@ class MissingData(UserError):
 
 def choose(kind: str, value: object, choices: Iterable[object]) -> None:
     """Raise `UserError` unless `value` is one of `choices`."""
-    known = list(choices)
-    if value not in known:
-        raise UserError(f"{kind} {value!r} unknown; choose from {', '.join(map(str, known))}")
+    allowed = list(choices)
+    if value not in allowed:
+        raise UserError(f"{kind} {value!r} unknown; choose from {', '.join(map(str, allowed))}")
+
+
+def real(
+    name: str,
+    value: Any,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    """Return `value` as a float within low ≤ value ≤ high and above < value < below.
+
+    Takes plain numbers, numpy scalars and tensors of one element without gradient. Raises
+    `UserError` for anything else, NaN, infinity, booleans and strings.
+    """
+    number = _as_float(value)
+    if not (math.isfinite(number) and low <= number <= high and above < number < below):
+        trained = getattr(value, "requires_grad", False) is True
+        hint = f"; {name} cannot be learned: pass its value, {name}.item()" if trained else ""
+        wanted = _describe_range(low, high, above, below)
+        raise UserError(f"{name} must be {wanted}, got {_one_line(value)}{hint}")
+    return number
+
+
+def whole(name: str, value: Any, low: int) -> int:
+    """Return `value` as an int of at least `low`; raise `UserError` for anything else."""
+    try:
+        number = low - 1 if _is_bool(value) else operator.index(value)
+    except TypeError:
+        number = low - 1
+    if number < low:
+        raise UserError(f"{name} must be a whole number of at least {low}, got {_one_line(value)}")
+    return number
+
+
+def _as_float(value: Any) -> float:
+    """`value` as a float, NaN where it is no number or carries a gradient."""
+    if isinstance(value, (str, bytes)) or _is_bool(value) or getattr(value, "requires_grad", False):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan
+
+
+def _is_bool(value: Any) -> bool:
+    """Whether `value` is a boolean of Python, numpy or torch."""
+    return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+
+
+def _describe_range(low: float, high: float, above: float, below: float) -> str:
+    """The wanted range in words."""
+    ends = {"of at least": low, "above": above, "and at most": high, "and below": below}
+    bounds = [f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end)]
+    return f"a number {' '.join(bounds).removeprefix('and ')}" if bounds else "a finite number"
+
+
+def _one_line(value: Any, limit: int = 120) -> str:
+    """The repr of `value` on one line, cut at `limit` characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

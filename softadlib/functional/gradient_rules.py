@@ -6,28 +6,19 @@ and the method's knob; the knob and every number may be a 0-d tensor, one per ru
 "first" keeps those of the first pass, as most public implementations do.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from softadlib._validation import choose
+from softadlib.functional.reduction import check_number
 
 Grads = dict[str, Tensor]
 ASAM_VARIANTS = {"official": 1e-16, "davda54": 1e-12}
 """The two public ASAMs, and what each adds to the norm it divides by."""
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
-
-
-def number(name: str, value: float | Tensor, wanted: str, ok: Callable[[float], bool]) -> None:
-    """ValueError unless a plain number satisfies `ok`; the value of a tensor may be traced."""
-    if isinstance(value, Tensor):
-        return
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (plain and math.isfinite(value) and ok(value)):
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
 
 def global_norm(grads: Grads) -> Tensor:
@@ -73,7 +64,7 @@ def asam_perturb(
     moves. `radius` without a unit, `eta` in weight space. Kwon et al. (2021).
     """
     choose("variant", variant, ASAM_VARIANTS)
-    number("eta", eta, "a number of at least 0", lambda v: v >= 0)
+    check_number("eta", eta, low=0)
     if variant == "official":
         sizes = {
             n: p.abs() + eta if "weight" in n else torch.ones_like(p) for n, p in params.items()
@@ -135,7 +126,7 @@ def fdgr_gradient(
     takes over below a of 1e-4 or so. Karakida et al. (2023).
     """
     choose("scheme", scheme, FD_SCHEMES)
-    number("step_size", step_size, "a positive number", lambda v: v > 0)
+    check_number("step_size", step_size, above=0)
     track = bn_update == "both"
     grads = gradient(params)
     base, width = grads, step_size

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softadlib.functional.gradient_rules import number
-from softadlib.functional.reduction import check_losses, reduce
+from softadlib._validation import choose
+from softadlib.functional.reduction import check_losses, check_number, reduce
 
 SCALES = ("code", "text")
 LN2 = math.log(2)
@@ -117,9 +117,8 @@ def softad(
     >>> softad(torch.tensor([0.25, 1.75]), 1.0, reduction="none")
     tensor([1.2500, 1.2500])
     """
-    if scale not in SCALES:
-        raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
-    number("sigma", sigma, "a positive number", lambda v: v > 0)
+    choose("scale", scale, SCALES)
+    check_number("sigma", sigma, above=0)
     losses = check_losses(losses, theta)
     gap = losses - theta
     one = not isinstance(sigma, Tensor) and sigma == 1  # every kernel counts on small batches
@@ -199,9 +198,9 @@ def flood_levels(
     >>> flood_levels(torch.tensor([0.0, math.log(2)]), 0.5)  # −ln 1, −ln(½·½ + ½)
     tensor([-0.0000, 0.2877])
     """
-    number("gamma", gamma, "a number from 0 to 1", lambda v: 0 <= v <= 1)
-    number("alpha", alpha, "a finite number", lambda v: True)
-    number("beta", beta, "a finite number", lambda v: True)
+    check_number("gamma", gamma, low=0, high=1)
+    check_number("alpha", alpha)
+    check_number("beta", beta)
     losses = check_losses(aux_losses, gamma, per_sample=False, name="gamma")
     gamma = torch.as_tensor(gamma, dtype=losses.dtype, device=losses.device)
     return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from softadlib._validation import choose, real
+
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -28,8 +30,7 @@ def check_losses(
 
 def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean") -> Tensor:
     """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; ValueError for an unknown one."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction {reduction!r} unknown; choose from {', '.join(REDUCTIONS)}")
+    choose("reduction", reduction, REDUCTIONS)
     if reduction == "mean":
         if weights is None:
             return values.mean()
@@ -37,3 +38,22 @@ def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean
         weights = weights / weights.sum(dtype=values.dtype)
     values = values if weights is None else values * weights
     return values if reduction == "none" else values.sum()
+
+
+def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
+    """Raise `UserError` unless `value` lies within `bounds`, those of `_validation.real`.
+
+    A tensor's values are read on a CPU only, and not under `vmap`, `compile` or a trace, where
+    nothing can be read without a wait or an error.
+    """
+    if not isinstance(value, Tensor):
+        real(name, value, **bounds)
+        return
+    if value.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    try:
+        extremes = [v.item() for v in value.detach().aminmax()]
+    except RuntimeError:  # a batched, fake or proxy tensor has no value to read
+        return
+    for extreme in extremes:
+        real(name, extreme, **bounds)

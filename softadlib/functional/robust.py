@@ -9,8 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from softadlib.functional.gradient_rules import number
-from softadlib.functional.reduction import check_losses
+from softadlib.functional.reduction import check_losses, check_number
 
 
 def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -23,7 +22,7 @@ def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None)
     >>> cvar(torch.tensor([1.0, 4.0, 2.0, 3.0]), 0.5)
     tensor(3.5000)
     """
-    number("beta", beta, "a number of at least 0 and below 1", lambda v: 0 <= v < 1)
+    check_number("beta", beta, low=0, below=1)
     worst, each, before, total = _ranked(
         check_losses(losses, beta, per_sample=False, name="beta"), weights
     )
@@ -61,7 +60,7 @@ def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None =
     >>> chi2_dro(torch.tensor([1.0, 3.0]), 0.125)  # 2 + √(2·0.125·1)
     tensor(2.5000)
     """
-    number("radius", radius, "a number of at least 0", lambda v: v >= 0)
+    check_number("radius", radius, low=0)
     losses = check_losses(losses, radius, per_sample=False, name="radius")
     worst, each, before, n = _ranked(losses, weights)
     top = worst[0].detach()  # subtracted, so that losses which share the maximum are exactly 0
@@ -92,7 +91,7 @@ def tilted(losses: Tensor, t: float | Tensor, *, weights: Tensor | None = None) 
     >>> tilted(torch.tensor([0.0, math.log(3)]), 1.0)  # ln((1 + 3)/2)
     tensor(0.6931)
     """
-    number("t", t, "a finite number", lambda v: True)
+    check_number("t", t)
     losses = check_losses(losses, t, per_sample=False, name="t").flatten()
     t = torch.as_tensor(t, dtype=losses.dtype, device=losses.device)
     if weights is None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softadlib import functional as F
-from softadlib._arguments import levels, number
+from softadlib._validation import UserError, choose, real
 from softadlib.losses.base import Base, per_sample, samples, warn_if_distributed
 
 
@@ -40,10 +40,7 @@ class _OverBase(nn.Module):
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
-        if reduction not in F.REDUCTIONS:
-            raise ValueError(
-                f"reduction {reduction!r} unknown; choose from {', '.join(F.REDUCTIONS)}"
-            )
+        choose("reduction", reduction, F.REDUCTIONS)
         self.base, self.reduction = per_sample(base), reduction
 
     def extra_repr(self) -> str:
@@ -105,7 +102,7 @@ class ERM(Criterion):
 class _Thresholded(Criterion):
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
-        self.theta = number("theta", theta)
+        self.theta = real("theta", theta)
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"theta={self.theta:g}", super().extra_repr()]))
@@ -174,10 +171,9 @@ class SoftAD(_Thresholded):
         reduction: str = "mean",
     ):
         super().__init__(theta, base=base, reduction=reduction)
-        self.sigma = number("sigma", sigma, positive=True)
-        self.eta = number("eta", eta)
-        if scale not in F.SCALES:
-            raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(F.SCALES)}")
+        self.sigma = real("sigma", sigma, above=0)
+        self.eta = real("eta", eta)
+        choose("scale", scale, F.SCALES)
         self.scale = scale
         _warn_uncalibrated(self.theta, self.base, "SoftAD")
 
@@ -226,9 +222,9 @@ class AdaFlood(_OverBase):
         reduction: str = "mean",
     ):
         super().__init__(base, reduction=reduction)
-        ids, found = levels(theta)
+        ids, levels = _levels_by_index(theta)
         self.register_buffer("ids", ids)
-        self.register_buffer("theta", found)
+        self.register_buffer("theta", levels)
 
     def forward(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor:
         """Logits, targets and the samples' indices (n,), in whatever order → ()."""
@@ -255,3 +251,21 @@ class AdaFlood(_OverBase):
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"{len(self.ids)} levels", super().extra_repr()]))
+
+
+def _levels_by_index(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Tensor]:
+    """Indices (N,), ascending, and their levels (N,); ValueError for what cannot be levels."""
+    wanted = "theta must be a vector of finite levels or a mapping from index to level"
+    try:
+        keys = sorted(theta) if isinstance(theta, Mapping) else None
+        levels = torch.as_tensor(theta if keys is None else [float(theta[i]) for i in keys])
+        ids = torch.as_tensor(range(len(levels)) if keys is None else keys)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{wanted}, got {theta!r}") from error
+    if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
+        raise UserError(f"{wanted}, got {levels.dtype} of shape {tuple(levels.shape)}")
+    if ids.dtype != torch.int64:
+        raise UserError(f"{wanted}, got indices of {ids.dtype}")
+    if not levels.isfinite().all():
+        raise UserError(f"{wanted}, got {levels[~levels.isfinite()][0].item()}")
+    return ids, levels.detach().clone()

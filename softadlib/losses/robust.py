@@ -6,7 +6,7 @@ Raising a loss never lowers them and no sample gets a negative weight: they neve
 from torch import Tensor
 
 from softadlib import functional as F
-from softadlib._arguments import number
+from softadlib._validation import real
 from softadlib.losses.base import Base, classifies
 from softadlib.losses.flooding import Criterion
 
@@ -36,7 +36,7 @@ class CVaR(BatchCriterion):
 
     def __init__(self, beta: float, *, base: Base | None = None):
         super().__init__(base)
-        self.beta = number("beta", beta, low=0, below=1)
+        self.beta = real("beta", beta, low=0, below=1)
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.cvar(losses, self.beta, weights=weights)
@@ -58,7 +58,7 @@ class ChiSquareDRO(BatchCriterion):
 
     def __init__(self, radius: float, *, base: Base | None = None):
         super().__init__(base)
-        self.radius = number("radius", radius, low=0)
+        self.radius = real("radius", radius, low=0)
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.chi2_dro(losses, self.radius, weights=weights)
@@ -80,7 +80,7 @@ class Tilted(BatchCriterion):
 
     def __init__(self, t: float, *, base: Base | None = None):
         super().__init__(base)
-        self.t = number("t", t)
+        self.t = real("t", t)
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.tilted(losses, self.t, weights=weights)

@@ -8,8 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from softadlib import functional as F
-from softadlib._arguments import number
-from softadlib._validation import choose
+from softadlib._validation import choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
 from softadlib.optim.closure import BN_UPDATES as BN_UPDATES
 from softadlib.optim.closure import ClosureOptimizer, accept_class
@@ -69,7 +68,7 @@ class SAM(ClosureOptimizer):
     ):
         super().__init__(base, bn_update, model)
         self._sync_first(first_sync)
-        self.radius = number("radius", radius, low=0)
+        self.radius = real("radius", radius, low=0)
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
         return F.sam_gradient(gradient, params, self.radius, self.bn_update)
@@ -129,7 +128,7 @@ class ASAM(ClosureOptimizer):
             raise ValueError(
                 "variant='official' needs model=, to know which parameters are weights"
             )
-        self.radius, self.eta = number("radius", radius, low=0), number("eta", eta, low=0)
+        self.radius, self.eta = real("radius", radius, low=0), real("eta", eta, low=0)
         self.variant = variant
 
     def _names(self, params: list[Tensor]) -> list[str]:
@@ -195,7 +194,7 @@ class GNP(ClosureOptimizer):
     ):
         super().__init__(base, bn_update, model)
         choose("mixing", mixing, GNP_MIXINGS)
-        self.alpha, self.radius = number("alpha", alpha, low=0), number("radius", radius, low=0)
+        self.alpha, self.radius = real("alpha", alpha, low=0), real("radius", radius, low=0)
         self.mixing = mixing
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
@@ -250,8 +249,8 @@ class FDGR(ClosureOptimizer):
     ):
         super().__init__(base, bn_update, model)
         choose("scheme", scheme, FD_SCHEMES)
-        self.strength = number("strength", strength, low=0)
-        self.step_size = number("step_size", step_size, positive=True)
+        self.strength = real("strength", strength, low=0)
+        self.step_size = real("step_size", step_size, above=0)
         self.scheme = scheme
 
     def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:

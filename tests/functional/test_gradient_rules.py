@@ -416,8 +416,8 @@ def test_vmap_gives_every_run_its_own_gradient_norm_and_knob(name):
         (F.asam_gradient, {"eta": -0.1}, "eta must be a number of at least 0, got -0.1"),
         (F.gnp_gradient, {"mixing": True}, "mixing True unknown; choose from paper, official"),
         (F.fdgr_gradient, {"scheme": "backward"}, "scheme 'backward' unknown; choose from forward"),
-        (F.fdgr_gradient, {"step_size": 0.0}, "step_size must be a positive number, got 0.0"),
-        (F.fdgr_gradient, {"step_size": math.nan}, "step_size must be a positive number, got nan"),
+        (F.fdgr_gradient, {"step_size": 0.0}, "step_size must be a number above 0, got 0.0"),
+        (F.fdgr_gradient, {"step_size": math.nan}, "step_size must be a number above 0, got nan"),
     ],
 )
 def test_bad_settings_are_refused(rule, settings, words):

@@ -669,7 +669,7 @@ def test_bad_choices_are_refused_with_the_choices():
         ),
         (lambda: GNP(base, mixing="code"), "mixing 'code' unknown; choose from paper, official"),
         (lambda: FDGR(base, 0.1, scheme="backward"), "scheme 'backward' unknown; choose from"),
-        (lambda: FDGR(base, 0.1, 0.0), "step_size must be a positive number, got 0.0"),
+        (lambda: FDGR(base, 0.1, 0.0), "step_size must be a number above 0, got 0.0"),
         (lambda: ASAM(base), "variant='official' needs model="),
         (lambda: GNP(base, bn_update="first"), "bn_update='first' needs model="),
     ):
