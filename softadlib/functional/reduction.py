@@ -40,6 +40,11 @@ def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean
     return values if reduction == "none" else values.sum()
 
 
+def is_traced() -> bool:
+    """Whether the code runs once to be recorded, so that no look at a value may decide anything."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
     """Raise `UserError` unless `value` lies within `bounds`, those of `_validation.real`.
 
@@ -49,7 +54,7 @@ def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
     if not isinstance(value, Tensor):
         real(name, value, **bounds)
         return
-    if value.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if value.device.type != "cpu" or is_traced():
         return
     try:
         extremes = [v.item() for v in value.detach().aminmax()]
