@@ -1,6 +1,5 @@
 """What a protocol keeps beside its results for its own later use: found again by its fingerprint alone."""
 
-import contextlib
 import io
 import json
 import zipfile
@@ -22,32 +21,10 @@ class Drawers:
         """The folder."""
         raise NotImplementedError
 
-    def _checkpoint(self, name: str) -> Path:
-        return self.path / "checkpoints" / f"{self.fingerprint}-{name}.pt"
-
-    def checkpoints(self) -> dict[str, bytes]:
-        """Those of this protocol, by name."""
-        found = self.path.glob(f"checkpoints/{self.fingerprint}-*.pt")
-        names = [path.stem.removeprefix(f"{self.fingerprint}-") for path in sorted(found)]
-        contents = ((name, self.read_checkpoint(name)) for name in names)
-        return {name: content for name, content in contents if content is not None}
-
-    def read_checkpoint(self, name: str) -> bytes | None:
-        """The state of a training under way; None where there is none."""
-        try:
-            return self._checkpoint(name).read_bytes()
-        except OSError:
-            return None
-
-    def save_checkpoint(self, name: str, content: bytes) -> None:
-        """Keep it for whoever goes on."""
-        write(self._checkpoint(name), content)
-
-    def drop_checkpoint(self, name: str) -> None:
-        """It has served."""
-        with contextlib.suppress(OSError):
-            self._checkpoint(name).unlink(missing_ok=True)
-            self._checkpoint(name).parent.rmdir()  # stays where others lie
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints of trainings under way."""
+        return self.path / "checkpoints"
 
     def _held_out(self, label_noise: float, trial: int) -> Path:
         return self.path / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}.npz"

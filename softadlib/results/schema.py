@@ -1,4 +1,10 @@
-"""Names, order and types of the columns of the metrics table."""
+"""Names, order and types of the columns of the metrics table, and the key of a run. No tensors."""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEASURES = (
     "loss_train",
@@ -9,20 +15,32 @@ MEASURES = (
     "acc_test",
     "model_norm",
 )
-
-
 COLUMNS = ("dataset", "method", "trial", "knob", "epoch", *MEASURES)
-"""One row = one run at one epoch. `label_noise` joins them where it varies within a file."""
-
-
-RUN_KEY = ["label_noise", "trial", "knob"]
-"""What tells the runs of one dataset and method apart."""
-
-
+"""One row is one run at one epoch. `label_noise` joins the columns where it varies within a file."""
 ALL_COLUMNS = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
+RUN_KEY = ["label_noise", "trial", "knob"]
+"""Columns that tell the runs of one dataset and method apart."""
+ROW_ORDER = ["dataset", "method", *RUN_KEY, "epoch"]
+"""Columns by which a table is sorted; no two rows agree in all of them."""
+_OTHER_TYPES = {"dataset": "str", "method": "str", "trial": "int64", "epoch": "int64"}
+DTYPES = {column: _OTHER_TYPES.get(column, "float64") for column in ALL_COLUMNS}
+"""The pandas type of every column."""
 
 
-NAMES = ["dataset", "method"]
+class RunKey(NamedTuple):
+    """Identity of a run within one dataset and method."""
+
+    label_noise: float
+    trial: int
+    knob: float | None
+    """None for a method without a knob: in a table that is NaN, which equals nothing."""
+
+    @classmethod
+    def from_values(cls, label_noise: float, trial: int, knob: float) -> "RunKey":
+        """Make the key of one row of a table."""
+        return cls(label_noise, int(trial), None if math.isnan(knob) else knob)
 
 
-ROW_ORDER = [*NAMES, *RUN_KEY, "epoch"]
+def run_keys(rows: "pd.DataFrame") -> list[RunKey]:
+    """Return the key of every row."""
+    return [RunKey.from_values(*row) for row in rows[RUN_KEY].itertuples(index=False)]

@@ -12,12 +12,13 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.results import selection
-from softadlib.results.schema import ALL_COLUMNS, COLUMNS, NAMES, ROW_ORDER, RUN_KEY
+from softadlib.results.schema import ALL_COLUMNS, COLUMNS, DTYPES, ROW_ORDER, RUN_KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TAG = b"softad"
+NAMES = ["dataset", "method"]
 
 
 def pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
@@ -89,9 +90,7 @@ def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _dtype(column: str) -> str:
-    if column in NAMES:
-        return "str"
-    return "int64" if column in ("trial", "epoch") else "float64"
+    return DTYPES[column]
 
 
 def load(

@@ -7,6 +7,7 @@ validation logits, and the method is trained at it. Two trainings a trial instea
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,13 +16,13 @@ from softadlib._validation import UserError
 from softadlib.data.splits import Splits
 from softadlib.losses.threshold.suggest import RULE, Suggestion, suggest_theta
 from softadlib.results.folder import ResultFolder
-from softadlib.training.checkpoint import CheckpointStore, RunWriter
 from softadlib.training.device import numerics, pick_device
 from softadlib.training.executors.local import Executor
 from softadlib.training.heldout import AT_A_TIME, together, trained
 from softadlib.training.inputs import load_splits
-from softadlib.training.progress import silent
+from softadlib.training.progress import no_progress
 from softadlib.training.protocol import AUTO, Protocol, Run
+from softadlib.training.run_writer import RunWriter
 
 
 def resolve_auto(protocol: Protocol, runs: Sequence[Run], place: ResultFolder) -> tuple[Run, ...]:
@@ -42,12 +43,13 @@ def suggestions(
     trials: Sequence[int],
     place: ResultFolder | None = None,
     tick: Callable[[int], None] = lambda units: None,
-    shelf: CheckpointStore | None = None,
+    checkpoints: Path | None = None,
 ) -> dict[int, Suggestion]:
     """What `suggest_theta` makes of an ordinary run of each trial, its own certificate included.
 
-    `place` keeps them and is asked first, `shelf` keeps trainings under way; `tick` is told of the
-    epochs trained. Raises UserError for validation logits that cannot be used, as those of a diverged run.
+    `place` keeps them and is asked first. `checkpoints` is a folder for trainings under way.
+    `tick` is told of the epochs trained. Raises UserError for validation logits that cannot be
+    used, as those of a diverged run.
     """
     kept = {t: _read(place, label_noise, t) if place else None for t in trials}
     found = {t: suggestion for t, suggestion in kept.items() if suggestion is not None}
@@ -55,7 +57,9 @@ def suggestions(
     if missing:
         splits = load_splits(protocol, label_noise)
         with numerics(pick_device(protocol.device), protocol.precision):
-            desk = RunWriter(protocol, shelf=shelf or place)
+            desk = RunWriter(
+                protocol, directory=checkpoints or (place.checkpoints if place else None)
+            )
             ends = trained(protocol, label_noise, missing, splits, desk, tick=tick)
             for trial, network, data in ends:
                 found[trial] = _suggest(protocol, label_noise, trial, network, data)
@@ -109,9 +113,9 @@ def prepare(
         if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
     }
     here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
-    shelf = executor.shelf(place)
+    checkpoints = executor.checkpoints(place)
     tasks = [
-        (protocol, *some, keep, tick if here else silent, shelf)
+        (protocol, *some, keep, tick if here else no_progress, checkpoints)
         for some in together(lacking, executor.where)
     ]
     for noise, found in executor.map(_find, tasks):
@@ -128,9 +132,9 @@ def _find(
     trials: list[int],
     place: ResultFolder | None,
     tick: Callable[[int], None],
-    shelf: CheckpointStore,
+    checkpoints: Path | None,
 ) -> tuple[float, dict[int, Suggestion]]:
-    return noise, suggestions(protocol, noise, trials, place, tick, shelf)
+    return noise, suggestions(protocol, noise, trials, place, tick, checkpoints)
 
 
 def preserve_suggestions(

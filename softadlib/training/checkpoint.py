@@ -1,7 +1,10 @@
-"""Trainings under way as files: what `torch.save` makes of their state, believed only when whole.
+"""Checkpoints of trainings under way.
 
-Read by `torch.load(weights_only=True)` alone, which runs no code. A state is gone on from where
-everything that decides its bits is the same: protocol, runs, epochs measured, engine, device, torch.
+A checkpoint is what `torch.save` makes of the state, followed by the SHA-256 of that. It is read by
+`torch.load(weights_only=True)` alone, which runs no code. Its life: `RunWriter.checkpoint_for` opens it, an
+engine resumes from `.state` and calls `.save` as epochs end, and `RunWriter.flush` deletes it once
+the rows of its runs are stored. A state is used only where everything that decides the bits of the
+result is the same: protocol, runs, measured epochs, engine, device and torch.
 """
 
 import contextlib
@@ -9,169 +12,109 @@ import hashlib
 import io
 import json
 import time
-import typing
-from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from softadlib._validation import UserError
-from softadlib.results.table import merge
-from softadlib.training.device import device_name
-from softadlib.training.engines.base import Keeper, State
-from softadlib.training.protocol import Protocol, Run
+from softadlib._workspace import write
 
-SECONDS = 60.0
-"""Between two saves where the protocol names no number of epochs."""
-SHARE = 30
-"""Times as long as a save takes is waited for the next one at least, there."""
+State = dict[str, Any]
+"""Tensors, arrays, numbers and texts, in dicts and lists."""
+INTERVAL = 60.0
+"""Seconds between two saves where `checkpoint_every` is auto."""
 
 
-class CheckpointStore(typing.Protocol):
-    """Where states lie by name, and rows: a `place.ResultFolder`, or what stands for it on another machine."""
+class NullCheckpoint:
+    """A checkpoint that saves nothing and holds no earlier state."""
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the protocol whose states these are."""
-
-    def read_checkpoint(self, name: str) -> bytes | None:
-        """None where there is none."""
-
-    def save_checkpoint(self, name: str, content: bytes) -> None:
-        """Keep it for whoever goes on. Raises UserError."""
-
-    def drop_checkpoint(self, name: str) -> None:
-        """It has served."""
-
-    def save_part(self, rows: pd.DataFrame) -> None:
-        """Keep rows of runs that have ended."""
-
-
-class Checkpoint(Keeper):
-    """The file of one lot. `facts` must be alike for its state to be gone on from; `every` epochs."""
-
-    def __init__(
-        self, shelf: CheckpointStore, facts: dict[str, Any], epochs: int, every: int | str
-    ):
-        self.shelf, self.epochs, self.every = shelf, epochs, every
-        text = json.dumps(facts, sort_keys=True)
-        self.name = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.facts, self.pause, self.saved = json.loads(text), SECONDS, time.monotonic()
-        self.found = self._read()
+    state: State | None = None
+    """What an earlier call saved: `epoch`, `measured`, and the engine's own `state`."""
 
     def due(self, epoch: int) -> bool:
-        """Never at the start, nor at the end, whose rows are stored."""
-        if not 0 < epoch < self.epochs:
-            return False
-        if isinstance(self.every, str):  # auto
-            return time.monotonic() - self.saved >= self.pause
-        return epoch % self.every == 0
+        """Tell whether to save at the end of this epoch."""
+        return False
 
     def save(self, state: State) -> None:
-        """Whole or not at all; a disk that is full now may not be so when rows are stored."""
-        started = time.monotonic()
-        with contextlib.suppress(UserError):
-            self.shelf.save_checkpoint(self.name, packed({"facts": self.facts, **state}))
+        """Save the state at the end of an epoch."""
+
+    def clear(self) -> None:
+        """Delete this checkpoint."""
+
+
+NO_CHECKPOINT = NullCheckpoint()
+
+
+class Checkpoint(NullCheckpoint):
+    """The checkpoint file of one lot of runs.
+
+    Args:
+        directory: folder of the file.
+        fingerprint: of the protocol; the file's name begins with it.
+        facts: must be equal for an earlier state to be used. The file's name ends with their hash.
+        every: epochs between two saves, or "auto" for one a minute.
+    """
+
+    def __init__(self, directory: Path, fingerprint: str, facts: dict[str, Any], every: int | str):
+        text = json.dumps({"fingerprint": fingerprint, **facts}, sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.path = directory / f"{fingerprint}-{name}.pt"
+        self.facts, self.every = json.loads(text), every
         self.saved = time.monotonic()
-        self.pause = max(SECONDS, SHARE * (self.saved - started))
+        self.state = self._load()
 
-    def _read(self) -> State | None:
-        content = self.shelf.read_checkpoint(self.name)
-        state = None if content is None else unpacked(content)
-        return state if state and state.get("facts") == self.facts else None
+    def due(self, epoch: int) -> bool:
+        """Tell whether to save at the end of this epoch; never before the first one."""
+        if isinstance(self.every, str):  # auto
+            return epoch > 0 and time.monotonic() - self.saved >= INTERVAL
+        return epoch > 0 and epoch % self.every == 0
 
-    def drop(self) -> None:
-        self.shelf.drop_checkpoint(self.name)
+    def save(self, state: State) -> None:
+        """Replace the file. A failure is ignored: the rows are what matters, and may still fit."""
+        with contextlib.suppress(UserError):
+            write(self.path, serialize({"facts": self.facts, **state}))
+        self.saved = time.monotonic()
+
+    def _load(self) -> State | None:
+        """Read the file; None where there is none, or one that is damaged or of other facts."""
+        try:
+            state = deserialize(self.path.read_bytes())
+        except OSError:
+            return None
+        if state is None or state.get("facts") != self.facts:
+            return None
+        measured = tree_map(torch.Tensor.numpy, state.get("measured", {}))
+        return {**state, "measured": measured}
+
+    def clear(self) -> None:
+        """Delete the file, and its folder where that leaves none."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self.path.parent.rmdir()
 
 
-def packed(state: State) -> bytes:
-    """A file for `torch.load`, and the SHA-256 of it at the end."""
+def serialize(state: State) -> bytes:
+    """Return the bytes of a checkpoint: torch's own format, then its SHA-256."""
     content = io.BytesIO()
-    torch.save(state, content)
+    torch.save(
+        tree_map(lambda v: torch.from_numpy(v) if isinstance(v, np.ndarray) else v, state), content
+    )
     with content.getbuffer() as view:
         digest = hashlib.sha256(view).digest()
     content.write(digest)
     return content.getvalue()
 
 
-def unpacked(content: bytes) -> State | None:
-    """What `packed` was given; None for anything else."""
+def deserialize(content: bytes) -> State | None:
+    """Return the state in `content`; None unless it is whole. Arrays come back as tensors."""
     body, digest = content[:-32], content[-32:]
-    if hashlib.sha256(body).digest() != digest:
+    if hashlib.sha256(body).digest() != digest:  # torch.load would read a flipped bit silently
         return None
     try:
         state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except Exception:  # whatever is in there, the work can be done again
+    except Exception:  # a foreign file; its work can be done again
         return None
     return state if isinstance(state, dict) else None
-
-
-class RunWriter:
-    """Where the rows and the states of a sweep go: to `save`, and to `shelf` if there is one.
-
-    Rows of runs trained one by one wait a minute for each other, unless a number of epochs is named.
-    """
-
-    def __init__(
-        self,
-        protocol: Protocol,
-        save: Callable[[pd.DataFrame], object] = lambda rows: None,
-        shelf: CheckpointStore | None = None,
-    ):
-        self.protocol, self.save, self.shelf = protocol, save, shelf
-        self.waiting: list[tuple[pd.DataFrame, Keeper]] = []
-        self.notes: list[Keeper] = []
-        self.saved, self.resumed = time.monotonic(), 0
-
-    def keeper(
-        self,
-        runs: Sequence[Run],
-        engine: str,
-        device: torch.device,
-        eval_epochs: Collection[int] = (),
-        **more: str,
-    ) -> Keeper:
-        """Of a lot of runs; its state, if an earlier one was left. `more`: what else it depends on."""
-        facts = {
-            "runs": [r.key for r in runs],
-            "measured": sorted(eval_epochs),
-            "engine": engine,
-            **more,
-        }
-        made = self._keeper(device, facts)
-        self.resumed += made.found["epoch"] * len(runs) if made.found else 0
-        return made
-
-    def note(self, run: Run, device: torch.device, **what: str) -> Keeper:
-        """Of what came of one run, to be kept until more of its kind is together."""
-        self.notes.append(self._keeper(device, {"of": run.key, **what}))
-        return self.notes[-1]
-
-    def drop_notes(self) -> None:
-        """All that they were kept for is stored."""
-        while self.notes:
-            self.notes.pop().drop()
-
-    def _keeper(self, device: torch.device, facts: dict[str, Any]) -> Keeper:
-        every = self.protocol.checkpoint_every
-        if self.shelf is None or not every:
-            return Keeper()
-        where = {"device": device_name(device), "torch": torch.__version__}
-        facts = {"fingerprint": self.shelf.fingerprint, **facts, **where}
-        return Checkpoint(self.shelf, facts, self.protocol.epochs, every)
-
-    def put(self, rows: pd.DataFrame, keeper: Keeper) -> None:
-        """Take the rows of a lot that has ended."""
-        self.waiting.append((rows, keeper))
-        explicit = self.protocol.checkpoint_every not in ("auto", 0)
-        if explicit or time.monotonic() - self.saved > SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Store what waits; its states have served."""
-        if self.waiting:
-            self.save(merge([rows for rows, _ in self.waiting]))
-        for _, keeper in self.waiting:
-            keeper.drop()
-        self.waiting, self.saved = [], time.monotonic()

@@ -8,6 +8,7 @@ that the sample is in. Models are those after the last epoch, in evaluation mode
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,12 +21,14 @@ from softadlib.data.splits import Splits
 from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.results.folder import ResultFolder
-from softadlib.training.checkpoint import CheckpointStore, RunWriter
+from softadlib.training.checkpoint import NullCheckpoint
 from softadlib.training.device import numerics, pick_device
-from softadlib.training.engines.base import Keeper, RunBatch, Tick, no_tick
+from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.factory import make_engine
 from softadlib.training.inputs import load_splits
+from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run, check_batches
+from softadlib.training.run_writer import RunWriter
 from softadlib.training.trainer import Trainer, in_lots
 
 if TYPE_CHECKING:
@@ -52,7 +55,12 @@ def samples(
     known = {t: losses for t, losses in kept.items() if losses is not None}
     missing = [t for t in trials if t not in known]
     if missing:
-        known |= zip(missing, _find(protocol, noise, missing, place, place, no_tick)[2])
+        known |= zip(
+            missing,
+            _find(
+                protocol, noise, missing, place, place.checkpoints if place else None, no_progress
+            )[2],
+        )
     aux = np.full((protocol.trials, len(known[trials[0]])), np.nan)
     aux[trials] = [known[t] for t in trials]
     return {"aux": torch.from_numpy(aux)}
@@ -70,7 +78,7 @@ def prepare(
     runs: Sequence[Run],
     place: ResultFolder,
     executor: "Executor",
-    tick: Tick = no_tick,
+    tick: ProgressCallback = no_progress,
 ) -> int:
     """Find and keep what the method of `runs` wants to know of the samples of their trials.
 
@@ -82,7 +90,7 @@ def prepare(
     missing = {(r.label_noise, r.trial) for r in runs}
     missing = {m for m in missing if place.read_held_out(*m) is None}
     here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
-    more = (keep, executor.shelf(place), tick if here else no_tick)
+    more = (keep, executor.checkpoints(place), tick if here else no_progress)
     tasks = [(protocol, *some, *more) for some in together(missing, executor.where)]
     for noise, trials, losses in executor.map(_find, tasks):
         for trial, found in zip(trials, losses) if keep is None else ():
@@ -107,10 +115,10 @@ def _find(
     noise: float,
     trials: Sequence[int],
     place: ResultFolder | None,
-    shelf: CheckpointStore | None,
-    tick: Tick,
+    checkpoints: Path | None,
+    tick: ProgressCallback,
 ) -> tuple[float, Sequence[int], np.ndarray]:
-    desk = RunWriter(protocol, shelf=shelf)
+    desk = RunWriter(protocol, directory=checkpoints)
     losses = held_out(protocol, noise, trials, desk, tick)
     if place:
         for trial, found in zip(trials, losses):
@@ -124,7 +132,7 @@ def held_out(
     label_noise: float,
     trials: Sequence[int],
     desk: RunWriter | None = None,
-    tick: Tick = no_tick,
+    tick: ProgressCallback = no_progress,
 ) -> np.ndarray:
     """Loss of every training sample of `trials` under a model not trained on it, in nats: (T, n).
 
@@ -168,7 +176,7 @@ def by_folds(
     splits: Splits,
     folds: Sequence[Tensor],
     desk: RunWriter,
-    tick: Tick,
+    tick: ProgressCallback,
 ) -> Found:
     """A model per fold from the trial's initial weights, trained on the others; trials side by side."""
     device = pick_device(protocol.device)
@@ -184,10 +192,10 @@ def by_folds(
             run.trial: desk.note(run, device, losses=part) for run in ordinary(label_noise, trials)
         }
         for trial, note in notes.items():
-            if note.found:
+            if note.state:
                 tick(protocol.epochs)
-                yield trial, held, note.found["losses"].numpy()
-        left = [trial for trial, note in notes.items() if not note.found]
+                yield trial, held, note.state["losses"].numpy()
+        left = [trial for trial, note in notes.items() if not note.state]
         if not left:
             continue
         own = splits.train.gather(1, held)
@@ -208,7 +216,7 @@ def by_last_layer(
     splits: Splits,
     chunks: Sequence[Tensor],
     desk: RunWriter,
-    tick: Tick,
+    tick: ProgressCallback,
 ) -> Found:
     """One model on everything; per chunk its last layer anew, tuned for 25 epochs on the others.
 
@@ -242,7 +250,7 @@ def trained(
     splits: Splits,
     desk: RunWriter,
     part: str = "all",
-    tick: Tick = no_tick,
+    tick: ProgressCallback = no_progress,
 ) -> Iterator[tuple[int, nn.Module, Splits]]:
     """(trial, network, data) of each trial, by ERM and the protocol's recipe.
 
@@ -251,17 +259,19 @@ def trained(
     """
     sweep = Trainer(protocol, ordinary(label_noise, trials), splits)
 
-    def train(lot: list[Run], layout: str) -> tuple[list[tuple[int, nn.Module, Splits]], Keeper]:
+    def train(
+        lot: list[Run], layout: str
+    ) -> tuple[list[tuple[int, nn.Module, Splits]], NullCheckpoint]:
         engine = sweep.engine(lot, layout)
-        keeper = desk.keeper(lot, type(engine).__name__, sweep.device, trained_on=part)
-        engine.train(protocol.recipe, protocol.seeds, (), tick=tick, keeper=keeper)
+        checkpoint = desk.checkpoint_for(lot, type(engine).__name__, sweep.device, trained_on=part)
+        engine.train(protocol.recipe, protocol.seeds, (), progress=tick, checkpoint=checkpoint)
         networks = (sweep.network(run).to(sweep.device) for run in lot)
         made = (_filled(network, engine.state(i)) for i, network in enumerate(networks))
-        return [(run.trial, network, sweep.splits) for run, network in zip(lot, made)], keeper
+        return [(run.trial, network, sweep.splits) for run, network in zip(lot, made)], checkpoint
 
-    for made, keeper in in_lots(sweep, train):
+    for made, checkpoint in in_lots(sweep, train):
         yield from made
-        keeper.drop()
+        checkpoint.clear()
 
 
 def _filled(network: nn.Module, state: tuple[dict[str, Tensor], dict[str, Tensor]]) -> nn.Module:

@@ -19,6 +19,7 @@ from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_M
 from softadlib.methods import METHODS, get_method
 from softadlib.models import MODELS
 from softadlib.optim.sharpness import BN_UPDATES
+from softadlib.results.schema import RunKey
 from softadlib.results.selection import TIES
 from softadlib.training.engines.base import TrainConfig
 
@@ -53,9 +54,9 @@ class Run:
     """NaN for a method without a knob, and for θ that is yet to be suggested."""
 
     @property
-    def key(self) -> tuple[float, int, float | None]:
-        """Identity within a method; None stands for "no knob", since NaN equals nothing."""
-        return (self.label_noise, self.trial, None if math.isnan(self.knob) else self.knob)
+    def key(self) -> RunKey:
+        """Identity within a method."""
+        return RunKey.from_values(self.label_noise, self.trial, self.knob)
 
 
 def trial_seeds(n: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,11 +27,10 @@ from softadlib.results.folder import ResultFolder, claim, read_provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
-from softadlib.training.checkpoint import CheckpointStore
 from softadlib.training.device import pick_device
 from softadlib.training.executors import local as executors
 from softadlib.training.memory import Work, work
-from softadlib.training.progress import StudyProgress, Tick, silent
+from softadlib.training.progress import ProgressCallback, StudyProgress, no_progress
 from softadlib.training.protocol import AUTO, Protocol, Run
 from softadlib.training.trainer import train_runs
 
@@ -162,11 +162,13 @@ def _train_and_save(
     runs: list[Run],
     epochs: set[int],
     samples: dict[str, torch.Tensor] | None,
-    shelf: CheckpointStore,
-    tick: Tick,
+    keep: ResultFolder | None,
+    checkpoints: Path | None,
+    tick: ProgressCallback,
 ) -> pd.DataFrame:
     # Saved by whoever trained it, so that a death loses what was in flight and no more.
-    return train_runs(protocol, runs, epochs, tick, shelf.save_part, samples, shelf)
+    save = keep.save_part if keep else lambda rows: None
+    return train_runs(protocol, runs, epochs, tick, save, samples, checkpoints)
 
 
 def _pass(
@@ -174,18 +176,18 @@ def _pass(
     runs: Sequence[Run],
     epochs: set[int],
     executor: executors.Executor,
-    tick: Tick,
+    tick: ProgressCallback,
     on_rows: OnRows,
 ) -> list[pd.DataFrame]:
     units, here = study.protocol.epochs * study.gradients, executor.workers == 1 and executor.writes
-    shelf = executor.shelf(study.place)
-    hear = tick if here else silent
+    keep = study.place if executor.writes else None
+    more = (keep, executor.checkpoints(study.place), tick if here else no_progress)
     tasks = []
     for noise in study.protocol.label_noise:
         if some := [r for r in runs if r.label_noise == noise]:
             samples = heldout.samples(study.protocol, some, study.place)
             chunks = study.tasks(some, executor.workers)
-            tasks += [(study.told, task, epochs, samples, shelf, hear) for task in chunks]
+            tasks += [(study.told, task, epochs, samples, *more) for task in chunks]
     frames = []
     for rows in executor.map(_train_and_save, tasks):
         frames.append(rows)
@@ -203,7 +205,7 @@ def run(
     *,
     jobs: int = 1,
     resume: bool = True,
-    tick: Tick | None = None,
+    tick: ProgressCallback | None = None,
     executor: executors.Executor | None = None,
     trials: Collection[tuple[float, int]] | None = None,
     on_rows: OnRows | None = None,
@@ -223,7 +225,7 @@ def run(
     pair = (protocol.dataset, method)
     with claim(protocol.profile, [pair], shared=trials is not None):
         return _run(
-            protocol, study, resume, tick or silent, executor, on_rows or (lambda rows: None)
+            protocol, study, resume, tick or no_progress, executor, on_rows or (lambda rows: None)
         )
 
 
@@ -231,7 +233,7 @@ def _run(
     protocol: Protocol,
     study: Study,
     resume: bool,
-    tick: Tick,
+    tick: ProgressCallback,
     executor: executors.Executor,
     on_rows: OnRows,
 ) -> pd.DataFrame:
@@ -239,7 +241,12 @@ def _run(
     if not resume:
         place.clear()
         study.resolve()
-    progress = StudyProgress(study, tick, executor.writes, trials is None)
+    progress = StudyProgress(
+        study.units(),
+        protocol.epochs * study.gradients,
+        tick,
+        None if trials is not None else place.progress,
+    )
     ordinary = auto_theta.prepare(study.told, study.runs, place, executor, progress)
     study.resolve()
     rows, others = study.kept()
@@ -253,11 +260,11 @@ def _run(
     held_out = heldout.prepare(study.told, todo, place, executor, progress)
     expected, per_run = _replays_left(study, rows, todo), study.gradients * protocol.epochs
     left = (len(todo) + expected) * per_run + (ordinary + held_out) * protocol.epochs
-    progress.already(study.units() - left)
+    progress.add_done(study.units() - left)
     frames = _pass(study, todo, study.first_epochs, executor, progress, on_rows)
     rows = merge([rows, *frames])
     replays = study.missing(rows, study.selected(rows), study.replay_epochs)
-    progress.already((expected - len(replays)) * per_run)
+    progress.add_done((expected - len(replays)) * per_run)
     frames += (again := _pass(study, replays, study.replay_epochs, executor, progress, on_rows))
     replayed = merge(again)
     _check_replay(study, rows, replayed)
@@ -275,7 +282,7 @@ def _run(
             **({"runs_for_theta": ordinary} if ordinary else {}),
             **({"runs_for_samples": held_out} if held_out else {}),
             **({"epochs_resumed": resumed} if resumed else {}),
-            **progress.speed(trained, measured),
+            **_speed(study, progress, trained, measured),
         )
         earlier.append(session)
         if trials is not None:
@@ -284,8 +291,20 @@ def _run(
         place.finish(rows, provenance.describe(protocol, study.method, rows, earlier))
     elif trials is None:
         place.tidy()
-    progress.over()
+    progress.close()
     return rows
+
+
+def _speed(
+    study: Study, progress: StudyProgress, trained: float, measured: int
+) -> dict[str, float]:
+    """Runs per minute, and the floating-point operations of training and measuring per second."""
+    seconds, work = progress.seconds(), study.work
+    operations = trained * progress.units_per_run * work.unit + measured * work.measure
+    return {
+        "runs_per_minute": round(60 * trained / seconds, 2),
+        "gflops": round(operations / seconds / 1e9, 2),
+    }
 
 
 def _replays_left(study: Study, rows: pd.DataFrame, todo: Sequence[Run]) -> int:

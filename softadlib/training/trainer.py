@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
@@ -18,7 +19,6 @@ from softadlib.methods import method_of
 from softadlib.models import build
 from softadlib.results.schema import MEASURES
 from softadlib.results.table import merge
-from softadlib.training.checkpoint import CheckpointStore, RunWriter
 from softadlib.training.device import free_memory, numerics, pick_device
 from softadlib.training.engines.base import Measured, RunBatch
 from softadlib.training.engines.factory import LAYOUTS, make_engine
@@ -28,6 +28,7 @@ from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
 from softadlib.training.protocol import Protocol, Run
+from softadlib.training.run_writer import RunWriter
 
 MARGIN = 0.8
 """Share of the free memory that is spoken for; the rest is for fragments and for evaluation."""
@@ -152,7 +153,7 @@ class Trainer:
         recipe = dataclasses.replace(self.protocol.recipe, epochs=3)  # the first one prepares
         runs = [r for r, _ in zip(itertools.cycle(self.runs), range(size))]
         try:
-            self.engine(runs, layout, short).train(recipe, self.protocol.seeds, (), tick=stamp)
+            self.engine(runs, layout, short).train(recipe, self.protocol.seeds, (), progress=stamp)
         except torch.OutOfMemoryError:
             return float("inf")
         return (stamps[-1] - stamps[0]) / (2 * size * TIMED_BATCHES)
@@ -169,16 +170,16 @@ class Trainer:
         frames, desk = [], desk or RunWriter(self.protocol)
         for some in [[run] for run in runs] if self.device.type == "cpu" else [runs]:
             engine = self.engine(some, layout)
-            keeper = desk.keeper(some, type(engine).__name__, self.device, eval_epochs)
+            checkpoint = desk.checkpoint_for(some, type(engine).__name__, self.device, eval_epochs)
             measured = engine.train(
                 self.protocol.recipe,
                 self.protocol.seeds,
                 eval_epochs,
-                tick=lambda n: tick(n * self.method.gradients),
-                keeper=keeper,
+                progress=lambda n: tick(n * self.method.gradients),
+                checkpoint=checkpoint,
             )
             frames.append(self.table(some, measured))
-            desk.put(frames[-1], keeper)
+            desk.add(frames[-1], checkpoint)
         return merge(frames)
 
     def table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
@@ -207,16 +208,16 @@ def train_runs(
     tick: Callable[[int], None] = lambda units: None,
     save: Callable[[pd.DataFrame], object] = lambda rows: None,
     samples: dict[str, Tensor] | None = None,
-    shelf: CheckpointStore | None = None,
+    checkpoints: Path | None = None,
 ) -> pd.DataFrame:
     """Train runs of one method and label noise; one row per run and epoch asked.
 
     `save` is given the rows of each lot as it ends, and of a CPU's runs once a minute. A lot for
     which the memory turns out too small is halved. `samples` as `Trainer`'s; `auxiliary.samples`
-    makes them. `shelf` keeps what a training under way needs to be gone on with. `attrs["resumed"]`
+    makes them. `checkpoints` is the folder of those of runs under way. `attrs["resumed"]`
     of the rows: epochs of runs that were not trained here but gone on from.
     """
-    frames, desk = [], RunWriter(protocol, save, shelf)
+    frames, desk = [], RunWriter(protocol, save, checkpoints)
     with numerics(pick_device(protocol.device), protocol.precision):
         sweep = Trainer(protocol, runs, samples=samples)
         for rows in in_lots(sweep, lambda lot, how: sweep.rows(lot, how, eval_epochs, tick, desk)):

@@ -11,19 +11,21 @@ import torch
 from helpers.engines import KNOBS, SEEDS, SETTINGS, networks, samples, splits, stack
 from helpers.graphs import Recorded
 from helpers.workspace import TINY, make_home
+from torch.utils._pytree import tree_map
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
 from softadlib.results.folder import ResultFolder
 from softadlib.results.schema import MEASURES
-from softadlib.training import auto_theta, checkpoint, heldout, trainer
-from softadlib.training.checkpoint import Checkpoint, packed, unpacked
-from softadlib.training.engines.base import Keeper, RunBatch, TrainConfig
+from softadlib.training import auto_theta, checkpoint, heldout, run_writer, trainer
+from softadlib.training.checkpoint import Checkpoint, NullCheckpoint, deserialize, serialize
+from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.cuda_graph import GraphedStep
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.protocol import Protocol
+from softadlib.training.run_writer import RunWriter
 
 EPOCHS, EVERY, CUT = 10, 3, 8
 RECIPES = {
@@ -43,17 +45,23 @@ class Accident(BaseException):
     pass
 
 
-class Pocket(Keeper):
+def loaded(content):
+    """The state as a file gives it back: measures are arrays."""
+    state = deserialize(content)
+    return {**state, "measured": tree_map(torch.Tensor.numpy, state["measured"])}
+
+
+class Pocket(NullCheckpoint):
     """Keeps the last state as the bytes that a file would hold."""
 
     def __init__(self, content=None):
-        self.found, self.content = content and unpacked(content), content
+        self.state, self.content = content and loaded(content), content
 
     def due(self, epoch):
         return 0 < epoch < EPOCHS and epoch % EVERY == 0
 
     def save(self, state):
-        self.content = packed(state)
+        self.content = serialize(state)
 
 
 def engine(name, method):
@@ -90,9 +98,9 @@ def test_what_goes_on_ends_where_the_uninterrupted_ends_bit_for_bit(name, method
     if name == "chain":  # run after run: in the middle of the second
         done = EPOCHS + CUT
     with pytest.raises(Accident):
-        first.train(recipe, SEEDS, measured, tick=cut_at(done), keeper=pocket)
+        first.train(recipe, SEEDS, measured, progress=cut_at(done), checkpoint=pocket)
     resumed, ticks = Pocket(pocket.content), []
-    got = second.train(recipe, SEEDS, measured, tick=ticks.append, keeper=resumed)
+    got = second.train(recipe, SEEDS, measured, progress=ticks.append, checkpoint=resumed)
     assert list(got) == list(expected)
     for epoch in expected:
         for measure in MEASURES:
@@ -111,7 +119,7 @@ def test_a_captured_step_goes_on_with_its_own_tensors(monkeypatch):
     for recipe in RECIPES.values():
         made, whole = stack("softad"), stack("softad")
         made.begin(recipe)
-        saved = unpacked(packed(_after(whole, recipe, 3)))
+        saved = deserialize(serialize(_after(whole, recipe, 3)))
         _after(made, recipe, 1)  # its optimizer has made its state
         tensors = {id(t) for s in made.optimizer.state.values() for t in s.values()}
         made.load_state_dict(saved)
@@ -156,7 +164,9 @@ def place(made):
 
 def train(made, tick=lambda units: None):
     runs, where = list(made.runs("softad")), place(made)
-    return trainer.train_runs(made, runs, {0, 5, 10}, tick, where.save_part, None, where)
+    return trainer.train_runs(
+        made, runs, {0, 5, 10}, tick, where.save_part, None, where.checkpoints
+    )
 
 
 def files(made):
@@ -190,7 +200,9 @@ def test_another_lots_state_is_not_ones_own(home):
     other = protocol(trials=1, lr=0.2)
     assert train(other).attrs["resumed"] == 0, "another protocol"
     one = made.runs("softad")[:1]
-    rows = trainer.train_runs(made, one, {10}, lambda n: None, lambda r: None, None, place(made))
+    rows = trainer.train_runs(
+        made, one, {10}, lambda n: None, lambda r: None, None, place(made).checkpoints
+    )
     assert rows.attrs["resumed"] == 0, "measured elsewhere"
     assert files(made) == [left], "neither used nor destroyed"
 
@@ -200,9 +212,9 @@ def test_a_state_of_another_machine_is_not_gone_on_from(home, monkeypatch, fact)
     made = protocol()
     with monkeypatch.context() as patch:
         if fact == "device":
-            patch.setattr(checkpoint, "device_name", lambda device: "another")
+            patch.setattr(run_writer, "device_name", lambda device: "another")
         else:
-            patch.setattr(checkpoint.torch, "__version__", "1.0")
+            patch.setattr(run_writer.torch, "__version__", "1.0")
         cut(made)
     assert train(made).attrs["resumed"] == 0
 
@@ -228,8 +240,8 @@ DAMAGE = {
     "cut at the end": lambda old: old[:-1],
     "garbage": lambda old: bytes(np.random.default_rng(1).bytes(5000)),
     "one bit": lambda old: old[:3000] + bytes([old[3000] ^ 1]) + old[3001:],
-    "foreign": lambda old: packed({"facts": {"another": "program"}, "state": {}}),
-    "no dict": lambda old: packed([1, 2, 3]),
+    "foreign": lambda old: serialize({"facts": {"another": "program"}, "state": {}}),
+    "no dict": lambda old: serialize([1, 2, 3]),
     "a pickle": lambda old: signed(pickle.dumps(Evil())),
     "a pickle inside": lambda old: signed(evil()),
 }
@@ -259,20 +271,18 @@ def test_stock_torch_reads_the_file_too(home):
     assert found["facts"]["fingerprint"] == made.fingerprint()
 
 
-def test_auto_waits_a_minute_and_longer_where_saving_is_slow(home, monkeypatch):
+def test_auto_waits_a_minute_between_two_saves(home, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     made = protocol()
-    kept = Checkpoint(place(made), {}, 1000, "auto")
+    kept = Checkpoint(place(made).checkpoints, made.fingerprint(), {}, "auto")
     assert [kept.due(e) for e in (0, 1, 999)] == [False] * 3
     now[0] += 61
-    assert [kept.due(e) for e in (0, 1, 1000)] == [False, True, False], "nor at start and end"
-    monkeypatch.setattr(
-        ResultFolder, "save_checkpoint", lambda *a: now.__setitem__(0, now[0] + 10.0)
-    )
+    assert [kept.due(e) for e in (0, 1)] == [False, True], "not before the first epoch"
+    monkeypatch.setattr(checkpoint, "write", lambda *a: now.__setitem__(0, now[0] + 10.0))
     kept.save({})
-    now[0] += 299
-    assert not kept.due(2), "ten seconds of saving for five minutes of work"
+    now[0] += 59
+    assert not kept.due(2), "counted from the end of the save"
     now[0] += 2
     assert kept.due(2)
 
@@ -291,10 +301,10 @@ def test_0_keeps_nothing_and_goes_on_from_nothing(home):
 def test_a_state_that_cannot_be_written_stops_nothing(home, monkeypatch):
     made = protocol()
 
-    def full(self, name, content):
+    def full(path, content):
         raise UserError("No space left on device")
 
-    monkeypatch.setattr(ResultFolder, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoint, "write", full)
     assert len(train(made)) == 3 * 4
 
 
@@ -336,7 +346,7 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     def find(kept=True, **more):
         made = protocol(**changes, **more)
         where = ResultFolder("tiny", "gaussian", "adaflood", made.fingerprint()) if kept else None
-        desk = checkpoint.RunWriter(made, shelf=where)
+        desk = RunWriter(made, directory=where and where.checkpoints)
         return lambda tick: heldout.held_out(made, 0.0, [0], desk, tick)
 
     whole, count = epochs_of(find(kept=False))
@@ -350,7 +360,7 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     made = protocol(**changes)
     where = ResultFolder("tiny", "gaussian", "adaflood", made.fingerprint())
     heldout.samples(made, made.runs("adaflood"), where)
-    assert not where.checkpoints(), "they have served"
+    assert not list(where.checkpoints.glob(f"{made.fingerprint()}-*")), "they have served"
     assert where.read_held_out(0.0, 0) is not None
 
 
@@ -383,8 +393,8 @@ def test_on_cuda_what_goes_on_is_bit_for_bit_too(name, recipe):
 
     expected, pocket = engine().train(recipe, SEEDS, measured), Pocket()
     with pytest.raises(Accident):
-        engine().train(recipe, SEEDS, measured, tick=cut_at(CUT * runs), keeper=pocket)
-    got = engine().train(recipe, SEEDS, measured, keeper=Pocket(pocket.content))
+        engine().train(recipe, SEEDS, measured, progress=cut_at(CUT * runs), checkpoint=pocket)
+    got = engine().train(recipe, SEEDS, measured, checkpoint=Pocket(pocket.content))
     for epoch in expected:
         for measure in MEASURES:
             np.testing.assert_array_equal(got[epoch][measure], expected[epoch][measure])

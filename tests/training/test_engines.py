@@ -216,7 +216,7 @@ def test_batches_are_fresh_permutations_by_seed_and_epoch_alone():
 def test_epoch_0_is_before_any_step_and_measuring_changes_nothing():
     every, last = stack("softad"), stack("softad")
     seen = []
-    measured = every.train(SGD, SEEDS, range(11), tick=seen.append)
+    measured = every.train(SGD, SEEDS, range(11), progress=seen.append)
     final = last.train(SGD, SEEDS, {10}, keep=3)
     assert seen == [8] * 10
     assert list(measured) == list(range(11))

@@ -252,7 +252,7 @@ def test_lanes_are_stacks_of_one(method):
         made.append(engine(batch))
     ticks = []
     stack = made[0].train(SGD, SEEDS, {0, 10})
-    lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=2, tick=ticks.append)
+    lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=2, progress=ticks.append)
     assert ticks == [2] * 10
     for name in MEASURES:
         np.testing.assert_allclose(lanes[10][name], stack[10][name][:2], rtol=1e-10)

@@ -14,10 +14,9 @@ import pytest
 from helpers.workspace import TINY, make_home, tree, write_notebook
 
 from softadlib._validation import UserError
-from softadlib.results.folder import ResultFolder, read_provenance
+from softadlib.results.folder import read_provenance
 from softadlib.training import checkpoint, study
 from softadlib.training.executors import ray as ray_executor
-from softadlib.training.executors import relay
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli
 
@@ -201,7 +200,7 @@ def test_a_task_whose_worker_dies_goes_on_from_its_last_epoch(home, address, mon
 def epoch_on_disk(home):
     """Of the state that came back, 0 while there is none."""
     states = (path.read_bytes() for path in (home / "outputs").rglob("checkpoints/*.pt"))
-    return max((checkpoint.unpacked(state)["epoch"] for state in states), default=0)
+    return max((checkpoint.deserialize(state)["epoch"] for state in states), default=0)
 
 
 def command(home, *argv):
@@ -261,41 +260,6 @@ def test_a_caller_that_ends_leaves_no_task_and_what_it_wrote_is_gone_on_from(
     assert epochs_resumed(home) == [39]
     study.run(tiny(), "softad")
     same_as_plain(home)
-
-
-def test_states_and_rows_come_by_post_and_a_lost_box_stops_nothing(home, address):
-    import ray
-
-    box = relay.open_box()
-    place, other = (ResultFolder("tiny", "gaussian", m, "f1") for m in ("softad", "sam"))
-    place.save_checkpoint("old", b"there already")
-    letters, others = relay.address(box, place), relay.address(box, other)
-    assert letters.read_checkpoint("old") == b"there already"
-    assert others.read_checkpoint("old") is None
-    letters.save_checkpoint("a", b"1")
-    letters.save_checkpoint("a", b"2")
-    letters.save_checkpoint("b", b"3")
-    letters.drop_checkpoint("old")
-    assert letters.read_checkpoint("a") == b"2", "before the caller has fetched it"
-    rows = study.run(tiny(epochs=2), "erm")
-    letters.save_part(rows)
-    relay.deliver(others, other)
-    assert not other.path.exists()
-    relay.deliver(letters, place)
-    assert place.checkpoints() == {"a": b"2", "b": b"3"}
-    pd.testing.assert_frame_equal(place.kept([0.0]), rows)
-    before = tree(home)
-    relay.deliver(letters, place)
-    assert tree(home) == before, "nothing has come since"
-
-    ray.kill(box)
-    with pytest.raises(UserError, match="the caller cannot be reached: ActorDiedError"):
-        letters.save_checkpoint("a", b"4")
-    letters.save_part(rows)
-    letters.drop_checkpoint("a")
-    assert letters.read_checkpoint("a") is None
-    relay.deliver(letters, place)
-    assert tree(home) == before
 
 
 def test_notebooks_are_executed_on_nodes_and_written_here(home, plain, address, capsys):

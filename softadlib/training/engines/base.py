@@ -10,61 +10,13 @@ from torch import Tensor, nn
 
 from softadlib.data.splits import Splits
 from softadlib.methods import Method
-
-Tick = Callable[[int], None]
-"""Told how many runs have just finished an epoch."""
-
-
-def no_tick(runs: int) -> None:
-    """For whoever does not watch."""
-
+from softadlib.training.checkpoint import NO_CHECKPOINT, NullCheckpoint, State
+from softadlib.training.progress import ProgressCallback, no_progress
 
 Row = dict[str, np.ndarray]
 """{measure: (R,)} of one epoch."""
-Saved = dict[int, dict[str, Tensor]]
-"""As `Measured`, in tensors."""
-State = dict[str, Any]
-"""Tensors, numbers and texts, in dicts and lists: what `torch.load(weights_only=True)` reads."""
 Measured = dict[int, Row]
 """{epoch: {measure: (R,)}}."""
-
-
-class Keeper:
-    """Where a training leaves its state between epochs, and what an earlier one left; this one forgets.
-
-    The orders of samples are functions of (seed, epoch): no generator's state is among it.
-    """
-
-    found: State | None = None
-
-    def due(self, epoch: int) -> bool:
-        """Whether to save at the end of this epoch."""
-        return False
-
-    def save(self, state: State) -> None:
-        """Keep the state of the end of an epoch."""
-
-    def drop(self) -> None:
-        """What was to come of it is stored: nobody goes on from here."""
-
-
-FORGETFUL = Keeper()
-
-
-def to_tensors(measured: Measured) -> Saved:
-    """Measures as tensors, to the bit."""
-    return {
-        epoch: {name: torch.from_numpy(values) for name, values in row.items()}
-        for epoch, row in measured.items()
-    }
-
-
-def from_tensors(state: Saved) -> Measured:
-    """What `to_tensors` was given."""
-    return {
-        epoch: {name: values.numpy() for name, values in row.items()}
-        for epoch, row in state.items()
-    }
 
 
 def restore(optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -205,28 +157,27 @@ class Engine:
         eval_epochs: Collection[int],
         *,
         keep: int | None = None,
-        tick: Tick = no_tick,
-        keeper: Keeper = FORGETFUL,
+        progress: ProgressCallback = no_progress,
+        checkpoint: NullCheckpoint = NO_CHECKPOINT,
     ) -> Measured:
         """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
 
-        `seeds` (T,): one shuffling seed per trial. `keeper` is asked for an earlier state to go on
-        from and given new ones. Returns {epoch: {measure: (keep,)}}.
+        `seeds` (T,): one shuffling seed per trial. Resumes from the state of
+        `checkpoint` and saves new ones there. Returns {epoch: {measure: (keep,)}}.
         """
         run_epoch, first = self.begin(recipe), 0
         measured: Measured = {}
         n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
-        if found := keeper.found:
-            self.load_state_dict(found["state"])
-            measured, first = from_tensors(found["measured"]), found["epoch"] + 1
-            tick(len(kept) * found["epoch"])
+        if earlier := checkpoint.state:
+            self.load_state_dict(earlier["state"])
+            measured, first = earlier["measured"], earlier["epoch"] + 1
+            progress(len(kept) * earlier["epoch"])
         for epoch in range(first, recipe.epochs + 1):
             if epoch:
                 run_epoch(batches(seeds, epoch, n, recipe.batch_size, self.device))
-                tick(len(kept))
+                progress(len(kept))
             if epoch in eval_epochs:
                 measured[epoch] = self.measure(kept)
-            if keeper.due(epoch):
-                rows = to_tensors(measured)
-                keeper.save({"epoch": epoch, "measured": rows, "state": self.state_dict()})
+            if epoch < recipe.epochs and checkpoint.due(epoch):
+                checkpoint.save({"epoch": epoch, "measured": measured, "state": self.state_dict()})
         return measured

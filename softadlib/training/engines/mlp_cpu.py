@@ -18,20 +18,10 @@ import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from softadlib.functional import WEIGHTS, Grads
-from softadlib.training.engines.base import (
-    FORGETFUL,
-    Keeper,
-    Measured,
-    Row,
-    RunBatch,
-    Tick,
-    TrainConfig,
-    batches,
-    from_tensors,
-    no_tick,
-    to_tensors,
-)
+from softadlib.training.checkpoint import NO_CHECKPOINT, NullCheckpoint
+from softadlib.training.engines.base import Measured, Row, RunBatch, TrainConfig, batches
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.progress import ProgressCallback, no_progress
 
 PACKED_BELOW = 2**14
 """Entries from which a parameter is stepped as it is."""
@@ -281,29 +271,29 @@ class MLPEngine(VmapEngine):
         eval_epochs: Collection[int],
         *,
         keep: int | None = None,
-        tick: Tick = no_tick,
-        keeper: Keeper = FORGETFUL,
+        progress: ProgressCallback = no_progress,
+        checkpoint: NullCheckpoint = NO_CHECKPOINT,
     ) -> Measured:
-        n, found = self.splits.train.shape[1], keeper.found or {"run": 0, "measured": {}}
+        n, found = self.splits.train.shape[1], checkpoint.state or {"run": 0, "measured": {}}
         rows: dict[int, list[Row]] = {epoch: [] for epoch in sorted(eval_epochs)}
-        for epoch, row in from_tensors(found["measured"]).items():
+        for epoch, row in found["measured"].items():
             rows[epoch].append(row)
         for run in range(found["run"], len(self) if keep is None else keep):
             step, seed, first = self._stepper(run, recipe), seeds[int(self.trial[run])], 0
-            if keeper.found and run == found["run"]:
+            if checkpoint.state and run == found["run"]:
                 self.load_state_dict(found["state"])
                 first = found["epoch"] + 1
-                tick(run * recipe.epochs + found["epoch"])
+                progress(run * recipe.epochs + found["epoch"])
             for epoch in range(first, recipe.epochs + 1):
                 order = batches([seed], epoch, n, recipe.batch_size) if epoch else ()
                 for (positions,) in order:
                     step(positions)
                 if epoch in rows:
                     rows[epoch].append(self.measure([run]))
-                tick(1 if epoch else 0)
-                if keeper.due(epoch):
-                    where = {"run": run, "epoch": epoch, "measured": to_tensors(_joined(rows))}
-                    keeper.save({**where, "state": self.state_dict()})
+                progress(1 if epoch else 0)
+                if epoch < recipe.epochs and checkpoint.due(epoch):
+                    where = {"run": run, "epoch": epoch, "measured": _joined(rows)}
+                    checkpoint.save({**where, "state": self.state_dict()})
         return _joined(rows)
 
 

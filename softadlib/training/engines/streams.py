@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from softadlib.functional.gradient_rules import Grads
-from softadlib.training.engines.base import Engine, Row, RunBatch, State, TrainConfig
+from softadlib.training.checkpoint import State
+from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map
 from softadlib.data.splits import PARTS
 from softadlib.functional.gradient_rules import Grads
 from softadlib.results.schema import MEASURES
-from softadlib.training.engines.base import Engine, Row, RunBatch, State, TrainConfig, restore
+from softadlib.training.checkpoint import State
+from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig, restore
 from softadlib.training.engines.cuda_graph import GraphedStep
 from softadlib.training.evaluation import as_rows, evaluate, model_norm, sums
 from softadlib.training.memory import activations

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from softadlib import _workspace
 from softadlib.data import images
 from softadlib.results.folder import ResultFolder
-from softadlib.training.checkpoint import CheckpointStore
 from softadlib.training.device import machine
 from softadlib.training.executors import processes
 
@@ -25,8 +25,8 @@ class Executor(Protocol):
     writes: bool
     """Whether those who do the tasks can write this `outputs/`; otherwise the caller does."""
 
-    def shelf(self, place: ResultFolder) -> CheckpointStore:
-        """For the states of tasks under way, to be handed to those who do them; it ends up in `place`."""
+    def checkpoints(self, place: ResultFolder) -> Path | None:
+        """The folder of the checkpoints of tasks under way; None where they keep none."""
 
     def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
         """`function(*task)` of every task, as each is done."""
@@ -43,9 +43,9 @@ class SerialExecutor:
     def __init__(self, where: torch.device, workers: int = 1):
         self.where, self.workers = where, workers
 
-    def shelf(self, place: ResultFolder) -> CheckpointStore:
-        """The folder itself."""
-        return place
+    def checkpoints(self, place: ResultFolder) -> Path | None:
+        """The one in the folder itself."""
+        return place.checkpoints
 
     def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
         """One by one."""

@@ -27,8 +27,7 @@ from softadlib.data import images
 from softadlib.results.folder import ResultFolder
 from softadlib.training import study
 from softadlib.training.device import machine
-from softadlib.training.executors import relay
-from softadlib.training.progress import Tick, silent
+from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol
 
 Result = TypeVar("Result")
@@ -57,8 +56,6 @@ class RayCluster:
                 raise UserError(f"{name} above 1 must be whole, got {value}")
         self.address, self.cpus, self.gpus = address, 1.0 if cpus is None else cpus, gpus
         self.stopped = threading.Event()
-        self.box: Any = None
-        self.opening = threading.Lock()
 
     def __enter__(self) -> "RayCluster":
         try:
@@ -93,21 +90,12 @@ class RayCluster:
         import ray
 
         self.stopped.set()
-        if self.box is not None:
-            with contextlib.suppress(Exception):  # the cluster may be gone
-                ray.kill(self.box)
         if self.mine:
             ray.shutdown()
 
     def device(self, protocol: Protocol) -> torch.device:
         """What a protocol's tasks will run on. Raises UserError where no node has it."""
         return self.executor(protocol).where
-
-    def letters(self, place: ResultFolder) -> relay.Letters:
-        """Between the tasks of `place` and this process; one box for all."""
-        with self.opening:
-            self.box = self.box or relay.open_box()
-        return relay.address(self.box, place)
 
     def executor(self, protocol: Protocol) -> "RayExecutor":
         """For the tasks of one study."""
@@ -149,12 +137,10 @@ class RayExecutor:
         self.where = torch.device("cuda" if self.gpus else "cpu")
         self.workers = cluster.workers(self.gpus)
         self.machines: Counter[tuple] = Counter()
-        self.mail: tuple[relay.Letters, ResultFolder] | None = None
 
-    def shelf(self, place: ResultFolder) -> relay.Letters:
-        """Letters to this process, which writes what has come while it waits in `map`."""
-        self.mail = self.cluster.letters(place), place
-        return self.mail[0]
+    def checkpoints(self, place: ResultFolder) -> Path | None:
+        """None: no disk is shared."""
+        return None
 
     def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
         """`function(*task)` as each ends. One whose worker dies is done once more, the others go on.
@@ -180,8 +166,6 @@ class RayExecutor:
                 if not under_way:
                     break
                 done, under_way = ray.wait(under_way, timeout=1)
-                if self.mail:
-                    relay.deliver(*self.mail)
                 for one in done:
                     try:
                         result, machine = ray.get(one)
@@ -235,7 +219,7 @@ def train(
     cluster: RayCluster,
     *,
     resume: bool = True,
-    tick: Tick = silent,
+    tick: ProgressCallback = no_progress,
 ) -> dict[tuple[str, str], str]:
     """Every study at once, each waiting in a thread of its own; what went wrong by (dataset, method)."""
     lock, errors = threading.Lock(), {}

@@ -13,8 +13,8 @@ from softadlib import _workspace
 from softadlib.results import locks
 from softadlib.results.folder import claim
 from softadlib.training.executors import processes
-from softadlib.training.progress import ProgressBar
 from softadlib.workbook.notebooks.plan import Plan, Task, figure_tasks, silence_papermill
+from softadlib.workbook.notebooks.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster

@@ -1,0 +1,85 @@
+"""The writer of the rows of runs that have ended, and of the checkpoints of runs under way."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from softadlib.results.table import merge
+from softadlib.training.checkpoint import INTERVAL, Checkpoint, NullCheckpoint
+from softadlib.training.device import device_name
+from softadlib.training.protocol import Protocol, Run
+
+
+class RunWriter:
+    """Stores the rows of runs as they end, and hands out checkpoints for those under way.
+
+    Rows of runs trained one by one wait a minute for each other, unless `checkpoint_every` names a
+    number of epochs.
+
+    Args:
+        protocol: of the runs.
+        save: called with rows to store.
+        directory: folder of the checkpoints; None makes none.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        save: Callable[[pd.DataFrame], object] = lambda rows: None,
+        directory: Path | None = None,
+    ):
+        self.protocol, self.save, self.directory = protocol, save, directory
+        self.waiting: list[tuple[pd.DataFrame, NullCheckpoint]] = []
+        self.notes: list[NullCheckpoint] = []
+        self.saved, self.resumed = time.monotonic(), 0
+
+    def checkpoint_for(
+        self,
+        runs: Sequence[Run],
+        engine: str,
+        device: torch.device,
+        eval_epochs: Collection[int] = (),
+        **facts: str,
+    ) -> NullCheckpoint:
+        """Open the checkpoint of a lot of runs; `facts` name what else its bits depend on."""
+        lot = {"runs": [run.key for run in runs], "measured": sorted(eval_epochs)}
+        checkpoint = self._open(device, {**lot, "engine": engine, **facts})
+        if checkpoint.state:
+            self.resumed += checkpoint.state["epoch"] * len(runs)
+        return checkpoint
+
+    def note(self, run: Run, device: torch.device, **facts: str) -> NullCheckpoint:
+        """Open a checkpoint for the result of one run, kept until all of its kind are there."""
+        self.notes.append(self._open(device, {"of": run.key, **facts}))
+        return self.notes[-1]
+
+    def drop_notes(self) -> None:
+        """Delete the notes: what they were kept for is stored."""
+        while self.notes:
+            self.notes.pop().clear()
+
+    def _open(self, device: torch.device, facts: dict[str, Any]) -> NullCheckpoint:
+        every = self.protocol.checkpoint_every
+        if self.directory is None or not every:
+            return NullCheckpoint()
+        facts |= {"device": device_name(device), "torch": torch.__version__}
+        return Checkpoint(self.directory, self.protocol.fingerprint(), facts, every)
+
+    def add(self, rows: pd.DataFrame, checkpoint: NullCheckpoint) -> None:
+        """Take the rows of a lot that has ended."""
+        self.waiting.append((rows, checkpoint))
+        explicit = self.protocol.checkpoint_every not in ("auto", 0)
+        if explicit or time.monotonic() - self.saved > INTERVAL:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store the rows that wait, then delete the checkpoints that they replace."""
+        if self.waiting:
+            self.save(merge([rows for rows, _ in self.waiting]))
+        for _, checkpoint in self.waiting:
+            checkpoint.clear()
+        self.waiting, self.saved = [], time.monotonic()
