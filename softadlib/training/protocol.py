@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -283,6 +283,12 @@ class Protocol:
     def methods(self) -> tuple[str, ...]:
         """ERM and every method with a grid, in the registry's order."""
         return tuple(m for m in METHODS if m == "erm" or m in self.grids)
+
+    def select_methods(self, names: Sequence[str] | None = None) -> list[str]:
+        """Return the protocol's methods, all or those named, in its order. Raises UserError."""
+        for name in names or ():
+            choose(f"method for {self.dataset} in profile {self.profile}", name, self.methods)
+        return [m for m in self.methods if names is None or m in names]
 
     @property
     def recipe(self) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""What `softad run` and `softad train` share: which runs, and who does them."""
+"""Options that several commands share, and what they mean."""
 
 import argparse
 import os
@@ -9,45 +9,82 @@ from softadlib._validation import UserError, choose
 
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster
+    from softadlib.training.protocol import Protocol
+    from softadlib.workbook.prepare import Selection
 
-    pass
 
-
-def sweep(sub: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    sub.add_argument(
-        "--dataset", action="append", metavar="D", help="this dataset only (repeatable)"
+def add_selection(command: argparse.ArgumentParser) -> None:
+    """Add the options that say which part of a profile is meant."""
+    command.add_argument(
+        "--dataset", action="append", metavar="D", help="only this dataset (repeatable, or D1,D2)"
     )
-    sub.add_argument("--method", action="append", metavar="M", help="this method only (repeatable)")
-    sub.add_argument(
+    command.add_argument(
+        "--method", action="append", metavar="M", help="only this method (repeatable, or M1,M2)"
+    )
+    command.add_argument(
         "-p",
+        "--parameter",
         dest="parameters",
         nargs=2,
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="override one parameter of params/, VALUE as YAML",
+        help="change one parameter of the profile, VALUE as YAML; softad show PROFILE lists them",
     )
-    sub.add_argument(
+
+
+def add_execution(command: argparse.ArgumentParser) -> None:
+    """Add the options that say where the work is done, and whether."""
+    command.add_argument(
+        "--as",
+        dest="new_profile",
+        metavar="NAME",
+        help="keep the changed parameters as profile NAME, with results of its own",
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="print what would be done, and do nothing"
+    )
+    command.add_argument(
         "-j",
         "--jobs",
         type=int,
         metavar="N",
         help="processes, one thread each (default: one per core on a CPU, else one)",
     )
-    sub.add_argument(
-        "--shard", metavar="i/N", help="train part i of N, for a call without to put together"
+    command.add_argument("--engine", default="joblib", help="joblib (this machine) or ray")
+    command.add_argument("--address", metavar="A", help="a running Ray cluster: auto, HOST:PORT")
+    command.add_argument("--cpus", type=float, metavar="C", help="CPUs per Ray task (default 1)")
+    command.add_argument(
+        "--gpus", type=float, metavar="G", help="GPUs per Ray task, as 0.25 (default 1 if any)"
     )
-    sub.add_argument("--engine", default="joblib", help="joblib (this machine) or ray")
-    sub.add_argument("--address", metavar="A", help="of a running Ray cluster: auto, HOST:PORT")
-    sub.add_argument("--cpus", type=float, metavar="C", help="per task of Ray's (default 1)")
-    sub.add_argument(
-        "--gpus", type=float, metavar="G", help="per task of Ray's, as 0.25 (default 1 if any)"
+
+
+def split_names(values: Sequence[str] | None) -> list[str] | None:
+    """Return the names of a repeatable option whose values may be lists with commas."""
+    if values is None:
+        return None
+    return [name for value in values for name in value.split(",") if name]
+
+
+def selection(args: argparse.Namespace) -> "Selection":
+    """Return the selection that a command line asks for. Raises UserError."""
+    from softadlib.workbook.prepare import Selection, derive_profile
+
+    asked = Selection(
+        args.profile,
+        split_names(args.dataset),
+        split_names(args.method),
+        overrides(args.parameters),
+        getattr(args, "shard", None),
     )
+    name = getattr(args, "new_profile", None)
+    if name is None:
+        return asked
+    return derive_profile(asked, name, write=not args.dry_run)
 
 
 def overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Of `-p NAME VALUE` each; UserError for a value that is not YAML."""
+    """Read every `-p NAME VALUE`. Raises UserError for a value that is not YAML."""
     import yaml
 
     values = {}
@@ -59,44 +96,25 @@ def overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     return values
 
 
-def jobs(value: int | None, protocols: Mapping) -> int:
-    """As asked; else one per core where the CPU trains, and one where the processes would share a GPU."""
+def jobs(value: int | None, protocols: Mapping[str, "Protocol"]) -> int:
+    """Return the number asked for; else one per core on a CPU, and one where a GPU is shared."""
     from softadlib.training.device import pick_device
 
     if value is None:
         devices = {pick_device(p.device).type for p in protocols.values()}
         return (os.cpu_count() or 1) if devices == {"cpu"} else 1
-    if value < 1:
-        raise UserError(f"--jobs must be at least 1, got {value}")
+    check_jobs(value)
     return value
 
 
-def array_script(args: argparse.Namespace) -> str:
-    """What `--emit-slurm` prints."""
-    from softadlib.training.executors import slurm
-
-    if args.jobs is not None and args.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, got {args.jobs}")
-    if args.shard is not None or args.engine != "joblib":
-        raise UserError(
-            "--emit-slurm prints a script of its own shards; leave --shard, --engine out"
-        )
-    return slurm.script(
-        args.profile,
-        args.emit_slurm,
-        datasets=args.dataset,
-        methods=args.method,
-        parameters=args.parameters,
-        overrides=overrides(args.parameters),
-        cpus=args.jobs or slurm.CPUS,
-    )
+def check_jobs(value: int | None) -> None:
+    """Raise UserError for a number below 1."""
+    if value is not None and value < 1:
+        raise UserError(f"--jobs must be at least 1, got {value}")
 
 
 def cluster(args: argparse.Namespace) -> "RayCluster | None":
-    """The Ray cluster that is asked for; None for this machine."""
-    from softadlib.training.executors import shards
-    from softadlib.training.executors.ray import RayCluster
-
+    """Return the Ray cluster that is asked for; None for this machine. Raises UserError."""
     choose("engine", args.engine, ("joblib", "ray"))
     named = [n for n in ("address", "cpus", "gpus") if getattr(args, n) is not None]
     if args.engine == "joblib":
@@ -107,10 +125,13 @@ def cluster(args: argparse.Namespace) -> "RayCluster | None":
         raise UserError(
             "--jobs is for this machine; Ray takes what its nodes have, --cpus for a task"
         )
-    if args.shard is not None:
+    if getattr(args, "shard", None) is not None:
         raise UserError(
             "--shard is for machines that know nothing of each other; not with --engine ray"
         )
-    found = (args.profile, args.dataset, args.method, overrides(args.parameters))
-    shards.of(*found, 1)  # bad input is refused before anything is started
+    from softadlib.training.executors import shards
+    from softadlib.training.executors.ray import RayCluster
+
+    asked = selection(args)  # bad input is refused before anything is started
+    shards.of(asked.profile, asked.datasets, asked.methods, asked.overrides or {}, 1)
     return RayCluster(args.address, args.cpus, args.gpus)

@@ -1,22 +1,19 @@
-"""Finished results → an MLflow store, in one pass that can be repeated.
+"""Finished results → an MLflow store, by the fluent API. A method whose digest is there is skipped.
 
-experiment <profile>/<dataset>  a run a method, with its executed notebook and provenance, and below
-                                it a run a training: parameters, metrics by epoch, selected or not
+experiment <profile>/<dataset>  one run per method: means, executed notebook, provenance, table; nested
+                                in it one run per training: parameters, metrics by epoch, selected or not
 experiment <profile>            one run: the report, the figures as notebooks and pictures
 
-What is there already is left alone. A training whose numbers or parameters changed is logged anew
-and its old run marked as deleted, as is one that `outputs/` holds no more: `mlflow runs restore`
-brings it back, `mlflow gc` does away with it.
+Results that changed are logged again beside the earlier ones; tag `softad.digest` tells them apart.
 """
 
-import datetime
+import contextlib
 import hashlib
-import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,53 +24,53 @@ from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.analysis import tables
 from softadlib.methods import METHODS
-from softadlib.results import reader as store
-from softadlib.results import selection
+from softadlib.results import reader, selection
 from softadlib.results.folder import profile_dir, read_provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import load as load_rows
 from softadlib.training.protocol import RUNTIME_FIELDS, SELECTION_FIELDS
 from softadlib.workbook import report
-from softadlib.workbook.mlflow_store import Ledger
+
+BATCH = 1000
+"""Metric values that MLflow accepts per call."""
+ORIGIN = ("device", "torch", "python", "softadlib", "commit")
+"""Facts of the last session, a tag each."""
 
 
 @dataclass
 class Sent:
-    """What an export did: trainings logged, found as they are, runs marked as deleted; where to."""
+    """Count what an export did: trainings logged, and trainings that the store had already."""
 
     uri: str
     logged: int = 0
-    found: int = 0
-    withdrawn: int = 0
+    skipped: int = 0
 
 
 def default_uri() -> str:
-    """$MLFLOW_TRACKING_URI, or a database file of our own in `outputs/`."""
+    """Return $MLFLOW_TRACKING_URI, or a database file in `outputs/`."""
     return (
         os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_workspace.home()}/outputs/mlflow.db"
     )
 
 
-def export(profile: str, uri: str | None = None, tick: Callable[[int], Any] | None = None) -> Sent:
-    """Send what is finished of a profile and say what was done. Raises UserError.
+def export(
+    profile: str, uri: str | None = None, progress: Callable[[int], Any] | None = None
+) -> Sent:
+    """Send the finished results of a profile. Raises UserError.
 
     `uri`: sqlite:///FILE or another database, http(s)://HOST:PORT of a server; None is
-    `default_uri()`. `tick` is told of every training looked at. One export of a profile at a time.
+    `default_uri()`. `progress` is called with 1 after each training. Run one export of a profile at
+    a time.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault(
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
-    )  # of five, minutes for a wrong URI
-    places = store.places(profile)
-    if not places:
-        raise UserError(
-            f"nothing finished under {profile_dir(profile)}; first: softad run {profile}"
-        )
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # five take minutes
+    folders = reader.places(profile)
+    if not folders:
+        raise UserError(f"nothing under {profile_dir(profile)}; first: softad run {profile}")
     sent = Sent(uri or default_uri())
     try:
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
+        import mlflow
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError as error:
         raise UserError(
@@ -81,141 +78,166 @@ def export(profile: str, uri: str | None = None, tick: Callable[[int], Any] | No
         ) from None
     try:
         if sent.uri.startswith("sqlite:///"):
-            Path(sent.uri.removeprefix("sqlite:///")).absolute().parent.mkdir(
-                parents=True, exist_ok=True
-            )
-        client = MlflowClient(tracking_uri=sent.uri)
-        for dataset in dict.fromkeys(place.parent.name for place in places):
-            ledger = Ledger(client, sent.uri, f"{profile}/{dataset}")
-            for place in places:
-                if place.parent.name == dataset:
-                    _method(ledger, place, sent, tick or (lambda n: None))
-        _report(Ledger(client, sent.uri, profile), profile, sent)
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+            database = Path(sent.uri.removeprefix("sqlite:///")).absolute()
+            database.parent.mkdir(parents=True, exist_ok=True)
+        mlflow.set_tracking_uri(sent.uri)
+        for folder in folders:
+            _use_experiment(sent.uri, f"{profile}/{folder.parent.name}")
+            _log_method(folder, sent, progress or (lambda count: None))
+        _use_experiment(sent.uri, profile)
+        _log_report(profile)
+    except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:
         words = " ".join(str(error).split())[:300]
         raise UserError(f"MLflow at {sent.uri}: {words}") from None
     return sent
 
 
-def _method(ledger: Ledger, place: Path, sent: Sent, tick: Callable[[int], Any]) -> None:
-    """One result folder: a run of its own, and one of each training below it."""
-    facts = read_provenance(place / "provenance.json")
-    protocol, method, last = facts["protocol"], facts["method"], facts["sessions"][-1]
-    rows = load_rows({place / "metrics.parquet": protocol["label_noise"][0]})
-    end = int(datetime.datetime.fromisoformat(last["finished"]).timestamp() * 1000)
-    times = (end - int(1000 * last["seconds"]), end)
-    skip = {*SELECTION_FIELDS, *RUNTIME_FIELDS}
-    params = {"dataset": facts["dataset"], "method": method}
-    params |= {k: v for k, v in protocol.items() if k not in skip}
-    origin = {k: last.get(k) for k in ("device", "torch", "python", "softadlib", "commit")}
-    origin |= {"method": method, "fingerprint": facts["fingerprint"]}
+def _use_experiment(uri: str, name: str) -> None:
+    """Select an experiment; create it with its files beside the database, not in the cwd."""
+    import mlflow
 
-    same = ledger.of(kind="method", method=method, fingerprint=facts["fingerprint"])
-    parent = same[0].info.run_id if same else None
-    if parent is None:
-        parent = ledger.begin(method, times, params, origin | {"kind": "method"})
-    there = {
-        run.data.tags["softad.digest"]: run
-        for run in ledger.of(kind="training", method=method, fingerprint=facts["fingerprint"])
-        if run.info.status == "FINISHED"
-    }
-    chosen = selection.select(rows, protocol["ties"])
-    chosen = {_setting(*key) for key in chosen[RUN_KEY].itertuples(index=False)}
-    wanted = {parent}
-    for key, part in rows.groupby(RUN_KEY, dropna=False):
-        setting = _setting(*key)
-        given = params | _parameters(facts, *setting)
-        values = part[["epoch", *MEASURES]].to_numpy(float)
-        digest = _digest(json.dumps(given, sort_keys=True).encode(), values.tobytes())
-        selected = str(setting in chosen)
-        run = there.get(digest)
-        if run is None:
-            diverged = not all(map(math.isfinite, values[-1]))
-            marks = {"kind": "training", "digest": digest, "selected": selected}
-            name = f"{method} {_words(facts, *setting)}"
-            told = ((m, v, int(line[0])) for line in values for m, v in zip(MEASURES, line[1:]))
-            tags = origin | marks | {"diverged": diverged}
-            made = ledger.begin(name, times, given, tags, told, parent)
-            ledger.end(made, end)
+    if mlflow.get_experiment_by_name(name) is None and uri.startswith("sqlite:///"):
+        folder = Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts" / name
+        mlflow.create_experiment(name, artifact_location=folder.as_uri())
+    mlflow.set_experiment(name)
+
+
+@contextlib.contextmanager
+def _unless_logged(name: str, tags: Mapping[str, Any]) -> Iterator[bool]:
+    """Open a run named `name` and yield True; yield False where a finished one has these tags.
+
+    An unfinished one, of an export that was stopped, is marked as deleted with its trainings.
+    """
+    import mlflow
+
+    tags = {f"softad.{key}": str(value) for key, value in tags.items()}
+    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+    earlier = mlflow.search_runs(filter_string=wanted, output_format="list")
+    if any(run.info.status == "FINISHED" for run in earlier):
+        yield False
+        return
+    for run in earlier:
+        parent = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
+        for stale in (run, *mlflow.search_runs(filter_string=parent, output_format="list")):
+            mlflow.delete_run(stale.info.run_id)
+    with mlflow.start_run(run_name=name, tags=tags):
+        yield True
+
+
+def _log_method(folder: Path, sent: Sent, progress: Callable[[int], Any]) -> None:
+    """Log one result folder: a run of the method, and in it one run per training."""
+    import mlflow
+
+    facts = read_provenance(folder / "provenance.json")
+    protocol, method = facts["protocol"], facts["method"]
+    files = [folder / n for n in ("provenance.json", "metrics.parquet", "train.ipynb")]
+    files = [path for path in files if path.exists()]
+    rows = load_rows({folder / "metrics.parquet": protocol["label_noise"][0]})
+    trainings = rows.groupby(RUN_KEY, dropna=False)
+    digest = _digest(*(path.read_bytes() for path in files))
+    tags = {"kind": "method", "method": method, "digest": digest}
+    with _unless_logged(method, tags) as new:
+        if not new:
+            sent.skipped += len(trainings)
+            progress(len(trainings))
+            return
+        params = {"dataset": facts["dataset"], "method": method}
+        omitted = {*SELECTION_FIELDS, *RUNTIME_FIELDS}
+        params |= {name: value for name, value in protocol.items() if name not in omitted}
+        mlflow.log_params(params)
+        origin = {name: str(facts["sessions"][-1].get(name)) for name in ORIGIN}
+        origin |= {"method": method, "fingerprint": facts["fingerprint"]}
+        _tag(origin | {name: protocol[name] for name in ("trials", "ties", "label_noise")})
+        chosen = selection.select(rows, protocol["ties"])[RUN_KEY]
+        selected = {_run_key(*key) for key in chosen.itertuples(index=False)}
+        for key, part in trainings:
+            run_key = _run_key(*key)
+            _log_training(facts, run_key, part, params, origin | {"selected": run_key in selected})
             sent.logged += 1
-        else:
-            wanted.add(run.info.run_id)
-            if run.data.tags.get("softad.selected") != selected:
-                ledger.update(run.info.run_id, end, {"selected": selected}, {})
-            sent.found += 1
-        tick(1)
-    old = [r for r in ledger.of(method=method) if r.info.run_id not in wanted]
-    sent.withdrawn += ledger.withdraw(old)
-    _finish_method(ledger, place, parent, facts, rows, end)
+            progress(1)
+        mlflow.log_metrics(_means(rows, protocol))
+        for path in files:
+            mlflow.log_artifact(str(path))
 
 
-def _setting(noise: float, trial: int, knob: float) -> tuple[float, int, float | None]:
+def _log_training(
+    facts: Mapping[str, Any],
+    key: tuple[float, int, float | None],
+    rows: pd.DataFrame,
+    params: Mapping[str, Any],
+    tags: Mapping[str, Any],
+) -> None:
+    """Log one training: the method's parameters and its own, and every measured epoch."""
+    import mlflow
+    from mlflow.entities import Metric
+    from mlflow.tracking import MlflowClient
+
+    noise, trial, knob = key
+    symbol = str(METHODS[facts["method"]].knob)
+    particular = {"label_noise": noise, "trial": trial, "seed": facts["seeds"][trial]}
+    words = [facts["method"]]
+    if knob is not None:
+        particular |= {"knob": knob, symbol: knob}
+        words.append(f"{symbol} {knob:g}")
+    if len(facts["protocol"]["label_noise"]) > 1:
+        words.append(f"noise {noise:g}")
+    values = rows[["epoch", *MEASURES]].to_numpy(float)
+    with mlflow.start_run(run_name=" ".join([*words, f"trial {trial}"]), nested=True) as run:
+        mlflow.log_params({**params, **particular})
+        diverged = not all(map(math.isfinite, values[-1]))
+        _tag({**tags, "kind": "training", "diverged": diverged})
+        time = run.info.start_time
+        metrics = [
+            Metric(measure, value, time, int(line[0]))
+            for line in values
+            for measure, value in zip(MEASURES, line[1:])
+        ]
+        for start in range(0, len(metrics), BATCH):
+            MlflowClient().log_batch(run.info.run_id, metrics[start : start + BATCH])
+
+
+def _run_key(noise: float, trial: int, knob: float) -> tuple[float, int, float | None]:
     return (float(noise), int(trial), None if math.isnan(knob) else float(knob))
 
 
-def _parameters(facts: dict, noise: float, trial: int, knob: float | None) -> dict[str, Any]:
-    """What is a training's own: its knob by its own name too, and its seed."""
-    own = {"label_noise": noise, "trial": trial, "seed": facts["seeds"][trial]}
-    if knob is not None:
-        own |= {"knob": knob, str(METHODS[facts["method"]].knob): knob}
-    return own
+def _tag(tags: Mapping[str, Any]) -> None:
+    import mlflow
+
+    mlflow.set_tags({f"softad.{key}": str(value) for key, value in tags.items()})
 
 
-def _words(facts: dict, noise: float, trial: int, knob: float | None) -> str:
-    """theta 0.1 trial 3, as the run is called; label noise where it varies."""
-    words = [] if knob is None else [f"{METHODS[facts['method']].knob} {knob:g}"]
-    words += [f"noise {noise:g}"] if len(facts["protocol"]["label_noise"]) > 1 else []
-    return " ".join([*words, f"trial {trial}"])
-
-
-def _finish_method(
-    ledger: Ledger, place: Path, run: str, facts: dict, rows: pd.DataFrame, end: int
-) -> None:
-    """The method's files, its means over the selected runs, and what the sweep was."""
-    files = [place / n for n in ("provenance.json", "metrics.parquet", "train.ipynb")]
-    files = [path for path in files if path.exists()]
-    digest = _digest(*(path.read_bytes() for path in files))
-    known = ledger.of(digest=digest, kind="method")
-    if any(r.info.run_id == run and r.info.status == "FINISHED" for r in known):
-        return
-    protocol = facts["protocol"]
+def _means(rows: pd.DataFrame, protocol: Mapping[str, Any]) -> dict[str, float]:
+    """Return the method's means over the selected runs, at each label noise."""
     means: dict[str, float] = {}
     for line in tables.summary(rows, protocol["ties"]).to_dict("records"):
-        noise = f"-noise-{line['label_noise']:g}" if len(protocol["label_noise"]) > 1 else ""
-        means |= {f"{k}{noise}": line[k] for k in ("gap", *tables.MEANS, "knob", "n")}
-    tags = {k: protocol[k] for k in ("trials", "ties", "label_noise")}
-    tags |= {"grid": protocol["grids"].get(facts["method"]), "runs": facts["runs"]}
-    tags |= {"seconds": round(sum(s["seconds"] for s in facts["sessions"]), 1), "digest": digest}
-    for path in files:
-        ledger.client.log_artifact(run, str(path))
-    ledger.update(run, end, tags, {k: v for k, v in means.items() if not math.isnan(v)})
-    ledger.end(run, end)
+        suffix = f"-noise-{line['label_noise']:g}" if len(protocol["label_noise"]) > 1 else ""
+        means |= {f"{name}{suffix}": line[name] for name in ("gap", *tables.MEANS, "knob", "n")}
+    return {name: value for name, value in means.items() if not math.isnan(value)}
 
 
-def _report(ledger: Ledger, profile: str, sent: Sent) -> None:
-    """The report and the executed figure notebooks with their pictures, in one run."""
+def _log_report(profile: str) -> None:
+    """Log the report and the executed figure notebooks with their pictures, in one run."""
+    import mlflow
+
     folder = profile_dir(profile)
     notebooks = sorted((folder / "figures").glob("*.ipynb"))
-    files = [p for p in notebooks if not p.name.endswith(".error.ipynb")]
+    files = [path for path in notebooks if not path.name.endswith(".error.ipynb")]
     files += [folder / "index.html"] if (folder / "index.html").exists() else []
+    if not files:
+        return
     digest = _digest(*(path.name.encode() + path.read_bytes() for path in files))
-    there = ledger.of(kind="report", digest=digest)
-    done = [r.info.run_id for r in there if r.info.status == "FINISHED"][:1]
-    if files and not done:
-        now = int(max(path.stat().st_mtime for path in files) * 1000)
-        tags = {"kind": "report", "digest": digest}
-        run = ledger.begin("report", (now, now), {"profile": profile}, tags)
-        with tempfile.TemporaryDirectory() as away:
+    with _unless_logged("report", {"kind": "report", "digest": digest}) as new:
+        if not new:
+            return
+        mlflow.log_param("profile", profile)
+        with tempfile.TemporaryDirectory() as staging:
             for path in files:
-                target = Path(away) / path.relative_to(folder)
+                target = Path(staging) / path.relative_to(folder)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy(path, target)
                 for name, picture in report.pictures(path):
                     target.with_name(name).write_bytes(picture)
-            ledger.client.log_artifacts(run, away)
-        ledger.end(run, now)
-    old = [r for r in ledger.of(kind="report") if r.info.run_id not in done]
-    sent.withdrawn += ledger.withdraw(old)
+            mlflow.log_artifacts(staging)
 
 
 def _digest(*parts: bytes) -> str:

@@ -15,7 +15,7 @@ from softadlib._validation import UserError
 from softadlib.results import reader as store
 from softadlib.results.folder import profile_dir, read_provenance
 from softadlib.training.profiles import datasets_of
-from softadlib.workbook.notebooks.plan import figure_tasks
+from softadlib.workbook.notebooks.plan import drawings
 
 STYLE = """
 :root { --ink: #1c1e21; --soft: #5f6670; --line: #dfe2e6; --accent: #d5174e; }
@@ -130,7 +130,7 @@ def build(profile: str) -> Path:
     folder = profile_dir(profile)
     drawn = [
         task
-        for task in figure_tasks(profile, datasets_of(profile, _workspace.params_dir()))
+        for task in drawings(profile, datasets_of(profile, _workspace.params_dir()))
         if task.target.exists()
     ]
     notebooks = sorted((task.target for task in drawn), key=_order)

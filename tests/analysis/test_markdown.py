@@ -162,7 +162,7 @@ def test_a_page_without_marks_is_left_alone(tmp_path, text):
 
 
 def test_nothing_finished(capsys):
-    assert cli.main(["results", "nowhere"]) == 2
+    assert cli.main(["report", "nowhere", "--format", "md"]) == 2
     assert "nothing is finished in profile 'nowhere'" in capsys.readouterr().err
 
 
@@ -197,7 +197,7 @@ def test_so_do_the_words_around_it():
 
 
 def test_the_same_as_csv(tmp_path, capsys):
-    assert cli.main(["results", "smoke", "--csv", str(tmp_path)]) == 0
+    assert cli.main(["report", "smoke", "--format", "csv", "--output", str(tmp_path)]) == 0
     frames = results.frames("smoke")
     paths = capsys.readouterr().out.split()
     assert len(paths) == len(frames) == len(list(tmp_path.iterdir()))

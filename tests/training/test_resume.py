@@ -26,6 +26,7 @@ from softadlib.training import study
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli
 from softadlib.workbook.notebooks import plan as plans
+from softadlib.workbook.prepare import Selection, prepare
 
 
 class Accident(BaseException):
@@ -192,12 +193,12 @@ def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, capsys, name, 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_drawing_is_named_by_the_report_and_drawn_again(home, capsys, damage):
     write_notebook(home / "notebooks" / "drawing.ipynb", "print(1)")
-    (task,) = (t for t in plans.figure_tasks("tiny", ["gaussian"]) if t.name == "drawing")
+    (task,) = (t for t in plans.drawings("tiny", ["gaussian"]) if t.name == "drawing")
     _workspace.write(task.target, DAMAGE[damage] or b"")
     assert cli.main(["report", "tiny"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{task.target} is broken" in line
-    assert "drawing" in [t.name for t in plans.plan("tiny").tasks]
+    assert "drawing" in [t.name for t in plans.plan(prepare(Selection("tiny"))).drawings]
 
 
 @pytest.mark.parametrize("damage", ["empty", "garbage", "cut"])

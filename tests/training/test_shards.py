@@ -169,7 +169,7 @@ def test_the_split_needs_no_data(home):
 
 
 def script(home, capsys, *argv):
-    assert cli.main(["run", "tiny", *argv]) == 0
+    assert cli.main(["slurm", "tiny", *argv]) == 0
     text = capsys.readouterr().out
     path = home / "job.sh"
     path.write_text(text)
@@ -190,11 +190,11 @@ def test_the_array_script_trains_its_shard_and_then_finishes(home, capsys, monke
         "label_noise",
         "[0.1, '$(touch oops)'][:1]",
     ]
-    assert cli.main(["run", "tiny", "--emit-slurm", "2", *argv]) == 2, "a bad value is refused here"
+    assert cli.main(["slurm", "tiny", "--shards", "2", *argv]) == 2, "a bad value is refused here"
     capsys.readouterr()
     argv = ["--method", "erm", "-p", "label_noise", "[0.1] # '; touch $(echo oops) \"`", "-j", "1"]
     before = tree(home)
-    text, path = script(home, capsys, "--emit-slurm", "2", *argv)
+    text, path = script(home, capsys, "--shards", "2", *argv)
     assert "#SBATCH --array=1-2\n" in text
     assert "#SBATCH --cpus-per-task=1\n" in text
     assert "##SBATCH --time=HH:MM:SS" in text, "nothing is known of the speed yet"
@@ -215,7 +215,7 @@ def test_the_array_script_trains_its_shard_and_then_finishes(home, capsys, monke
     # where a result says how fast a network is, the script asks for a time
     said = home / "outputs/tiny/gaussian/erm/provenance.json"
     said.write_text(re.sub(r'"gflops": [\d.]+', '"gflops": 0.01', said.read_text()))
-    text, _ = script(home, capsys, "--emit-slurm", "2", *argv)
+    text, _ = script(home, capsys, "--shards", "2", *argv)
     assert "#SBATCH --time=00:10:00\n" in text
 
 
@@ -229,14 +229,14 @@ def test_time_is_the_longest_shard_by_the_stored_speed_twice(home, monkeypatch):
 
 @pytest.mark.parametrize("count", ["0", "-3", "10001"])
 def test_bad_counts_are_one_line(home, capsys, count):
-    assert cli.main(["run", "tiny", f"--emit-slurm={count}"]) == 2
+    assert cli.main(["slurm", "tiny", f"--shards={count}"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "--emit-slurm must be a number of jobs from 1 to 10000" in err
+    assert "--shards must be a number of jobs from 1 to 10000" in err
 
 
 def test_bad_input_is_refused_before_a_script_is_printed(home, capsys):
     with pytest.raises(UserError, match="method for gaussian"):
         shards.of("tiny", None, ["ishida"], {}, 2)
-    assert cli.main(["run", "tiny", "--emit-slurm", "2", "--dataset", "moons"]) == 2
+    assert cli.main(["slurm", "tiny", "--shards", "2", "--dataset", "moons"]) == 2
     assert capsys.readouterr().out == ""

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from helpers.workspace import make_home, tree, write_notebook
 from softadlib.results import reader as store
 from softadlib.workbook import cli
 from softadlib.workbook.notebooks import plan as plans
+from softadlib.workbook.notebooks.sources import PACKAGE, modules_used
+from softadlib.workbook.prepare import Selection, prepare
 
 READING = ("tab1_3_loss_gaps", "tab2_4_hyperparameters", "figs04-10_trajectories")
 
@@ -41,7 +44,13 @@ def softad(home, *argv, **options):
 def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     assert cli.main(["run", "tiny", "-j", "2"]) == 0
     err = capsys.readouterr().err
-    assert err == "", "off a terminal there is nothing to say"
+    lines = [line for line in err.splitlines() if "under way" not in line]
+    assert len(lines) == 9 + 1, "off a terminal one line per notebook, and what was made"
+    assert all(" took " in line and " of 9 notebooks, " in line for line in lines[:9])
+    assert "100% trained" in lines[8]
+    assert re.fullmatch(
+        r"softad: done: 9 notebooks in .*outputs/tiny; next: softad report tiny", lines[9]
+    )
     folder = home / "outputs" / "tiny"
     pairs = {
         ("gaussian", "erm"),
@@ -93,7 +102,7 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
 
 def test_a_longer_call_says_what_is_there_and_does_the_rest(home, capsys):
     assert cli.main(["train", "tiny", "-p", "trials", "1", "-j", "1"]) == 0
-    assert capsys.readouterr().err == "", "of nothing there is nothing to say"
+    assert "trained already" not in capsys.readouterr().err
     before = store.read("tiny")
     assert cli.main(["train", "tiny", "-j", "1"]) == 0
     err = capsys.readouterr().err.splitlines()
@@ -104,7 +113,9 @@ def test_a_longer_call_says_what_is_there_and_does_the_rest(home, capsys):
     kept = after.merge(before, how="inner")
     assert len(kept) == len(before), "not a number moved"
     assert cli.main(["train", "tiny", "-j", "1"]) == 0
-    assert capsys.readouterr().err == ""
+    err = capsys.readouterr().err
+    assert "trained already" not in err
+    assert "softad: done: 5 trainings" in err.splitlines()[-1]
 
 
 def test_filters_train_less(home):
@@ -217,27 +228,78 @@ def _kill_kernels(home):
 
 
 def test_a_plan_knows_what_is_left(home):
-    work = plans.plan("tiny")
-    assert sorted(t.name for t in work.tasks if t.units) == [
+    plan = plans.plan(prepare(Selection("tiny")))
+    assert sorted(t.name for t in plan.trainings) == [
         "gaussian × erm", "gaussian × sam", "gaussian × softad", "spiral × erm", "spiral × softad",
     ]  # fmt: skip
-    units = {t.name: t.units for t in work.tasks}
+    units = {t.name: t.units for t in plan.trainings}
     assert units["gaussian × softad"] == (4 + 2) * 4
     assert units["gaussian × sam"] == 2 * 4 * 2
-    assert [t.units for t in work.tasks] == sorted((t.units for t in work.tasks), reverse=True)
+    assert list(units.values()) == sorted(units.values(), reverse=True)
+    assert [t.name for t in plan.drawings] == [
+        "figs04-10_trajectories-gaussian", "figs04-10_trajectories-spiral", *READING[:2],
+    ]  # fmt: skip
     assert not (home / "outputs").exists(), "planning writes nothing"
 
 
-def test_a_drawing_is_redone_when_its_parameters_or_results_change(home, capsys):
-    write_notebook(home / "notebooks" / "drawing.ipynb", "print(size)", parameters="size = 1")
-    assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
+def test_a_drawing_is_redone_when_its_parameters_or_results_change(home):
+    write_notebook(
+        home / "notebooks" / "drawing.ipynb",
+        "print(size)",
+        parameters="profile = 'tiny'\nsize = 1",
+    )
+    argv = ["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]
+    assert cli.main(argv) == 0
+
+    def planned(*methods):
+        return plans.plan(prepare(Selection("tiny", ["spiral"], methods or None)))
+
+    assert planned("erm").drawings == []
     folder = home / "params" / "tiny" / "figures"
     folder.mkdir()
     (folder / "drawing.yaml").write_text("size: 3")
-    redone = [t.name for t in plans.plan("tiny", ["spiral"], ["erm"]).tasks]
-    assert redone == ["drawing"]
-    redone = [t.name for t in plans.plan("tiny", ["spiral"]).tasks if t.reads]
-    assert redone == ["figs04-10_trajectories-spiral", *READING[:2]], "softad is still to come"
-    assert cli.main(["run", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
+    assert [t.name for t in planned("erm").drawings] == ["drawing"]
+    redone = [t.name for t in planned().drawings]
+    assert redone == ["drawing", "figs04-10_trajectories-spiral", *READING[:2]], (
+        "softad is still to come"
+    )
+    assert cli.main(argv) == 0
     shown = nbformat.read(home / "outputs/tiny/figures/drawing.ipynb", as_version=4)
     assert shown.cells[-1].outputs[0].text == "3\n"
+
+
+def test_notebooks_that_read_no_profile_are_drawn_once_for_all(home, capsys):
+    write_notebook(home / "notebooks" / "theory.ipynb", "print(size)", parameters="size = 1")
+    assert "theory" not in [t.name for t in plans.plan(prepare(Selection("tiny"))).drawings]
+    assert cli.main(["run", "figures", "-j", "1"]) == 0
+    target = home / "outputs" / "figures" / "theory.ipynb"
+    assert nbformat.read(target, as_version=4).cells[-1].outputs[0].text == "1\n"
+    drawn = target.stat().st_mtime_ns
+    capsys.readouterr()
+    assert cli.main(["run", "figures", "-j", "1"]) == 0
+    assert "done: 0 notebooks" in capsys.readouterr().err
+    assert target.stat().st_mtime_ns == drawn
+    write_notebook(home / "notebooks" / "theory.ipynb", "print(2 * size)", parameters="size = 1")
+    assert [t.name for t in plans.plan_figures().drawings] == ["theory"]
+    assert cli.main(["run", "figures", "--dataset", "spiral"]) == 2
+
+    # a profile that sets its parameters draws it too, with these
+    folder = home / "params" / "tiny" / "figures"
+    folder.mkdir()
+    (folder / "theory.yaml").write_text("size: 3")
+    assert "theory" in [t.name for t in plans.plan(prepare(Selection("tiny"))).drawings]
+    part = plans.plan(prepare(Selection("tiny", ["spiral"])))
+    assert "theory" not in [t.name for t in part.drawings], "not with a part of the profile"
+
+
+def test_a_digest_covers_the_modules_that_a_notebook_uses(tmp_path):
+    path = tmp_path / "n.ipynb"
+    write_notebook(path, "%matplotlib inline\nfrom softadlib.functional import softad")
+    used = {str(p.relative_to(PACKAGE)) for p in modules_used(path)}
+    assert {"functional/__init__.py", "functional/objectives.py", "__init__.py"} <= used
+    assert not any(name.startswith(("workbook", "training", "experiments/audit")) for name in used)
+    write_notebook(path, "from softadlib.analysis import tables")
+    used = {str(p.relative_to(PACKAGE)) for p in modules_used(path)}
+    assert {"analysis/tables.py", "methods.py", "analysis/paper_tables.csv"} <= used
+    write_notebook(path, "x = (")
+    assert PACKAGE / "workbook/cli.py" in modules_used(path), "all of it, where it cannot be read"

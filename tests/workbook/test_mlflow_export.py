@@ -71,9 +71,9 @@ def runs(home, experiment="tiny/gaussian", deleted=False, **tags):
 
 
 def test_every_training_arrives_with_parameters_metrics_and_provenance(home, capsys):
-    assert cli.main(["export", "mlflow", "tiny"]) == 0
+    assert cli.main(["export", "tiny", "--to", "mlflow"]) == 0
     out = capsys.readouterr().out
-    assert "16 trainings sent, 0 there already, 0 old runs marked as deleted" in out
+    assert "16 trainings sent, 0 there already" in out
     rows = store.read("tiny")
     client, found = runs(home, kind="training")
     assert len(found) == 16
@@ -119,15 +119,15 @@ def test_a_second_call_adds_and_repeats_nothing(home):
     first = mlflow_export.export("tiny")
     before = counts(home)
     again = mlflow_export.export("tiny")
-    assert (first.logged, first.found, first.withdrawn) == (16, 0, 0)
-    assert (again.logged, again.found, again.withdrawn) == (0, 16, 0)
+    assert (first.logged, first.skipped) == (16, 0)
+    assert (again.logged, again.skipped) == (0, 16)
     assert counts(home) == before
     # each row's seven numbers once, and the methods' means over the selected runs at each noise
     assert before["runs"] == 16 + 3
     assert before["metrics"] == 7 * len(store.read("tiny")) + 2 * (7 * 2 + 6)
 
 
-def test_a_changed_result_takes_the_old_ones_place_and_the_old_one_can_be_restored(home):
+def test_a_changed_result_is_logged_beside_the_earlier_one(home):
     mlflow_export.export("tiny")
     path = home / "outputs/tiny/gaussian/softad/metrics.parquet"
     rows, fingerprint = unpack(path)
@@ -135,56 +135,31 @@ def test_a_changed_result_takes_the_old_ones_place_and_the_old_one_can_be_restor
     rows.loc[one & (rows["epoch"] == 4), "loss_test"] = 7.25
     path.write_bytes(pack(rows, fingerprint))
     sent = mlflow_export.export("tiny")
-    assert (sent.logged, sent.found, sent.withdrawn) == (1, 15, 1)
-    client, found = runs(home, kind="training")
-    assert len(found) == 16
-    (new,) = (r for r in found if r.data.metrics["loss_test"] == 7.25)
-    _, (old,) = runs(home, deleted=True)
-    assert old.data.params == new.data.params
-    assert old.data.tags["mlflow.parentRunId"] == new.data.tags["mlflow.parentRunId"]
-    client.restore_run(old.info.run_id)
-    assert len(runs(home, kind="training")[1]) == 17
-
-
-def test_an_edited_protocol_replaces_a_larger_grid_adds(home):
-    mlflow_export.export("tiny")
-    path = home / "params/tiny/gaussian.yaml"
-    path.write_text(path.read_text().replace("- 0.05", "- 0.05\n  - 0.2"))
-    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
-    sent = mlflow_export.export("tiny")
-    assert (sent.logged - sent.withdrawn, sent.found + sent.withdrawn) == (4, 16)
-    _, selected = runs(home, kind="training", method="softad", selected="True")
-    chosen = selection.select(store.read("tiny"))
-    knobs = chosen.loc[chosen["method"] == "softad", "knob"]
-    assert sorted(float(r.data.params["knob"]) for r in selected) == sorted(knobs)
-    _, (parent,) = runs(home, kind="method", method="softad")
-    assert parent.data.tags["softad.grid"] == "[0.05, 0.2, 0.3]"
-
-    path.write_text(path.read_text().replace("lr: 0.1", "lr: 0.2"))
-    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
-    sent = mlflow_export.export("tiny")
-    assert (sent.logged, sent.withdrawn) == (4, 4 + 1)
-    _, erm = runs(home, method="erm")
-    assert {r.data.params["lr"] for r in erm} == {"0.2"}
+    assert (sent.logged, sent.skipped) == (8, 8), "the method whose table changed, the others not"
+    _, methods = runs(home, kind="method", method="softad")
+    assert len({run.data.tags["softad.digest"] for run in methods}) == len(methods) == 2
+    _, found = runs(home, kind="training", method="softad")
+    assert sum(run.data.metrics["loss_test"] == 7.25 for run in found) == 1
+    assert mlflow_export.export("tiny").logged == 0
 
 
 def test_an_export_that_was_cut_short_is_made_whole(home, monkeypatch):
-    from softadlib.workbook.mlflow_store import Ledger
+    import mlflow
 
-    end, calls = Ledger.end, []
+    log, calls = mlflow.log_params, []
 
-    def fail(self, run, at):
-        calls.append(run)
+    def fail(params):
+        calls.append(params)
         if len(calls) == 6:
             raise OSError("the network is down")
-        end(self, run, at)
+        return log(params)
 
-    monkeypatch.setattr(Ledger, "end", fail)
+    monkeypatch.setattr(mlflow, "log_params", fail)
     with pytest.raises(UserError, match="the network is down"):
         mlflow_export.export("tiny")
-    monkeypatch.setattr(Ledger, "end", end)
+    monkeypatch.setattr(mlflow, "log_params", log)
     sent = mlflow_export.export("tiny")
-    assert (sent.logged + sent.found, sent.withdrawn) == (16, 1)
+    assert sent.logged + sent.skipped == 16
     assert {r.info.status for r in runs(home)[1]} == {"FINISHED"}
     assert len(runs(home, kind="training")[1]) == 16
     assert len(runs(home, kind="method")[1]) == 3
@@ -210,11 +185,13 @@ def test_figures_and_report_arrive_as_files(home):
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
     _, (erm,) = runs(home, kind="method", method="erm")
     assert "train.ipynb" in {f.path for f in client.list_artifacts(erm.info.run_id)}
-    assert mlflow_export.export("tiny").withdrawn == 0
-    assert runs(home, "tiny")[1][0].info.run_id == run.info.run_id
+    mlflow_export.export("tiny")
+    assert [r.info.run_id for r in runs(home, "tiny")[1]] == [run.info.run_id]
     (home / "outputs/tiny/index.html").write_text("<p>two</p>")
-    assert mlflow_export.export("tiny").withdrawn == 1
-    client, (run,) = runs(home, "tiny")
+    mlflow_export.export("tiny")
+    client, reports = runs(home, "tiny")
+    assert len(reports) == 2
+    (run,) = (r for r in reports if r.info.run_id != run.info.run_id)
     page = client.download_artifacts(run.info.run_id, "index.html", home)
     assert Path(page).read_text() == "<p>two</p>"
 
@@ -229,20 +206,20 @@ def test_a_diverged_training_is_marked(home):
     _, (run,) = runs(home, kind="training", diverged="True")
     assert math.isnan(run.data.metrics["loss_test"])
     assert (run.data.params["method"], run.data.params["trial"]) == ("erm", "0")
-    assert mlflow_export.export("tiny").found == 16
+    assert mlflow_export.export("tiny").skipped == 16
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("nosuch",), "nothing finished under"),
+        (("nosuch",), "nothing under"),
         (("tiny", "--uri", "file:///nowhere/runs"), "sqlite:///mlflow.db"),
         (("tiny", "--uri", "foo://x"), "unsupported URI 'foo://x'"),
         (("tiny", "--uri", "sqlite:////proc/nowhere/mlflow.db"), "No such file"),
     ],
 )
 def test_bad_arguments_are_one_line(home, capsys, argv, words):
-    assert cli.main(["export", "mlflow", *argv]) == 2
+    assert cli.main(["export", *argv]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     assert words in lines[0]
@@ -255,7 +232,7 @@ def test_without_the_package_it_says_what_to_install(home, capsys, monkeypatch, 
     monkeypatch.setitem(sys.modules, package, None)
     if package == "mlflow":
         monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
-    assert cli.main(["export", "mlflow", "tiny"]) == 2
+    assert cli.main(["export", "tiny", "--to", "mlflow"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "pip install 'softadlib[mlflow]'" in line
     assert package in line

@@ -17,7 +17,6 @@ from softadlib.models import build
 from softadlib.training.memory import forward_flops
 from softadlib.training.profiles import datasets_of, load
 from softadlib.training.protocol import AUTO, Protocol
-from softadlib.workbook.notebooks.plan import methods_of
 
 SHAPES = {"digits": (1, 8, 8), "fashionmnist": (1, 28, 28)}
 """Of one sample, where a set has neither two coordinates nor 3 × 32 × 32 as the others have."""
@@ -103,7 +102,7 @@ def of(
     there = datasets_of(profile, params)
     names = there if datasets is None else dict.fromkeys(datasets)
     found = {name: load(profile, name, params, overrides) for name in names}
-    pairs = [(p, m) for p in found.values() for m in methods_of(p, methods)]
+    pairs = [(p, m) for p in found.values() for m in p.select_methods(methods)]
     return found, split(units(pairs), shards)
 
 

@@ -33,7 +33,7 @@ def script(
 ) -> str:
     """The text for `sbatch`: `count` jobs of `cpus` processes each. Raises UserError for bad input."""
     if not 1 <= count <= 10_000:
-        raise UserError(f"--emit-slurm must be a number of jobs from 1 to 10000, got {count}")
+        raise UserError(f"--shards must be a number of jobs from 1 to 10000, got {count}")
     found, parts = shards.of(profile, datasets, methods, overrides, count)
     chosen = [profile]
     for flag, values in (("--dataset", datasets), ("--method", methods)):

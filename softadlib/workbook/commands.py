@@ -1,0 +1,257 @@
+"""The commands of `softad`: each takes the parsed command line and returns the exit status.
+
+Imports are inside the functions, so that `softad --help` does not wait for torch.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from softadlib._validation import UserError, choose
+from softadlib.workbook import cli_options
+
+if TYPE_CHECKING:
+    from softadlib.workbook.notebooks.execute import NotebookResult
+    from softadlib.workbook.prepare import Work
+
+FORMATS = ("html", "md", "csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.emit_slurm is not None:
+        raise UserError("--emit-slurm N is now: softad slurm PROFILE --shards N")
+    if args.shard is not None:
+        raise UserError("run --shard is now: softad train PROFILE --shard i/N")
+    if args.timeout is not None and args.timeout < 1:
+        raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
+    from softadlib.workbook.notebooks import execute, plan
+    from softadlib.workbook.prepare import prepare
+
+    started = time.monotonic()
+    if args.profile == plan.FIGURES:
+        return _run_figures(args)
+    with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
+        work = prepare(cli_options.selection(args), cluster)
+        notebooks = plan.plan(work)
+        jobs = cli_options.jobs(args.jobs, work.protocols)
+        if args.dry_run:
+            return _print_plan(work, jobs, [task.name for task in notebooks.drawings])
+        _notes(work)
+        if notebooks.skipped:
+            total = len(notebooks.skipped) + len(notebooks.trainings) + len(notebooks.drawings)
+            say(f"{len(notebooks.skipped)} of {total} notebooks are already done")
+        outcomes = execute.run(
+            notebooks, jobs=jobs, timeout=args.timeout, work=work, cluster=cluster
+        )
+    return _close(outcomes, started, work.profile, f"softad report {work.profile}")
+
+
+def _run_figures(args: argparse.Namespace) -> int:
+    """Draw the notebooks that read no profile."""
+    from softadlib.workbook.notebooks import execute, plan
+
+    for name in ("dataset", "method", "parameters", "new_profile"):
+        if getattr(args, name):
+            raise UserError(f"softad run figures trains nothing; leave --{name} out")
+    cli_options.check_jobs(args.jobs)
+    started, notebooks = time.monotonic(), plan.plan_figures()
+    if args.dry_run:
+        print("notebooks to draw:", ", ".join(t.name for t in notebooks.drawings) or "none")
+        return 0
+    outcomes = execute.run(notebooks, jobs=args.jobs or os.cpu_count() or 1, timeout=args.timeout)
+    return _close(outcomes, started, plan.FIGURES, "softad report PROFILE shows them")
+
+
+def _close(
+    outcomes: "Sequence[NotebookResult]", started: float, profile: str, following: str
+) -> int:
+    """Say what was done, in what time and where it is; return the exit status."""
+    from softadlib.results.folder import profile_dir
+    from softadlib.workbook.notebooks.progress_bar import duration
+
+    failures = [outcome.error for outcome in outcomes if outcome.error]
+    if failures:
+        if sys.stderr.isatty():  # elsewhere each was a line when it happened
+            for line in failures:
+                say(line)
+        say(
+            f"{len(failures)} of {len(outcomes)} notebooks failed; the same command tries them again"
+        )
+        return 1
+    took = duration(time.monotonic() - started)
+    say(f"done: {len(outcomes)} notebooks in {took}, {profile_dir(profile)}; next: {following}")
+    return 0
+
+
+def train(args: argparse.Namespace) -> int:
+    from softadlib.results.folder import profile_dir
+    from softadlib.workbook import train as training
+    from softadlib.workbook.notebooks.progress_bar import duration
+    from softadlib.workbook.prepare import prepare
+
+    started = time.monotonic()
+    with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
+        work = prepare(cli_options.selection(args), cluster, fresh=args.fresh)
+        jobs = cli_options.jobs(args.jobs, work.protocols)
+        if args.dry_run:
+            return _print_plan(work, jobs, [])
+        if not args.fresh:
+            _notes(work)
+        errors = training.train(work, jobs=jobs, fresh=args.fresh, cluster=cluster)
+    for line in errors:
+        say(line)
+    if args.shard is not None:
+        say(training.shard_note(work))
+    elif not errors:
+        took = duration(time.monotonic() - started)
+        say(f"done: {len(work.studies)} trainings in {took}, {profile_dir(work.profile)}")
+    return 1 if errors else 0
+
+
+def _print_plan(work: "Work", jobs: int, drawings: list[str]) -> int:
+    """Print what `run` or `train` would do."""
+    from softadlib.workbook import show as overview
+
+    _notes(work)
+    print(overview.progress(work, jobs))
+    if drawings:
+        print("notebooks to draw:", ", ".join(drawings))
+    return 0
+
+
+def slurm(args: argparse.Namespace) -> int:
+    from softadlib.training.executors import slurm as array
+
+    cli_options.check_jobs(args.jobs)
+    text = array.script(
+        args.profile,
+        args.shards,
+        datasets=cli_options.split_names(args.dataset),
+        methods=cli_options.split_names(args.method),
+        parameters=args.parameters,
+        overrides=cli_options.overrides(args.parameters),
+        cpus=args.jobs or array.CPUS,
+    )
+    print(text, end="")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    from softadlib.workbook import show as overview
+
+    if args.profile is None:
+        print(overview.profiles())
+        return 0
+    from softadlib.workbook.prepare import prepare
+
+    work = prepare(cli_options.selection(args))
+    _notes(work)
+    print(overview.progress(work, cli_options.jobs(args.jobs, work.protocols)))
+    print()
+    print(overview.parameters(work))
+    return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    choose("format", args.format, FORMATS)
+    if args.format == "html":
+        if args.output:
+            raise UserError(
+                "--output is for --format md and csv; the page is outputs/PROFILE/index.html"
+            )
+        from softadlib.workbook import report as page
+
+        print(page.build(args.profile))
+        return 0
+    from softadlib.analysis import markdown
+    from softadlib.results.folder import profile_dir
+
+    if args.format == "csv":
+        folder = Path(args.output) if args.output else profile_dir(args.profile) / "tables"
+        for path in markdown.write_csv(args.profile, folder):
+            print(path)
+    elif args.output:
+        changed = markdown.write(args.profile, Path(args.output))
+        print(f"{args.output}: {'written' if changed else 'as it was'}")
+    else:
+        print(markdown.markdown(args.profile), end="")
+    return 0
+
+
+def export(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    choose("destination (--to)", args.to, ("mlflow",))
+    from softadlib.workbook import mlflow_export
+
+    with tqdm(desc=args.to, unit=" trainings", disable=None) as bar:
+        sent = mlflow_export.export(args.profile, args.uri, bar.update)
+    print(f"{sent.uri}: {sent.logged} trainings sent, {sent.skipped} there already")
+    return 0
+
+
+def data(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from softadlib.data import images
+
+    if args.action == "list":
+        for name in images.IMAGES:
+            print(f"{name:13} {images.available(name):11} {images.SIZES[name]}")
+        print(f"data root: {images.data_root()}")
+        return 0
+    with tqdm(desc=args.name, unit="image", disable=None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        path, digest = images.prepare(args.name, args.from_folder, progress)
+    print(f"{path}  {path.stat().st_size} bytes  sha256 {digest}")
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    import json
+
+    from softadlib import _workspace
+    from softadlib.workbook.bench import cases
+    from softadlib.workbook.bench import run as timing
+
+    if args.rounds < 1:
+        raise UserError(f"--rounds must be at least 1, got {args.rounds}")
+    if args.json:
+        _workspace.check_writable(Path(args.json).absolute().parent)
+    watch = say if sys.stderr.isatty() else lambda line: None
+    table = timing.Bench(args.device, args.rounds, watch).table(args.case or cases.CASES)
+    print(timing.words(table))
+    if args.json:
+        _workspace.write(Path(args.json), json.dumps(table, indent=1) + "\n")
+    return 0
+
+
+def audit(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from softadlib.experiments.audit import controls
+
+    cli_options.check_jobs(args.jobs)
+    todo = controls.plan(args.profile, cli_options.split_names(args.dataset))
+    trained = controls.make(todo, args.jobs or os.cpu_count() or 1)
+    for _ in tqdm(trained, total=len(todo), unit="run", disable=None):
+        pass
+    return 0
+
+
+def _notes(work: "Work") -> None:
+    for line in work.notes():
+        say(f"note: {line}")
+
+
+def say(line: str) -> None:
+    print(f"softad: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,154 @@
+"""What a command is asked to train, checked before any of it starts: for `run`, `train`, `show`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from softadlib import _workspace
+from softadlib._validation import MissingData, UserError, choose
+from softadlib.models import build
+from softadlib.results.folder import profile_dir
+from softadlib.training.executors import shards
+from softadlib.training.inputs import load_splits
+from softadlib.training.profiles import datasets_of, load
+from softadlib.training.protocol import Protocol
+from softadlib.training.study import Study
+
+if TYPE_CHECKING:
+    from softadlib.training.executors.ray import RayCluster
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of a profile a command is about; None stands for all."""
+
+    profile: str
+    datasets: Sequence[str] | None = None
+    methods: Sequence[str] | None = None
+    overrides: Mapping[str, Any] | None = None
+    shard: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """The studies of a selection, and the datasets that are left out since their data are missing."""
+
+    selection: Selection
+    protocols: Mapping[str, Protocol]
+    studies: Sequence[Study]
+    left_out: Sequence[str]
+
+    @property
+    def profile(self) -> str:
+        return self.selection.profile
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(dataset, method) of every study."""
+        return [(study.protocol.dataset, study.method) for study in self.studies]
+
+    def notes(self) -> Iterator[str]:
+        """Yield what a user should know before the work starts, one line each."""
+        for words in self.left_out:
+            yield f"left out: {words}"
+        counts: dict[str, tuple[int, int]] = {}
+        for study in self.studies:
+            stored, total = counts.get(study.protocol.dataset, (0, 0))
+            counts[study.protocol.dataset] = stored + study.stored(), total + len(study.runs)
+        for dataset, (stored, total) in counts.items():
+            if 0 < stored < total:
+                yield f"{dataset}: {stored:,} of {total:,} runs are trained already"
+        for protocol in self.protocols.values():
+            if note := protocol.cliff_note():
+                yield note
+
+
+def prepare(
+    selection: Selection, cluster: "RayCluster | None" = None, *, fresh: bool = False
+) -> Work:
+    """Check a selection and return its studies. Raises UserError for any bad input.
+
+    `fresh`: stored results are going to be forgotten, so a broken table is no error.
+    """
+    part = None
+    if selection.shard is not None:
+        if fresh:
+            raise UserError(
+                "--fresh forgets what other shards did; delete the folder, or leave it out"
+            )
+        which, count = shards.parse(selection.shard)
+        every = shards.of(
+            selection.profile,
+            selection.datasets,
+            selection.methods,
+            selection.overrides or {},
+            count,
+        )[1]
+        part = shards.trials(every[which - 1])
+    protocols, left_out = _protocols(selection)
+    pairs = [(p, m) for p in protocols.values() for m in p.select_methods(selection.methods)]
+    _workspace.check_writable(profile_dir(selection.profile))
+    studies = []
+    for protocol, method in pairs:
+        trials = None if part is None else part.get((protocol.dataset, method))
+        if part is None or trials:
+            device = cluster.device(protocol) if cluster else None
+            studies.append(Study(protocol, method, device, trials))
+    for study in () if fresh else studies:
+        study.done()  # raises for a broken table
+    return Work(selection, protocols, studies, left_out)
+
+
+def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
+    """Return the checked protocols by dataset, and why datasets are left out.
+
+    A dataset of the profile whose data are missing is left out. One that was asked for by name
+    raises UserError.
+    """
+    params = _workspace.params_dir()
+    available = datasets_of(selection.profile, params)
+    for name in selection.datasets or ():
+        choose("dataset", name, available)
+    protocols, left_out = {}, []
+    for dataset in dict.fromkeys(available if selection.datasets is None else selection.datasets):
+        protocol = load(selection.profile, dataset, params, selection.overrides)
+        try:
+            for noise in protocol.label_noise:
+                splits = load_splits(protocol, noise, trials=1)
+        except MissingData as error:
+            if selection.datasets is not None:
+                raise
+            left_out.append(str(error))
+            continue
+        build(protocol.model, splits.shape, splits.classes, seed=0)
+        protocols[dataset] = protocol
+    return protocols, left_out
+
+
+def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Selection:
+    """Return `asked` as a profile of its own, `params/<name>/`, which holds the changed parameters.
+
+    `write=False` writes nothing and returns the selection unchanged. Raises UserError where the
+    profile exists with other parameters.
+    """
+    import yaml
+
+    params = _workspace.params_dir()
+    target = profile_dir(name).name
+    texts = {}
+    for dataset in asked.datasets or datasets_of(asked.profile, params):
+        protocol = load(asked.profile, dataset, params, asked.overrides)
+        values = {**protocol.to_dict(), "profile": target}
+        if asked.methods is not None:
+            methods = protocol.select_methods(asked.methods)
+            values["grids"] = {m: grid for m, grid in values["grids"].items() if m in methods}
+        texts[dataset] = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    for dataset, text in texts.items():
+        path = params / target / f"{dataset}.yaml"
+        if path.exists() and yaml.safe_load(path.read_text()) != yaml.safe_load(text):
+            raise UserError(f"{path} has other parameters; choose another name for --as")
+    if not write:
+        return asked
+    for dataset, text in texts.items():
+        _workspace.write(params / target / f"{dataset}.yaml", text)
+    return Selection(target, asked.datasets, asked.methods, None, asked.shard)

@@ -1,0 +1,76 @@
+"""Say what a profile holds, what of it is done, and how long the rest takes on this machine."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from softadlib import _workspace
+from softadlib.results import reader
+from softadlib.training.executors import shards, slurm
+from softadlib.training.profiles import datasets_of
+from softadlib.training.study import Study
+from softadlib.workbook.notebooks.progress_bar import duration
+from softadlib.workbook.prepare import Work
+
+
+def profiles() -> str:
+    """Return a table of the profiles with their datasets and finished results."""
+    params = _workspace.params_dir()
+    lines = [("profile", "finished", "datasets")]
+    for folder in sorted(path for path in params.iterdir() if path.is_dir()):
+        datasets = datasets_of(folder.name, params)
+        lines.append((folder.name, str(len(reader.places(folder.name))), ", ".join(datasets)))
+    return _table(lines)
+
+
+def progress(work: Work, jobs: int) -> str:
+    """Return a table of the studies: runs, epochs, share done, time left with `jobs` processes."""
+    lines: list[tuple[str, ...]] = [
+        ("dataset", "method", "values", "trials", "runs", "epochs", "done", "time left")
+    ]
+    seconds = [seconds_left(study, jobs) for study in work.studies]
+    for study, left in zip(work.studies, seconds):
+        trials = {(run.label_noise, run.trial) for run in study.runs}
+        counts = (len(study.runs) // max(len(trials), 1), len(trials), len(study.runs))
+        done = study.stored() / max(len(study.runs), 1)
+        words = (study.protocol.dataset, study.method, *map(str, counts))
+        time = "–" if not left else f"about {duration(left)}"
+        lines.append((*words, str(study.protocol.epochs), f"{done:.0%}", time))
+    total = f"in all about {duration(sum(seconds))} left, with {jobs} processes"
+    return f"{_table(lines)}\n{total if sum(seconds) else 'everything is trained'}"
+
+
+def seconds_left(study: Study, jobs: int) -> float:
+    """Estimate the time of a study's missing runs from the speed of stored results.
+
+    A network that no stored result has timed is taken to be as fast as the others are.
+    """
+    if study.done():
+        return 0.0
+    speeds = slurm.speeds()
+    speed = speeds.get(study.protocol.model) or statistics.median(speeds.values() or [2e10])
+    cost = sum(unit.cost for unit in shards.units([(study.protocol, study.method)]))
+    missing = 1 - study.stored() / max(len(study.runs), 1)
+    return max(cost * missing, 1) / speed / jobs
+
+
+def parameters(work: Work) -> str:
+    """Return the parameters of a profile, with the values of its datasets where they differ."""
+    values: dict[str, dict[str, str]] = {}
+    for dataset, protocol in work.protocols.items():
+        for name, value in protocol.to_dict().items():
+            if name not in ("profile", "dataset"):
+                values.setdefault(name, {})[dataset] = str(value)
+    lines = [("parameter", "value")]
+    for name, by_dataset in values.items():
+        common = Counter(by_dataset.values()).most_common(1)[0][0]
+        others = [f"{d}: {v}" for d, v in by_dataset.items() if v != common]
+        lines.append((name, "; ".join([common, *others])))
+    return _table(lines)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    """Align columns; the last one keeps its length."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    rows = ["  ".join(word.ljust(width) for word, width in zip(line, widths)) for line in lines]
+    return "\n".join(row.rstrip() for row in rows)
