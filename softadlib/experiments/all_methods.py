@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from softadlib import _workspace
-from softadlib.methods import METHODS, PAPER, method_of
+from softadlib.methods import METHODS, PAPER
 from softadlib.results import selection
 from softadlib.results.table import merge
 from softadlib.training import heldout, profiles
@@ -59,7 +59,7 @@ def compared(protocol: Protocol, runs: pd.DataFrame) -> pd.DataFrame:
     """Means over the trials of `chosen` runs, one line a method, and its gradients per step."""
     means = runs[runs["dataset"] == protocol.dataset].groupby("method")[["knob", *MEASURED]].mean()
     means = means.reindex(list(protocol.methods))
-    return means.assign(gradients=[method_of(protocol, m).gradients for m in protocol.methods])
+    return means.assign(gradients=[protocol.method(m).gradients for m in protocol.methods])
 
 
 def epoch_costs(protocol: Protocol, epochs: int = 3, rounds: int = 3) -> pd.Series:

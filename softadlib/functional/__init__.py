@@ -6,6 +6,7 @@ losses; `gradient_rules` SAM, ASAM, GNP and FD-GR as functions of a gradient fun
 
 from .gradient_rules import (
     ASAM_VARIANTS,
+    BN_UPDATES,
     FD_SCHEMES,
     GNP_MIXINGS,
     Grads,
@@ -41,6 +42,7 @@ from .robust import chi2_dro, cvar, tilted
 
 __all__ = [
     "ASAM_VARIANTS",
+    "BN_UPDATES",
     "FD_SCHEMES",
     "GNP_MIXINGS",
     "LN2",

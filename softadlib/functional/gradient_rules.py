@@ -19,6 +19,7 @@ ASAM_VARIANTS = {"official": 1e-16, "davda54": 1e-12}
 """The two public ASAMs, and what each adds to the norm it divides by."""
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
+BN_UPDATES = ("both", "first")
 
 
 def global_norm(grads: Grads) -> Tensor:

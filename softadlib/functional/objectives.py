@@ -129,9 +129,16 @@ def softad(
 
 
 def softad_weights(
-    losses: Tensor, theta: float | Tensor, sigma: float | Tensor = 1.0, scale: str = "code"
+    losses: Tensor,
+    theta: float | Tensor,
+    sigma: float | Tensor = 1.0,
+    scale: str = "code",
+    *,
+    eta: float = 1.0,
 ) -> Tensor:
     """∂softad/∂ℓ_i · n: the weight of each sample's gradient, same shape as `losses`.
+
+    η is taken as `softad` takes it, and is in no gradient.
 
     σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends. θ and σ in
     nats. Holland & Nakatani (2024), Sec. 3.

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softadlib._validation import choose
-from softadlib.functional.gradient_rules import Grads
-
-BN_UPDATES = ("both", "first")
+from softadlib.functional.gradient_rules import BN_UPDATES, Grads
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from torch.optim.optimizer import ParamsT
 from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
-from softadlib.optim.closure import BN_UPDATES as BN_UPDATES
 from softadlib.optim.closure import ClosureOptimizer, accept_class
 
 

@@ -70,7 +70,8 @@ def models(protocol: Protocol, method: str) -> int:
     """How many networks are trained by ERM for each trial before the method's own runs."""
     if not get_method(method).samples:
         return 0
-    return protocol.aux_folds if protocol.aux == "folds" else 1
+    settings = protocol.settings_of(method)
+    return int(settings["aux_folds"]) if settings["aux"] == "folds" else 1
 
 
 def prepare(
@@ -141,12 +142,14 @@ def held_out(
     samples, and where a fold leaves a last batch of one. Bae et al. (2024).
     """
     splits = load_splits(protocol, label_noise)
-    n, count = splits.train.shape[1], protocol.aux_folds if protocol.aux == "folds" else CHUNKS
+    settings = protocol.settings_of("adaflood")
+    whole_models = settings["aux"] == "folds"
+    n, count = splits.train.shape[1], settings["aux_folds"] if whole_models else CHUNKS
     if count > n:
         raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
     dealt = np.array([_order(seed, n) for seed in protocol.seeds])
     folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
-    find = by_folds if protocol.aux == "folds" else by_last_layer
+    find = by_folds if whole_models else by_last_layer
     out, desk = np.full((protocol.trials, n), np.nan), desk or RunWriter(protocol)
     with numerics(pick_device(protocol.device), protocol.precision):
         each = find(protocol, label_noise, trials, splits, folds, desk, tick)

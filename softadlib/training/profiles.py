@@ -1,19 +1,37 @@
 """`params/<profile>/<dataset>.yaml` → checked protocols."""
 
+import copy
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from softadlib._validation import UserError, choose
-from softadlib.training.protocol import DATASETS, Protocol
+from softadlib.training.protocol import DATASETS, LEGACY_SETTINGS, Protocol
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """YAML that reads 1e-3 and 1e2 as numbers; YAML 1.1 wants a point and a sign in them."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that `text` stands for; raises `yaml.YAMLError`."""
+    return yaml.load(text, _Loader)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping, or a UserError naming file and line."""
-    import yaml
-
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -24,6 +42,47 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
         raise UserError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
     return values
+
+
+def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `changes` on top.
+
+    A dotted key such as `grids.softad` changes one entry and leaves the others; null removes it.
+    """
+    merged = copy.deepcopy(dict(values))
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        target = merged
+        for name in parents:
+            target = target.setdefault(name, {})
+            if not isinstance(target, dict):
+                raise UserError(f"{key} cannot be set: {name} is {target!r}, no mapping")
+        if parents and value is None:
+            target.pop(last, None)
+        else:
+            target[last] = value
+    return merged
+
+
+def read_profile(path: Path, params: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The values of a profile's file on top of those of the file that it extends.
+
+    `extended`: the files that lead here. Raises UserError for a file that is not there, and for
+    one that extends itself.
+    """
+    values = read_yaml(path)
+    base = values.pop("extends", None)
+    if base is None:
+        return merge({}, values)
+    base_path = params / f"{base}.yaml"
+    if base_path in (path, *extended):
+        raise UserError(f"{path}: extends {base!r}, which extends it in turn; break the circle")
+    if not base_path.is_file():
+        raise UserError(
+            f"{path}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
+        )
+    inherited = read_profile(base_path, params, (path, *extended))
+    return merge({k: v for k, v in inherited.items() if k not in ("profile", "dataset")}, values)
 
 
 def datasets_of(profile: str, params: Path) -> list[str]:
@@ -41,20 +100,22 @@ def datasets_of(profile: str, params: Path) -> list[str]:
 def load(
     profile: str, dataset: str, params: Path, overrides: Mapping[str, Any] | None = None
 ) -> Protocol:
-    """`params/<profile>/<dataset>.yaml`, with `overrides` on top.
+    """`params/<profile>/<dataset>.yaml`, with `overrides` on top as `merge` puts them.
 
     Raises UserError for an unknown profile or dataset, a broken file, a bad key or value.
     """
     choose("dataset", dataset, datasets_of(profile, params))
     path = params / profile / f"{dataset}.yaml"
-    values = read_yaml(path)
+    values = read_profile(path, params)
     for key, expected in (("profile", profile), ("dataset", dataset)):
         if values.setdefault(key, expected) != expected:
             raise UserError(f"{path}: {key} is {values[key]!r} but the path says {expected!r}")
     try:
-        Protocol.from_dict(values)
+        protocol = Protocol.from_dict(values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    names = [n for n in Protocol.names() if n not in ("profile", "dataset")]
     for key in overrides or {}:
-        choose("parameter", key, [n for n in Protocol.names() if n not in ("profile", "dataset")])
-    return Protocol.from_dict({**values, **(overrides or {})})
+        if key not in LEGACY_SETTINGS:
+            choose("parameter", key.partition(".")[0], names)
+    return Protocol.from_dict(merge(values, overrides)) if overrides else protocol

@@ -6,7 +6,6 @@ where the first pass did. On a CPU with one thread, where every run is trained a
 for bit; elsewhere the first pass measures every curve.
 """
 
-import dataclasses
 import functools
 import math
 import time
@@ -21,7 +20,6 @@ import torch
 from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.data.synthetic import SYNTHETIC
-from softadlib.methods import method_of
 from softadlib.results import provenance, selection
 from softadlib.results.folder import ResultFolder, claim, read_provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
@@ -61,13 +59,13 @@ class Study:
     trials: Collection[tuple[float, int]] | None = None
 
     def __post_init__(self):
-        self.gradients = method_of(self.protocol, self.method).gradients
+        self.gradients = self.protocol.method(self.method).gradients
         self.place = ResultFolder(
             self.protocol.profile, self.protocol.dataset, self.method, self.protocol.fingerprint()
         )
         self.device = self.device or pick_device(self.protocol.device)
         # others' machines may have a GPU that this one has not, or the other way round
-        self.told = dataclasses.replace(self.protocol, device=self.device.type)
+        self.told = self.protocol.replace(device=self.device.type)
         self.resolve()
         single = len(self.runs) == self.choices
         replays = self.device.type == "cpu" and self.protocol.curves == "selected" and not single

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.data.splits import Splits
-from softadlib.methods import method_of
 from softadlib.models import build
 from softadlib.results.schema import MEASURES
 from softadlib.results.table import merge
@@ -52,7 +51,7 @@ class Trainer:
         samples: dict[str, Tensor] | None = None,
     ):
         self.protocol, self.runs = protocol, list(runs)
-        self.method, self.samples = method_of(protocol, runs[0].method), samples
+        self.method, self.samples = protocol.method(runs[0].method), samples
         self.device, self.dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
         splits = splits or load_splits(protocol, runs[0].label_noise)
         self.splits = splits.to(self.device, self.dtype)
@@ -76,7 +75,6 @@ class Trainer:
     ) -> VmapEngine | StreamEngine:
         """What trains `runs`."""
         method, protocol = self.method, self.protocol
-        names = (*method.settings, *method.rule_settings)
         networks = {run.trial: self.network(run) for run in runs}  # runs of a trial begin alike
         batch = RunBatch(
             method,
@@ -84,7 +82,7 @@ class Trainer:
             splits or self.splits,
             [run.trial for run in runs],
             [run.knob for run in runs],
-            {name: getattr(protocol, name) for name in names},
+            protocol.settings_of(method.name),
             self.samples or {},
             bf16=protocol.precision == "bf16",
         )

@@ -87,10 +87,12 @@ def overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Read every `-p NAME VALUE`. Raises UserError for a value that is not YAML."""
     import yaml
 
+    from softadlib.training.profiles import parse_yaml
+
     values = {}
     for name, text in pairs:
         try:
-            values[name] = yaml.safe_load(text)
+            values[name] = parse_yaml(text)
         except yaml.YAMLError:
             raise UserError(f"parameter {name}: {text!r} is not YAML") from None
     return values

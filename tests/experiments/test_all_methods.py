@@ -10,7 +10,7 @@ import torch
 from helpers.workspace import TINY, make_home
 
 from softadlib.experiments import all_methods, method_figures
-from softadlib.methods import METHODS, method_of
+from softadlib.methods import METHODS
 from softadlib.training.engines.base import TrainConfig
 from softadlib.training.protocol import Protocol
 from softadlib.training.trainer import Trainer
@@ -33,8 +33,8 @@ def protocol(**changes):
 @pytest.mark.parametrize("name", METHODS)
 def test_gradients_per_step_are_those_the_trainer_takes(name, scheme):
     """Calls of the objective while an engine makes two steps, against what the registry says."""
-    made = protocol(scheme=scheme)
-    method, calls = method_of(made, name), []
+    made = protocol(settings={"fdgr": {"scheme": scheme}})
+    method, calls = made.method(name), []
 
     def counted(losses, *args, **kwargs):
         calls.append(len(losses))

@@ -22,7 +22,7 @@ from softadlib.training.trainer import train_runs
 from softadlib.workbook.cli import main
 
 SGD = Protocol.from_dict({"profile": "t", "dataset": "gaussian", **TINY})
-ADAM = dataclasses.replace(SGD, optimizer="adam", lr=0.01, model="mlp4x500", epochs=3)
+ADAM = SGD.replace(optimizer="adam", lr=0.01, model="mlp4x500", epochs=3)
 
 
 def end(protocol, run):
@@ -87,7 +87,7 @@ def test_a_method_that_weighs_no_samples_is_refused():
 def test_matched_by_lr_is_erm_with_that_lr():
     run = Run("softad", 0.0, 1, 0.3)
     row = controls.train_matched_erm(SGD, run, 0.25).iloc[0]
-    plain = end(dataclasses.replace(SGD, lr=SGD.lr / 4), Run("erm", 0.0, 1, math.nan))
+    plain = end(SGD.replace(lr=SGD.lr / 4), Run("erm", 0.0, 1, math.nan))
     assert row["loss_test"] == plain["loss_test"]
     assert (row["knob"], row["factor"], row["control"]) == (0.3, 0.25, "lr")
 

@@ -98,15 +98,13 @@ def test_the_registry_says_how_many():
 
 
 def test_a_centered_difference_is_known_to_take_a_third():
-    from types import SimpleNamespace
-
-    from softadlib.methods import METHODS, method_of
+    from softadlib.methods import METHODS
 
     for scheme in ("forward", "centered"):
-        calls, method = [], method_of(SimpleNamespace(scheme=scheme), "fdgr")
+        calls, method = [], METHODS["fdgr"].at({"scheme": scheme})
         method.rule(counted(quadratic, calls), {"weight": W}, 0.5, scheme=scheme)
         assert len(calls) == method.gradients == (3 if scheme == "centered" else 2)
-    assert method_of(SimpleNamespace(scheme="centered"), "gnp") is METHODS["gnp"]
+    assert METHODS["gnp"].at({"scheme": "centered"}) is METHODS["gnp"]
 
 
 # Quadratics

@@ -33,7 +33,8 @@ def home(tmp_path, monkeypatch):
 def protocol(**changes):
     values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY}
     values["grids"] = {"adaflood": [0.2, 0.5]}
-    return Protocol.from_dict(values | changes)
+    own = {name: changes.pop(name) for name in ("aux", "aux_folds") if name in changes}
+    return Protocol.from_dict({**values, "settings": {"adaflood": own}, **changes})
 
 
 def place(made):
@@ -56,7 +57,7 @@ def fold_networks(made, splits, trial=0):
     """State of each fold's model, and the fold."""
     n, found = splits.train.shape[1], []
     folds = np.array([heldout._order(seed, n) for seed in made.seeds])
-    folds = [torch.from_numpy(f) for f in np.array_split(folds, made.aux_folds, axis=1)]
+    folds = [torch.from_numpy(f) for f in np.array_split(folds, made.settings_of("adaflood")["aux_folds"], axis=1)]
     for i, held in enumerate(folds):
         rest = splits.train.gather(1, heldout.without(folds, i))
         some = dataclasses.replace(splits, train=rest)
@@ -362,8 +363,8 @@ def test_results_made_before_the_new_fields_keep_their_fingerprint():
     made = protocol()
     assert made.fingerprint() != protocol(aux_folds=4).fingerprint()
     assert made.fingerprint() != protocol(aux="last-layer").fingerprint()
-    facts = {k: v for k, v in made.to_dict().items() if k not in ("aux", "aux_folds")}
-    assert Protocol.from_dict(facts).fingerprint() == made.fingerprint()
+    facts = {k: v for k, v in made.to_dict().items() if k != "settings"}
+    assert Protocol.from_provenance({**facts, "sigma": 1.0}).fingerprint() == made.fingerprint()
 
 
 # Kept

@@ -1,3 +1,5 @@
+import hashlib
+import json
 import math
 
 import pytest
@@ -7,9 +9,56 @@ from helpers.workspace import TINY, make_home
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, PAPER
 from softadlib.training.profiles import datasets_of, load
-from softadlib.training.protocol import Protocol, Run, trial_seeds
+from softadlib.training.protocol import (
+    LEGACY_SETTINGS,
+    RUNTIME_FIELDS,
+    SELECTION_FIELDS,
+    Protocol,
+    Run,
+    trial_seeds,
+)
 
 BASE = {"profile": "tiny", "dataset": "gaussian", **TINY}
+
+
+OTHER_SETTINGS = [
+    ("sam", "bn_update", "first"),
+    ("softad", "sigma", 2.0),
+    ("softad", "eta", 0.5),
+    ("softad", "scale", "text"),
+    ("asam", "bn_update", "first"),
+    ("asam", "variant", "davda54"),
+    ("asam", "eta", 0.1),
+    ("gnp", "bn_update", "first"),
+    ("gnp", "radius", 0.2),
+    ("gnp", "mixing", "official"),
+    ("fdgr", "bn_update", "first"),
+    ("fdgr", "step_size", 0.1),
+    ("fdgr", "scheme", "centered"),
+    ("adaflood", "aux", "last-layer"),
+    ("adaflood", "aux_folds", 4),
+]
+LEGACY_VALUES = {
+    "sigma": 1.0,
+    "scale": "code",
+    "bn_update": "both",
+    "variant": "official",
+    "eta": 0.01,
+    "radius": 0.1,
+    "mixing": "paper",
+    "step_size": 0.01,
+    "scheme": "forward",
+    "aux": "folds",
+    "aux_folds": 5,
+}
+"""The fields that settings were once, at their defaults."""
+
+
+def nested(key, value):
+    """{a: {b: value}} of "a.b"."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return value
 
 
 def protocol(**changes):
@@ -40,8 +89,7 @@ def test_every_method_with_a_knob_takes_a_grid():
     p = protocol(grids=grids)
     assert p.methods == tuple(METHODS)
     for name, method in METHODS.items():
-        settings = (*method.settings, *method.rule_settings)
-        assert set(settings) <= set(Protocol.names()), "settings are handed over by these names"
+        assert p.settings_of(name) == method.defaults
         assert len(p.runs(name)) == (2 * p.trials if method.knob else p.trials)
 
 
@@ -61,13 +109,34 @@ def test_seeds_are_the_authors_and_a_prefix():
 def test_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     same = [{"trials": 9}, {"grids": {"sam": [1.0]}}, {"device": "cpu"}, {"stack": 16}, {"ties": "smallest"},
             {"curve_every": 3}, {"profile": "other"}, {"label_noise": [0.1]}]  # fmt: skip
-    other = [{"lr": 0.2}, {"epochs": 5}, {"sigma": 2.0}, {"dtype": "float32"}, {"batch_size": 20},
-             {"dataset": "spiral"}, {"n_test": 60}, {"bn_update": "first"},
-             {"variant": "davda54"}, {"eta": 0.1}, {"radius": 0.2}, {"mixing": "official"},
-             {"step_size": 0.1}, {"scheme": "centered"}]  # fmt: skip
+    other = [{"lr": 0.2}, {"epochs": 5}, {"dtype": "float32"}, {"batch_size": 20},
+             {"dataset": "spiral"}, {"n_test": 60}]  # fmt: skip
+    other += [{"settings": {method: {name: value}}} for method, name, value in OTHER_SETTINGS]
     assert {protocol(**c).fingerprint() for c in same} == {protocol().fingerprint()}
     assert protocol().fingerprint() not in {protocol(**c).fingerprint() for c in other}
     assert len({protocol(**c).fingerprint() for c in other}) == len(other)
+
+
+def test_every_setting_changes_the_fingerprint():
+    have = {(m.name, name) for m in METHODS.values() for name in m.settings}
+    assert {(method, name) for method, name, _ in OTHER_SETTINGS} == have
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [case for case in OTHER_SETTINGS if case[0] in LEGACY_SETTINGS.get(case[1], ())],
+)
+def test_protocols_with_settings_among_their_fields_are_read_from_provenance(method, name, value):
+    facts = {k: v for k, v in protocol().to_dict().items() if k != "settings"}
+    read = Protocol.from_provenance({**facts, name: value})
+    for taker in LEGACY_SETTINGS[name]:
+        assert read.settings_of(taker)[name] == value
+    flat = {**LEGACY_VALUES, name: value}
+    skip = {*RUNTIME_FIELDS, *SELECTION_FIELDS}
+    old = {k: v for k, v in {**facts, **flat}.items() if k not in skip}
+    old = {k: v for k, v in old.items() if {"aux": "folds", "aux_folds": 5}.get(k) != v}
+    text = json.dumps([3, old], sort_keys=True)
+    assert read.fingerprint() == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_round_trip_through_plain_values():
@@ -80,20 +149,23 @@ BAD = {
     "dataset": ["moons", 3],
     "model": ["resnet99"],
     "optimizer": ["lion"],
-    "scale": ["paper"],
-    "bn_update": ["second"],
-    "variant": ["adaptive", None],
-    "mixing": ["theirs", True],
-    "scheme": ["backward"],
-    "eta": [-0.01, math.nan, "0.01"],
-    "radius": [-0.1, math.inf, None],
-    "step_size": [0, -0.01, "small"],
+    "settings.softad.scale": ["paper"],
+    "settings.sam.bn_update": ["second"],
+    "settings.asam.variant": ["adaptive", None],
+    "settings.gnp.mixing": ["theirs", True],
+    "settings.fdgr.scheme": ["backward"],
+    "settings.asam.eta": [-0.01, math.nan, "0.01"],
+    "settings.gnp.radius": [-0.1, math.inf, None],
+    "settings.fdgr.step_size": [0, -0.01, "small"],
+    "settings.adaflood.aux_folds": [1, 2.0, "5"],
+    "settings": [7, "softad", {"softad": 3}, {"erm": {"sigma": 1.0}}],
+    "settings.softad": [{"theta": 0.1}],
     "ties": ["median"],
     "curves": ["some"],
     "dtype": ["float16"],
     "device": ["tpu"],
     "profile": ["../up", "", "a b", 7],
-    "sigma": [0, -1.0, math.nan, math.inf, "1.0", True, None],
+    "settings.softad.sigma": [0, -1.0, math.nan, math.inf, "1.0", True, None],
     "lr": [0, -0.1, math.nan, "fast"],
     "momentum": [-0.1, 1.5],
     "weight_decay": [-1],
@@ -133,12 +205,12 @@ BAD = {
 )
 def test_bad_values_are_one_line_with_name_and_value(key, value):
     with pytest.raises(UserError) as caught:
-        protocol(**{key: value})
+        protocol(**nested(key, value))
     message = str(caught.value)
     assert "\n" not in message
-    if key == "grids":
-        assert "grids" in message
-        culprit = value if isinstance(value, str) else next(iter(value))
+    if key in ("grids", "settings", "settings.softad"):
+        assert key.split(".")[0].removesuffix("s") in message
+        culprit = next(iter(value)) if isinstance(value, dict) else value
         assert str(culprit) in message
     else:
         assert key in message

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*ray
 
 GRIDS = {"softad": [0.05, 0.1, 0.3], "sam": [0.1], "adaflood": [0.1]}
 DATASETS = {
-    "gaussian": {"trials": 3, "grids": GRIDS, "aux_folds": 2},
+    "gaussian": {"trials": 3, "grids": GRIDS, "settings": {"adaflood": {"aux_folds": 2}}},
     "spiral": {"grids": {"softad": "auto"}},
 }
 PAIRS = [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", m) for m in ("erm", "softad")]
@@ -294,7 +294,7 @@ def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
         return line
 
     # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: found on a node
-    argv = ("--method", "adaflood", "--dataset", "gaussian", "-p", "aux_folds", "3")
+    argv = ("--method", "adaflood", "--dataset", "gaussian", "-p", "settings", "{adaflood: {aux_folds: 3}}")
     assert "with aux_folds 3, batch_size 13 leaves a last batch of one" in refused(
         *argv, "-p", "batch_size", "13"
     )

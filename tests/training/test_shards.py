@@ -23,7 +23,7 @@ from softadlib.workbook import cli
 
 GRIDS = {"softad": [0.05, 0.3], "sam": [0.1], "adaflood": [0.1, 0.5]}
 DATASETS = {
-    "gaussian": {"trials": 3, "grids": GRIDS, "aux_folds": 2},
+    "gaussian": {"trials": 3, "grids": GRIDS, "settings": {"adaflood": {"aux_folds": 2}}},
     "spiral": {"label_noise": [0.0, 0.1], "epochs": 3, "grids": {"softad": [0.05, 0.3]}},
 }
 UNITS = 3 * 4 + 2 * 2 * 2
@@ -96,9 +96,9 @@ def test_a_shard_leaves_the_results_of_another_protocol_alone(home):
     old = Protocol.from_dict({"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY})
     study.run(old, "erm")
     kept = tree(home)
-    study.run(dataclasses.replace(old, lr=0.2), "erm", trials={(0.0, 1)})
+    study.run(old.replace(lr=0.2), "erm", trials={(0.0, 1)})
     assert {n: t for n, t in tree(home).items() if n in kept} == kept
-    rows = study.run(dataclasses.replace(old, lr=0.2), "erm")
+    rows = study.run(old.replace(lr=0.2), "erm")
     assert rows["trial"].unique().tolist() == [0, 1]
     folder = home / "outputs/tiny/gaussian"
     assert (folder / f"erm.{old.fingerprint()}" / "metrics.parquet").exists()

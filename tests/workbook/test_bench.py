@@ -27,7 +27,7 @@ def tiny(monkeypatch):
             image = case.protocol.dataset not in ("gaussian",)
             sizes = {"n_train": 60, "n_val": 20, "n_test": 20} if image else {"n_test": 40}
             changes = {"dataset": "digits", "batch_size": 50} if image else {}
-            protocol = dataclasses.replace(case.protocol, **sizes, **changes, model="linear")
+            protocol = case.protocol.replace(**sizes, **changes, model="linear")
             epochs = min(case.epochs, 2)
             found.append(dataclasses.replace(case, protocol=protocol, epochs=epochs, note=""))
         return found
@@ -140,6 +140,6 @@ def test_bad_calls_are_one_line(capsys, tmp_path):
 
 def test_one_share_is_worked_through_with_the_threads_asked():
     case = dataclasses.replace(cases(["eval-20000"], "cpu")[0])
-    case = dataclasses.replace(case, protocol=dataclasses.replace(case.protocol, **TINY))
+    case = dataclasses.replace(case, protocol=case.protocol.replace(**TINY))
     for who in ("published", "ours"):
         work_through(case, who, case.runs(1), "only", 1)

@@ -41,8 +41,16 @@ BAD = [
         "parameter 'epoch' unknown; choose from folder, model, optimizer",
     ),
     (("tiny", "-p", "epochs", "many"), "epochs must be a whole number of at least 1, got 'many'"),
-    (("tiny", "-p", "sigma", "0"), "sigma must be a number above 0, got 0"),
-    (("tiny", "-p", "sigma", ".nan"), "sigma must be a number above 0, got nan"),
+    (("tiny", "-p", "settings.softad.sigma", "0"), "sigma must be a number above 0, got 0"),
+    (("tiny", "-p", "settings.softad.sigma", ".nan"), "sigma must be a number above 0, got nan"),
+    (
+        ("tiny", "-p", "sigma", "2"),
+        "parameter 'sigma' belongs to a method; write settings: {softad: {sigma: 2}}, on the command "
+        "line -p settings.softad.sigma 2",
+    ),
+    (("tiny", "-p", "settings.softad.sgima", "2"), "setting of softad 'sgima' unknown; choose from"),
+    (("tiny", "-p", "settings.erm.sigma", "2"), "method in settings 'erm' unknown; choose from"),
+    (("tiny", "-p", "epochs.softad", "2"), "epochs.softad cannot be set: epochs is 4, no mapping"),
     (
         ("tiny", "-p", "label_noise", "1.5"),
         "label_noise must be a number of at least 0 and at most 1, got 1.5",
@@ -84,7 +92,8 @@ def test_bad_arguments(capsys, home, command, argv, words):
         ("epochs: [1, 2", "broken YAML"),
         ("epochs: 3\nteh: 4", "parameter 'teh' unknown"),
         ("grids: {softad: [.nan]}", "theta in grids.softad"),
-        ("sigma: -1", "sigma must be a number above 0, got -1"),
+        ("settings: {softad: {sigma: -1}}", "sigma must be a number above 0, got -1"),
+        ("sigma: 2", "write settings: {softad: {sigma: 2}}"),
         ("label_noise: []", "label_noise must be"),
     ],
 )

@@ -29,17 +29,6 @@ DASHES: dict[str, dict[str, Literal["-", "--"]]] = {
     "train": {"train": "-", "test": "--"},
 }
 """The part drawn solid → the line style of each part."""
-AXES = {
-    "theta": "θ (nats)",
-    "radius": "radius",
-    "alpha": "α",
-    "strength": "λ",
-    "beta": "β",
-    "divergence": "χ² radius",
-    "t": "t per nat",
-    "gamma": "γ",
-}
-"""Each knob of the registry, as its axis is labelled."""
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
@@ -243,7 +232,8 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
     rows = rows[rows["epoch"] == rows["epoch"].max()]
     symbol = rows["method"].map({name: method.knob for name, method in METHODS.items()})
-    knobs = [knob for knob in AXES if (symbol == knob).any()] or ["theta"]
+    axis = {method.knob: method.axis for method in METHODS.values() if method.knob}
+    knobs = [knob for knob in axis if (symbol == knob).any()] or ["theta"]
     grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
@@ -254,7 +244,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
             sns.lineplot(mine, x="knob", y=column, errorbar=("pi", 100), ax=ax, **hue, **dots)
         for name, level in rows[symbol.isna()].groupby("method")[column].mean().items():
             ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
-        ax.set(xlabel=AXES[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
+        ax.set(xlabel=axis[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
         if knobs[j] == "theta":
             mark_ln2(ax, label=i == 0)
         elif (mine["knob"] > 0).all():

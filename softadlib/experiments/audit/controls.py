@@ -110,7 +110,7 @@ def train_matched_erm(
     choose("control", control, (BY_LR, BY_LOSS))
     objective = METHODS["erm"].objective
     if control == BY_LR:
-        protocol = dataclasses.replace(protocol, lr=protocol.lr * factor)
+        protocol = protocol.replace(lr=protocol.lr * factor)
     else:
         objective = functools.partial(scaled, factor=factor)
     erm = dataclasses.replace(run, method="erm", knob=math.nan)
@@ -125,7 +125,7 @@ def _trained(
     splits: Splits | None,
     tick: Callable[[int], None] = lambda runs: None,
 ) -> pd.DataFrame:
-    protocol = dataclasses.replace(protocol, device="cpu")
+    protocol = protocol.replace(device="cpu")
     with numerics(pick_device("cpu"), protocol.precision):
         sweep = Trainer(protocol, [run], splits)
         sweep.method = dataclasses.replace(sweep.method, objective=objective)
@@ -201,7 +201,7 @@ def _protocol(profile: str, dataset: str) -> Protocol:
     """The protocol that made the stored sweep."""
     place = profile_dir(profile) / dataset / "softad"
     facts = read_provenance(place / "provenance.json")
-    protocol = Protocol.from_dict(facts["protocol"])
+    protocol = Protocol.from_provenance(facts["protocol"])
     if protocol.fingerprint() != facts["fingerprint"]:
         raise UserError(
             f"{place} was made by other code than this; softad train {profile} makes it again"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
-from softadlib.analysis.plotting.curves import AXES, NAMES, PALETTE, cell_edges, mark_ln2
+from softadlib.analysis.plotting.curves import NAMES, PALETTE, cell_edges, mark_ln2
 from softadlib.methods import METHODS
 
 HALO = [withStroke(linewidth=3, foreground="white")]
@@ -25,7 +25,7 @@ def minimiser_map(ax: Axes, table: pd.DataFrame) -> QuadMesh:
     ax.grid(False)
     ax.axhline(0.5, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
     mark_ln2(ax)
-    ax.set(xlabel=AXES["theta"], ylabel="η = P(class 1 | x)")
+    ax.set(xlabel=METHODS["softad"].axis, ylabel="η = P(class 1 | x)")
     return mesh
 
 
@@ -67,7 +67,7 @@ def through(
             if classes[name] > 2:
                 mark_classes(ax, classes[name], label=top)
         column[0].set_title(name, pad=16)
-        column[1].set_xlabel(AXES["theta"])
+        column[1].set_xlabel(METHODS["softad"].axis)
     axes[0, 0].set_ylabel(f"test {NAMES['acc']}")
     axes[1, 0].set_ylabel(f"test {NAMES['loss']}")
     handles = [Line2D([], [], color=PALETTE[m], label=METHODS[m].label) for m in methods]

@@ -71,9 +71,11 @@ class VmapEngine(Engine):
     def _sorted(self, per_run: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Settings of the objective and settings of the gradient rule."""
         settings = {**self.shared, **per_run}
+        objective = (*self.method.settings_for("objective"), *self.method.samples)
+        rule = self.method.settings_for("rule")
         return (
-            {k: v for k, v in settings.items() if k in self.method.settings + self.method.samples},
-            {k: v for k, v in settings.items() if k in self.method.rule_settings},
+            {k: v for k, v in settings.items() if k in objective},
+            {k: v for k, v in settings.items() if k in rule},
         )
 
     def _call(self, state: tuple[Grads, Grads], x: Tensor) -> Tensor:

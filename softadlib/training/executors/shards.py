@@ -12,7 +12,6 @@ from typing import Any
 from softadlib._validation import UserError
 from softadlib._workspace import params_dir
 from softadlib.data.synthetic import SYNTHETIC
-from softadlib.methods import method_of
 from softadlib.models import build
 from softadlib.training.memory import forward_flops
 from softadlib.training.profiles import datasets_of, load
@@ -56,11 +55,12 @@ def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
 
 def _cost(protocol: Protocol, name: str, grid: int) -> int:
     """Of one trial: its grid, the run that is replayed, and what the method wants to know before."""
-    method, curves = method_of(protocol, name), protocol.curves
+    method, curves = protocol.method(name), protocol.curves
     replayed = int(grid > 1 and curves == "selected")
     epochs = (grid + replayed) * method.gradients + (protocol.grids.get(name) in AUTO)
     if method.samples:
-        epochs += protocol.aux_folds - 1 if protocol.aux == "folds" else 1
+        settings = protocol.settings_of(name)
+        epochs += settings["aux_folds"] - 1 if settings["aux"] == "folds" else 1
     whole, test = SIZES.get(protocol.dataset, OTHERS)
     train, test = protocol.n_train or whole * 4 // 5, protocol.n_test or test
     points = protocol.epochs // protocol.curve_every * (grid if curves == "all" else 1)

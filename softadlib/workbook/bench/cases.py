@@ -73,7 +73,7 @@ def cases(names: Sequence[str], device: str) -> list[Case]:
     }
     values = tuple(np.linspace(0.01, 0.5, STUDY["values"]).tolist())
     small = Protocol(**base, epochs=STUDY["epochs"], grids={"softad": values, "sam": values})
-    study = dataclasses.replace(small, trials=STUDY["trials"])
+    study = small.replace(trials=STUDY["trials"])
     whole: dict[str, Any] = {
         "method": "softad",
         "epochs": STUDY["epochs"],
@@ -107,7 +107,7 @@ def cases(names: Sequence[str], device: str) -> list[Case]:
         ),
         "resnet18-step": Case(
             "resnet18-step",
-            dataclasses.replace(fashion, model="resnet18", batch_size=50),
+            fashion.replace(model="resnet18", batch_size=50),
             "erm",
             1,
             "never",
@@ -156,7 +156,7 @@ class Side:
         data = {part: splits.part(part) for part in PARTS}
         data = {p: (splits.inputs(x, p, 0), y) for p, (x, y) in data.items()}
         make = reference.optimizers(protocol.optimizer, protocol.lr, protocol.momentum)
-        settings = {name: getattr(protocol, name) for name in method.settings}
+        settings = protocol.settings_of(method.name)
         for run in runs:
             network = self.sweep.network(run).to(device)
             if evals == "only":

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 CE = nn.CrossEntropyLoss(reduction="none")
 
 
-def _soft(losses, theta, sigma=1.0, scale="code"):
+def _soft(losses, theta, sigma=1.0, scale="code", eta=1.0):
     z = (losses - theta) / sigma
     height = torch.sqrt(1 + z**2) - 1
-    return theta + (sigma**2 if scale == "code" else sigma) * height.mean()
+    return eta * theta + (sigma**2 if scale == "code" else sigma) * height.mean()
 
 
 def _cvar(losses, beta, **_):

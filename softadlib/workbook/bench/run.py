@@ -153,7 +153,7 @@ class Bench:
         base = cases(["train-erm"], self.device.type)[0]
         names = [m.name for m in METHODS.values() if not m.samples]
         grids = {name: (0.1,) for name in names if METHODS[name].knob}
-        protocol = dataclasses.replace(base.protocol, grids=grids)
+        protocol = base.protocol.replace(grids=grids)
         of = {
             name: dataclasses.replace(base, name=f"step {name}", method=name, protocol=protocol)
             for name in names
@@ -183,7 +183,7 @@ class Bench:
         sizes += [(4, 10, "linear"), (4, 10, "mlp1x1000")]
         rows = []
         for runs, epochs, model in sizes:
-            protocol = dataclasses.replace(base.protocol, model=model)
+            protocol = base.protocol.replace(model=model)
             name = f"growth {model}"  # its own data and networks in each process
             case = dataclasses.replace(base, name=name, epochs=epochs, protocol=protocol)
             self._timed(dataclasses.replace(case, epochs=1), "ours", self.processes, "same")
