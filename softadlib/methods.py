@@ -86,9 +86,9 @@ class Method:
         """Every setting at its default."""
         return {name: setting.default for name, setting in self.settings.items()}
 
-    def settings_for(self, taker: str) -> tuple[str, ...]:
-        """Names of the settings that the "objective", the "rule" or "held-out" training takes."""
-        return tuple(name for name, setting in self.settings.items() if setting.taker == taker)
+    def settings_for(self, *takers: str) -> tuple[str, ...]:
+        """Names of the settings that any of `takers` is given: "objective", "rule", "held-out"."""
+        return tuple(name for name, setting in self.settings.items() if setting.taker in takers)
 
     def at(self, settings: Mapping[str, Any]) -> "Method":
         """The same method with as many gradients as it takes at these settings."""

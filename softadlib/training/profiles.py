@@ -12,7 +12,7 @@ from softadlib._validation import UserError, choose
 from softadlib.training.protocol import DATASETS, LEGACY_SETTINGS, Protocol
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+class _Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
     """YAML that reads 1e-3 and 1e2 as numbers; YAML 1.1 wants a point and a sign in them."""
 
 

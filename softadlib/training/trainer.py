@@ -75,6 +75,7 @@ class Trainer:
     ) -> VmapEngine | StreamEngine:
         """What trains `runs`."""
         method, protocol = self.method, self.protocol
+        settings = protocol.settings_of(method.name)
         networks = {run.trial: self.network(run) for run in runs}  # runs of a trial begin alike
         batch = RunBatch(
             method,
@@ -82,7 +83,7 @@ class Trainer:
             splits or self.splits,
             [run.trial for run in runs],
             [run.knob for run in runs],
-            protocol.settings_of(method.name),
+            {name: settings[name] for name in method.settings_for("objective", "rule")},
             self.samples or {},
             bf16=protocol.precision == "bf16",
         )

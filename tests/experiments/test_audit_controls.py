@@ -1,6 +1,5 @@
 """Weights watched along a run against autograd and a loop of one's own; ERM at a matched step."""
 
-import dataclasses
 import math
 
 import numpy as np

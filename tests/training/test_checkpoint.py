@@ -341,7 +341,11 @@ def epochs_of(find, cut_after=10**9):
     [("folds", 40, 27, 4 + 10), ("last-layer", 10, 8, 4)],
 )
 def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after, left):
-    changes = {"trials": 1, "settings": {"adaflood": {"aux": aux, "aux_folds": 4}}, "grids": {"adaflood": [0.5]}}
+    changes = {
+        "trials": 1,
+        "settings": {"adaflood": {"aux": aux, "aux_folds": 4}},
+        "grids": {"adaflood": [0.5]},
+    }
 
     def find(kept=True, **more):
         made = protocol(**changes, **more)

@@ -57,7 +57,10 @@ def fold_networks(made, splits, trial=0):
     """State of each fold's model, and the fold."""
     n, found = splits.train.shape[1], []
     folds = np.array([heldout._order(seed, n) for seed in made.seeds])
-    folds = [torch.from_numpy(f) for f in np.array_split(folds, made.settings_of("adaflood")["aux_folds"], axis=1)]
+    folds = [
+        torch.from_numpy(f)
+        for f in np.array_split(folds, made.settings_of("adaflood")["aux_folds"], axis=1)
+    ]
     for i, held in enumerate(folds):
         rest = splits.train.gather(1, heldout.without(folds, i))
         some = dataclasses.replace(splits, train=rest)
@@ -183,7 +186,7 @@ def test_image_folds_are_scaled_like_what_their_model_was_trained_on(monkeypatch
     y = rng.integers(0, 2, 60)
     made = protocol(dataset="digits", n_train=0, n_val=0, n_test=0, batch_size=8, aux_folds=4)
     load = lambda *_: images.Images(pool[:50], y[:50], pool[50:], y[50:])  # noqa: E731
-    monkeypatch.setattr("softadlib.data.splits.load_images", load)
+    monkeypatch.setattr("softadlib.training.inputs.load_images", load)
     clean = heldout.held_out(made, 0.0, [0])[0]
     at = load_splits(made, 0.0).train[0, 11]
     pool[at] = 255

@@ -294,7 +294,15 @@ def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
         return line
 
     # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: found on a node
-    argv = ("--method", "adaflood", "--dataset", "gaussian", "-p", "settings", "{adaflood: {aux_folds: 3}}")
+    argv = (
+        "--method",
+        "adaflood",
+        "--dataset",
+        "gaussian",
+        "-p",
+        "settings",
+        "{adaflood: {aux_folds: 3}}",
+    )
     assert "with aux_folds 3, batch_size 13 leaves a last batch of one" in refused(
         *argv, "-p", "batch_size", "13"
     )

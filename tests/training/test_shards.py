@@ -1,6 +1,5 @@
 """A profile in parts on machines that know nothing of each other: the tables of one call, row for row."""
 
-import dataclasses
 import os
 import re
 import shutil

@@ -233,7 +233,10 @@ def test_ticks_add_up_where_a_study_grows(monkeypatch):
 @pytest.mark.parametrize(("aux", "models"), [("folds", 4), ("last-layer", 1)])
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ticks_count_the_models_that_hold_samples_out(aux, models, jobs):
-    changes = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux": aux, "aux_folds": 4}}}
+    changes = {
+        "grids": {"adaflood": [0.2, 0.5]},
+        "settings": {"adaflood": {"aux": aux, "aux_folds": 4}},
+    }
     p, units = protocol(**changes), []
     study.run(p, "adaflood", tick=units.append, jobs=jobs)
     made = study.Study(p, "adaflood")

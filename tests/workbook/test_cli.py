@@ -48,7 +48,10 @@ BAD = [
         "parameter 'sigma' belongs to a method; write settings: {softad: {sigma: 2}}, on the command "
         "line -p settings.softad.sigma 2",
     ),
-    (("tiny", "-p", "settings.softad.sgima", "2"), "setting of softad 'sgima' unknown; choose from"),
+    (
+        ("tiny", "-p", "settings.softad.sgima", "2"),
+        "setting of softad 'sgima' unknown; choose from",
+    ),
     (("tiny", "-p", "settings.erm.sigma", "2"), "method in settings 'erm' unknown; choose from"),
     (("tiny", "-p", "epochs.softad", "2"), "epochs.softad cannot be set: epochs is 4, no mapping"),
     (
