@@ -1,14 +1,28 @@
-# make paper | test | lab: each sets up .venv first if it is missing. Needs Python >= 3.11 and make.
+# make quick    the main job: train and draw profile quick, write outputs/quick/index.html
+# make test     every test, as continuous integration runs them
+# make lab      JupyterLab at the repository's root
+# make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
+# make figures  the notebooks that need no training        make gpu     the bench and the tests that need a GPU
+# make readme   every command of README.md, in order       make record  store the outputs that nbval compares
+# Each sets up .venv first if it is missing. Needs Python >= 3.11 and make. LOCK=1 installs the versions of
+# .ci/requirements.lock.
 PYTHON ?= python3
 VENV ?= .venv
-# A matched pair: torchvision is built against one torch. Override both together, for example
-#   make test TORCH="torch==2.11.0 torchvision==0.26.0"
+# A matched pair: torchvision is built against one torch. Override both together. Without a GPU:
+#   make quick TORCH="torch==2.15.0 torchvision==0.29.2 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.15.0 torchvision==0.29.2
 PROFILE ?= quick
+LOCK ?=
+YES ?=
+CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup paper test lint lab record clean
+.PHONY: setup quick paper figures test lint lab gpu readme record clean
+
+quick: $(READY)
+	$(BIN)/softad run $(PROFILE)
+	$(BIN)/softad report $(PROFILE)
 
 setup: $(READY)
 
@@ -16,12 +30,18 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH) --editable '.[workbook,test]'
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet $(CONSTRAINT) --editable '.[workbook,test]'
 	touch $(READY)
 
 paper: $(READY)
-	$(BIN)/softad run $(PROFILE)
-	$(BIN)/softad report $(PROFILE)
+	$(BIN)/softad run paper --dry-run
+	@$(if $(YES),true,printf 'Train all of this? [y/N] '; read answer; test "$$answer" = y)
+	$(BIN)/softad run paper
+	$(BIN)/softad report paper
+
+figures: $(READY)
+	$(BIN)/softad run figures
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -34,7 +54,14 @@ test: lint
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 notebooks
 
 lab: $(READY)
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
+
+gpu: $(READY)
+	$(BIN)/python -m pytest -k "cuda or gpu or graph" tests/training
+	$(BIN)/softad bench --device cuda
+
+readme: $(READY)
+	$(BIN)/python tests/readme_commands.py
 
 # Store the outputs that nbval compares with; look at every difference before committing it.
 record: $(READY)

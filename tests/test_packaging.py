@@ -19,17 +19,25 @@ import softadlib
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
-def test_environment_lists_what_pyproject_asks_for():
+def test_environment_installs_what_make_installs():
     environment = yaml.safe_load((REPOSITORY / "environment.yml").read_text())
-    extras = PROJECT["optional-dependencies"]
-    wanted = [*PROJECT["dependencies"], *extras["workbook"], *extras["test"]]
     (pip,) = [d["pip"] for d in environment["dependencies"] if isinstance(d, dict)]
-    assert pip == [*wanted, "-e .[workbook,test]"], "same packages, same bounds, same order"
+    makefile = (REPOSITORY / "Makefile").read_text()
+    pair = re.search(r"^TORCH \?= (.*)$", makefile, re.M)[1].split()
+    assert pip == [*pair, "-e .[workbook,test]"]
     assert environment["channels"][0] == "conda-forge"
     assert [d.split(">")[0] for d in environment["dependencies"] if isinstance(d, str)] == [
         "python",
         "pip",
     ]
+
+
+def test_the_lock_holds_every_package_that_is_asked_for():
+    lines = (REPOSITORY / ".ci/requirements.lock").read_text().splitlines()
+    locked = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
+    extras = PROJECT["optional-dependencies"]
+    asked = {re.split(r"[<>=\[]", d)[0].lower() for d in [*extras["workbook"], *extras["test"]]}
+    assert asked - locked <= {"argcomplete"}, "completion only: not needed to get the same numbers"
 
 
 def test_a_bare_install_needs_torch_and_numpy_alone():
@@ -112,8 +120,41 @@ def test_the_readme_names_what_exists():
         assert (REPOSITORY / path).exists(), path
     for link in re.findall(r"\]\((?!http|#)([^)]+)\)", text):
         assert (REPOSITORY / link).exists(), link
+
+
+def test_the_map_names_every_notebook():
+    pages = [REPOSITORY / "notebooks" / "README.md", REPOSITORY / "README.md"]
+    text = "".join(page.read_text() for page in pages if page.exists())
     for notebook in (REPOSITORY / "notebooks").glob("*.ipynb"):
         assert notebook.stem in text, f"{notebook.name} is missing from the map"
+
+
+def test_make_and_continuous_integration_name_what_exists():
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for path in re.findall(r"(?:tests|\.ci)/[\w./]+", makefile):
+        assert (REPOSITORY / path.rstrip(".")).exists(), path
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split()
+    for target in phony:
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    assert {"quick", "paper", "test", "lab", "readme", "gpu"} <= set(phony)
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/test.yml").read_text())
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"][-1] == "3.14"
+    assert (REPOSITORY / ".ci/run").read_text().rstrip().endswith("exec make test")
+
+
+def test_the_readmes_shell_commands_are_known():
+    """`make readme` runs them; here each softad command is parsed."""
+    from readme_commands import LEFT_OUT, commands
+
+    from softadlib.workbook.cli import MOVED, _parser
+
+    lines = commands((REPOSITORY / "README.md").read_text())
+    assert lines
+    for line in lines:
+        words = line.split()
+        if words[0] == "softad" and not LEFT_OUT.search(line) and len(words) > 1:
+            assert (words[1],) not in MOVED, line
+            _parser().parse_args(re.split(r"\s*(?:&&|>|\|)\s*", line)[0].split()[1:])
 
 
 def test_the_readmes_example_runs():

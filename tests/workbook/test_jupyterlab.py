@@ -16,7 +16,8 @@ from helpers.workspace import REPOSITORY, make_home, write_notebook
 
 from softadlib.workbook import cli
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
