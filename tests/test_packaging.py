@@ -37,7 +37,9 @@ def test_the_lock_holds_every_package_that_is_asked_for():
     locked = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
     extras = PROJECT["optional-dependencies"]
     asked = {re.split(r"[<>=\[]", d)[0].lower() for d in [*extras["workbook"], *extras["test"]]}
-    assert asked - locked <= {"argcomplete"}, "completion only: not needed to get the same numbers"
+    assert asked - locked <= {"argcomplete", "setuptools", "torch", "torchvision"}, (
+        "named elsewhere, or without numbers"
+    )
 
 
 def test_a_bare_install_needs_torch_and_numpy_alone():
