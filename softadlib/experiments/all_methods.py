@@ -14,7 +14,7 @@ from softadlib.methods import METHODS, PAPER
 from softadlib.results import selection
 from softadlib.results.table import merge
 from softadlib.training import heldout, profiles
-from softadlib.training.device import numerics, pick_device
+from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.training.trainer import Trainer, train_runs
@@ -70,7 +70,7 @@ def epoch_costs(protocol: Protocol, epochs: int = 3, rounds: int = 3) -> pd.Seri
     seconds = {name: np.inf for name in protocol.methods}
     recipe = dataclasses.replace(protocol.recipe, epochs=epochs)
     splits = load_splits(protocol, protocol.label_noise[0])
-    with numerics(pick_device(protocol.device), protocol.precision):
+    with deterministic_math(pick_device(protocol.device), protocol.precision):
         sweeps = {}
         for name in seconds:
             samples = {k: torch.full(splits.train.shape, 0.1) for k in METHODS[name].samples}

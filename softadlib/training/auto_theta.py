@@ -16,7 +16,7 @@ from softadlib._validation import UserError
 from softadlib.data.splits import Splits
 from softadlib.losses.threshold.suggest import RULE, Suggestion, suggest_theta
 from softadlib.results.folder import ResultFolder
-from softadlib.training.device import numerics, pick_device
+from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.executors.local import Executor
 from softadlib.training.heldout import AT_A_TIME, together, trained
 from softadlib.training.inputs import load_splits
@@ -56,7 +56,7 @@ def suggestions(
     missing = [t for t in trials if t not in found]
     if missing:
         splits = load_splits(protocol, label_noise)
-        with numerics(pick_device(protocol.device), protocol.precision):
+        with deterministic_math(pick_device(protocol.device), protocol.precision):
             desk = RunWriter(
                 protocol, directory=checkpoints or (place.checkpoints if place else None)
             )

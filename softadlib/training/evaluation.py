@@ -1,4 +1,4 @@
-"""What is measured at an epoch, and the columns it is written in."""
+"""Evaluation: loss, accuracy and norm of networks, and the rows they are written in."""
 
 from collections.abc import Callable
 
@@ -10,47 +10,47 @@ from torch import Tensor
 from softadlib.results.schema import MEASURES
 
 
-def sums(logits: Tensor, y: Tensor) -> Tensor:
-    """Summed cross-entropy and hits of logits (…, n, classes) and labels (…, n): (…, 2), widest float."""
+def summed_measures(logits: Tensor, y: Tensor) -> Tensor:
+    """Sum cross-entropy and hits over samples: (…, n, C), (…, n) → (…, 2), widest float."""
     losses = nnF.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
     hits = (logits.argmax(-1) == y).to(losses.dtype)
-    return torch.stack([losses, hits], -2).to(_wide(y.device)).sum(-1)
-
-
-def _lost(loss: Tensor, accuracy: Tensor) -> Tensor:
-    """NaN where the loss is not finite: that network has diverged, its hits are an accident."""
-    return torch.where(loss.isfinite(), accuracy, torch.nan)
+    return torch.stack([losses, hits], -2).to(widest_float(y.device)).sum(-1)
 
 
 @torch.no_grad()
-def evaluate(forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, chunk: int) -> Tensor:
-    """Mean cross-entropy (nats) and accuracy of logits = forward(x), (2,) float64 on the CPU.
+def evaluate(
+    network: Callable[[Tensor], Tensor], index: Tensor, labels: Tensor, chunk: int
+) -> Tensor:
+    """Return mean cross-entropy (nats) and accuracy over samples, (…, 2), on their device.
 
-    Sums chunks of `chunk` samples in float64, so the chunk size does not matter. A network whose
-    loss is not finite has diverged; its accuracy, an accident of argmax over NaN, becomes NaN too.
+    A network whose loss is not finite has diverged. Its accuracy is an accident of argmax over NaN,
+    and becomes NaN too.
+
+    Args:
+        network: index (…, b) ↦ logits (…, b, C) of those samples.
+        index: samples (…, n), at least one.
+        labels: (N,) of all samples.
+        chunk: samples per call. Sums are of the widest float, so it does not move the result.
     """
-    total = torch.zeros(2, dtype=_wide(x.device), device=x.device)
-    for inputs, targets in zip(x.split(chunk), y.split(chunk)):
-        total += sums(forward(inputs), targets)
-    loss, accuracy = total.cpu().double() / len(y)
-    return torch.stack([loss, _lost(loss, accuracy)])
+    chunks = torch.split(index, chunk, dim=-1)
+    total = sum(summed_measures(network(part), labels[part]) for part in chunks)
+    loss, accuracy = (torch.as_tensor(total) / index.shape[-1]).unbind(-1)
+    return torch.stack([loss, torch.where(loss.isfinite(), accuracy, torch.nan)], -1)
 
 
-def as_rows(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Measures of many runs, {name: (R,)} on any device → float64 arrays in the table's order."""
-    table = torch.stack([found[name] for name in MEASURES]).cpu().double()
-    rows = dict(zip(MEASURES, table))
-    for part in ("train", "val", "test"):
-        rows[f"acc_{part}"] = _lost(rows[f"loss_{part}"], rows[f"acc_{part}"])
-    return {name: values.numpy() for name, values in rows.items()}
+def as_rows(measures: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return measures (R,) as float64 arrays in the table's order; one transfer from the device."""
+    wide = widest_float(next(iter(measures.values())).device)
+    table = torch.stack([measures[name].to(wide) for name in MEASURES]).cpu().double()
+    return {name: values.numpy() for name, values in zip(MEASURES, table)}
 
 
 def model_norm(params: dict[str, Tensor]) -> Tensor:
-    """L2 norm of all parameters of one network, batch norm's and biases included, (), widest float."""
-    wide = _wide(next(iter(params.values())).device)
+    """Return the L2 norm of all parameters of one network, batch norm and biases included, ()."""
+    wide = widest_float(next(iter(params.values())).device)
     return torch.stack([p.to(wide).square().sum() for p in params.values()]).sum().sqrt()
 
 
-def _wide(device: torch.device) -> torch.dtype:
-    """The widest float of a device: Apple's MPS has no float64."""
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on Apple's MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -22,14 +22,14 @@ from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.results.folder import ResultFolder
 from softadlib.training.checkpoint import NullCheckpoint
-from softadlib.training.device import numerics, pick_device
+from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.factory import make_engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run, check_batches
 from softadlib.training.run_writer import RunWriter
-from softadlib.training.trainer import Trainer, in_lots
+from softadlib.training.trainer import Trainer, each_lot_halving_on_oom
 
 if TYPE_CHECKING:
     from softadlib.training.executors.local import Executor
@@ -151,7 +151,7 @@ def held_out(
     folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
     find = by_folds if whole_models else by_last_layer
     out, desk = np.full((protocol.trials, n), np.nan), desk or RunWriter(protocol)
-    with numerics(pick_device(protocol.device), protocol.precision):
+    with deterministic_math(pick_device(protocol.device), protocol.precision):
         each = find(protocol, label_noise, trials, splits, folds, desk, tick)
         for trial, held, losses in each:
             out[trial, held[trial].numpy()] = losses
@@ -262,17 +262,15 @@ def trained(
     """
     sweep = Trainer(protocol, ordinary(label_noise, trials), splits)
 
-    def train(
-        lot: list[Run], layout: str
-    ) -> tuple[list[tuple[int, nn.Module, Splits]], NullCheckpoint]:
-        engine = sweep.engine(lot, layout)
+    def train(lot: list[Run]) -> tuple[list[tuple[int, nn.Module, Splits]], NullCheckpoint]:
+        engine = sweep.engine(lot)
         checkpoint = desk.checkpoint_for(lot, type(engine).__name__, sweep.device, trained_on=part)
         engine.train(protocol.recipe, protocol.seeds, (), progress=tick, checkpoint=checkpoint)
         networks = (sweep.network(run).to(sweep.device) for run in lot)
         made = (_filled(network, engine.state(i)) for i, network in enumerate(networks))
         return [(run.trial, network, sweep.splits) for run, network in zip(lot, made)], checkpoint
 
-    for made, checkpoint in in_lots(sweep, train):
+    for made, checkpoint in each_lot_halving_on_oom(sweep, train):
         yield from made
         checkpoint.clear()
 

@@ -1,10 +1,11 @@
-"""What a network costs: multiplications, bytes in training, samples that fit."""
+"""What a network costs: bytes in training, floating-point operations, samples that fit."""
 
 import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from softadlib.data.splits import PARTS, Splits
 from softadlib.methods import Method
@@ -13,39 +14,37 @@ from softadlib.training.engines.base import TrainConfig
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
 
-PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd)
-STATES = {"adam": 2, "sgd": 1}
+OPTIMIZER_STATES = {"adam": 2, "sgd": 1}
 """Copies of the parameters that an optimizer keeps; SGD's is its momentum."""
 
 
-def _outputs(network: nn.Module, shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
-    """Every layer without parts of its own and the floats it puts out for one sample of `shape`."""
-    found: list[tuple[nn.Module, int]] = []
-    network = copy.deepcopy(network).eval()
-    like = next(network.parameters())
-    for module in network.modules():
-        if not any(True for _ in module.children()):
-            module.register_forward_hook(lambda m, args, out: found.append((m, out[0].numel())))
-    with torch.no_grad():
-        network(torch.zeros(2, *shape, device=like.device, dtype=like.dtype))
-    return found
+def _on_meta(network: nn.Module) -> nn.Module:
+    """Return a copy without values, in evaluation mode: it knows shapes and costs nothing to run."""
+    return copy.deepcopy(network).to("meta").eval()
 
 
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
-    """Floats that the layers of `network` put out for one sample of `shape`."""
-    return sum(size for _, size in _outputs(network, shape))
+    """Count the floats that the layers of `network` put out for one sample of `shape`."""
+    sizes: list[int] = []
+    network = _on_meta(network)
+    for module in network.modules():
+        if not any(True for _ in module.children()):
+            module.register_forward_hook(lambda m, args, out: sizes.append(out[0].numel()))
+    with torch.no_grad():
+        network(torch.empty(2, *shape, device="meta", dtype=next(network.parameters()).dtype))
+    return sum(sizes)
 
 
 def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> int:
-    """Floating-point operations of one sample's forward pass, matrix products and convolutions alone.
+    """Count the operations of one sample's forward pass, in matrix products and convolutions.
 
-    An output of theirs is a sum over one row of the weights, a multiplication and an addition each.
+    A multiplication and an addition count two.
     """
-    return sum(
-        2 * size * module.weight[0].numel()
-        for module, size in _outputs(network, shape)
-        if isinstance(module, PRODUCTS)
-    )
+    network = _on_meta(network)
+    dtype = next(network.parameters()).dtype
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.empty(1, *shape, device="meta", dtype=dtype))
+    return counter.get_total_flops()
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class MemoryEstimate:
     """Bytes that training R runs side by side needs at its peak, and where they go."""
 
     parameters: int
-    """Weights and buffers."""
+    """Weights and buffers; on CUDA a copy as well, while a step is captured."""
     optimizer: int
     gradients: int
     """And, of methods with several gradients per step, the weights they are taken at."""
@@ -72,38 +71,52 @@ class MemoryEstimate:
 
 
 def _readable(size: int) -> str:
+    """Write bytes in MiB or GiB."""
     return f"{size / 2**20:.0f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
 
 
 def footprint(
-    network: nn.Module, recipe: TrainConfig, method: Method, runs: int, splits: Splits
+    network: nn.Module,
+    config: TrainConfig,
+    method: Method,
+    runs: int,
+    splits: Splits,
+    *,
+    captured: bool = False,
 ) -> MemoryEstimate:
-    """What `runs` networks like `network` need together on `splits`."""
+    """Estimate what `runs` networks like `network` need together on `splits`.
+
+    `captured`: their step is a CUDA graph. Weights and buffers are then copied during the capture, the
+    graph keeps gradients of its own, and intermediates of the backward pass stay alive.
+    """
     element = next(network.parameters()).element_size()
     weights = sum(p.numel() for p in network.parameters()) * element
     buffers = sum(b.numel() * b.element_size() for b in network.buffers())
-    batch = min(recipe.batch_size, splits.train.shape[1])
+    batch = min(config.batch_size, splits.train.shape[1])
     inputs = torch.Size(splits.shape).numel() * element
     tensors = (splits.x, splits.y, splits.train, splits.val, splits.test)
-    states = STATES[recipe.optimizer] if recipe.optimizer == "adam" or recipe.momentum else 0
+    keeps_state = config.optimizer == "adam" or config.momentum
+    states = OPTIMIZER_STATES[config.optimizer] if keeps_state else 0
+    more = 1 if captured else 0
+    outputs = activations(network, splits.shape) * element
     return MemoryEstimate(
-        parameters=runs * (weights + buffers),
+        parameters=runs * (weights + buffers) * (1 + more),
         optimizer=runs * weights * states,
-        gradients=runs * weights * method.gradients,
-        activations=runs * batch * (activations(network, splits.shape) * element + inputs),
+        gradients=runs * weights * (method.gradients + more),
+        activations=runs * batch * (outputs * (1 + more) + inputs),
         data=sum(t.numel() * t.element_size() for t in tensors),
     )
 
 
-def runs_that_fit(free: int, one: MemoryEstimate, most: int) -> int:
-    """How many runs like `one` fit into `free` bytes, at most `most`; 0 where not even one does."""
-    room = free - one.data
-    return max(0, min(most, room // max(1, one.total - one.data)))
+def runs_that_fit(free: int, single: MemoryEstimate, most: int) -> int:
+    """Return how many runs like `single` fit into `free` bytes, at most `most`; 0 if not even one."""
+    room = free - single.data
+    return max(0, min(most, room // max(1, single.total - single.data)))
 
 
 @dataclass(frozen=True)
-class Work:
-    """Floating-point operations of a study's two chores."""
+class Flops:
+    """Floating-point operations of the two parts of a study."""
 
     unit: int
     """One run, one epoch, one gradient per step: a forward pass and a backward one of twice the work."""
@@ -111,9 +124,9 @@ class Work:
     """One run measured on train, val and test."""
 
 
-def work(protocol: Protocol) -> Work:
-    """What one run of a protocol costs."""
+def protocol_flops(protocol: Protocol) -> Flops:
+    """Count what one run of a protocol costs."""
     splits = load_splits(protocol, protocol.label_noise[0], trials=1)
     forward = forward_flops(build(protocol.model, splits.shape, splits.classes, 0), splits.shape)
     sizes = [getattr(splits, part).shape[1] for part in PARTS]
-    return Work(unit=3 * forward * sizes[0], measure=forward * sum(sizes))
+    return Flops(unit=3 * forward * sizes[0], measure=forward * sum(sizes))

@@ -27,7 +27,7 @@ from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
 from softadlib.training.device import pick_device
 from softadlib.training.executors import local as executors
-from softadlib.training.memory import Work, work
+from softadlib.training.memory import Flops, protocol_flops
 from softadlib.training.progress import ProgressCallback, StudyProgress, no_progress
 from softadlib.training.protocol import AUTO, Protocol, Run
 from softadlib.training.trainer import train_runs
@@ -82,9 +82,9 @@ class Study:
         self.runs = auto_theta.resolve_auto(self.protocol, runs, self.place)
 
     @functools.cached_property
-    def work(self) -> Work:
+    def work(self) -> Flops:
         """What a run costs; for the speed that is shown."""
-        return work(self.protocol)
+        return protocol_flops(self.protocol)
 
     def kept(self) -> tuple[pd.DataFrame, bool]:
         """Rows on disk that belong to this study's runs, and whether there are others."""

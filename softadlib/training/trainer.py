@@ -1,10 +1,8 @@
-"""Runs of one method → their rows: load, decide how many side by side and how, train, measure."""
+"""Train runs of one method on one device: load, divide into lots that fit, train, measure."""
 
-import dataclasses
+import gc
 import itertools
-import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,35 +10,35 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.data.splits import Splits
+from softadlib.methods import Method
 from softadlib.models import build
-from softadlib.results.schema import MEASURES
+from softadlib.results.schema import MEASURES, RunKey
 from softadlib.results.table import merge
-from softadlib.training.device import free_memory, numerics, pick_device
-from softadlib.training.engines.base import Measured, RunBatch
-from softadlib.training.engines.factory import LAYOUTS, make_engine
-from softadlib.training.engines.mlp_cpu import links
-from softadlib.training.engines.streams import StreamEngine
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.device import deterministic_math, free_memory, pick_device
+from softadlib.training.engines.base import Engine, Measured, RunBatch
+from softadlib.training.engines.factory import engine_class, make_engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
+from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.run_writer import RunWriter
 
 MARGIN = 0.8
-"""Share of the free memory that is spoken for; the rest is for fragments and for evaluation."""
-CANDIDATES = (("stack", 4), ("stack", 16), ("lanes", 4), ("lanes", 8))
-"""Ways to train convolutional networks side by side on a GPU, from which a timing chooses."""
-TIMED_BATCHES = 8
+"""Share of the free memory that lots may take; the rest is for fragments and for evaluation."""
 Result = TypeVar("Result")
 
 
 class Trainer:
     """The runs of one method and label noise on one device, with data and networks at hand.
 
-    `samples`: what the method wants to know of every training sample, by name, (T, n).
+    Args:
+        protocol: of all runs.
+        runs: of one method and label noise.
+        splits: the data; loaded if None.
+        samples: what the method needs of every training sample, by name, (T, n).
+        method: replaces the registered method of the runs.
     """
 
     def __init__(
@@ -49,13 +47,14 @@ class Trainer:
         runs: Sequence[Run],
         splits: Splits | None = None,
         samples: dict[str, Tensor] | None = None,
+        method: Method | None = None,
     ):
-        self.protocol, self.runs = protocol, list(runs)
-        self.method, self.samples = protocol.method(runs[0].method), samples
+        self.protocol, self.runs, self.samples = protocol, list(runs), samples or {}
+        self.method = method or protocol.method(runs[0].method)
         self.device, self.dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
         splits = splits or load_splits(protocol, runs[0].label_noise)
         self.splits = splits.to(self.device, self.dtype)
-        for name, values in (samples or {}).items():
+        for name, values in self.samples.items():
             if values.shape != self.splits.train.shape:
                 had, have = tuple(values.shape), tuple(self.splits.train.shape)
                 raise UserError(
@@ -63,134 +62,105 @@ class Trainer:
                     "softad train --fresh starts from nothing"
                 )
         self.example = self.network(self.runs[0])
-        self.chain = links(self.example) is not None
 
     def network(self, run: Run) -> nn.Module:
-        """With the initial weights of the run's trial."""
+        """Build a network with the initial weights of the run's trial."""
         shape, seed = self.splits.shape, self.protocol.seeds[run.trial]
         return build(self.protocol.model, shape, self.splits.classes, seed).to(self.dtype)
 
-    def engine(
-        self, runs: Sequence[Run], layout: str = "stack", splits: Splits | None = None
-    ) -> VmapEngine | StreamEngine:
-        """What trains `runs`."""
+    def engine(self, runs: Sequence[Run]) -> Engine:
+        """Make the engine that trains `runs`."""
         method, protocol = self.method, self.protocol
         settings = protocol.settings_of(method.name)
-        networks = {run.trial: self.network(run) for run in runs}  # runs of a trial begin alike
-        batch = RunBatch(
-            method,
-            [networks[run.trial] for run in runs],
-            splits or self.splits,
-            [run.trial for run in runs],
-            [run.knob for run in runs],
-            {name: settings[name] for name in method.settings_for("objective", "rule")},
-            self.samples or {},
-            bf16=protocol.precision == "bf16",
+        # Runs of a trial have the same initial weights: building one network per run is slow.
+        first = {run.trial: run for run in runs}
+        networks = {trial: self.network(run) for trial, run in first.items()}
+        return make_engine(
+            RunBatch(
+                method,
+                [networks[run.trial] for run in runs],
+                self.splits,
+                [run.trial for run in runs],
+                [run.knob for run in runs],
+                {name: settings[name] for name in method.settings_for("objective", "rule")},
+                self.samples,
+                bf16=protocol.precision == "bf16",
+            )
         )
-        return make_engine(batch, layout)
 
     def needs(self, runs: int = 1) -> MemoryEstimate:
-        """The memory that `runs` of these need side by side."""
-        return footprint(self.example, self.protocol.recipe, self.method, runs, self.splits)
+        """Estimate the memory that `runs` of these need side by side."""
+        config, captured = self.protocol.recipe, self.device.type == "cuda"
+        return footprint(self.example, config, self.method, runs, self.splits, captured=captured)
 
-    def plan(self) -> tuple[list[list[Run]], str]:
-        """Lots of nearly equal size that fit into the free memory, and their layout.
+    def lots(self) -> list[list[Run]]:
+        """Divide the runs into lots of nearly equal size that fit into the free memory.
 
-        On a CPU a network that is no chain is trained alone: it would round differently in company.
-        Raises UserError where not even one run fits.
+        On a CPU every run is trained alone, so that its numbers do not depend on company. Raises
+        UserError where not even one run fits.
         """
-        most, layout = self.protocol.stack or len(self.runs), "stack"
+        engine = engine_class(self.example, self.device, self.protocol.precision == "bf16")
+        most = self.protocol.stack or engine.most_runs or len(self.runs)
         if self.device.type == "cpu":
-            most = len(self.runs) if self.chain else 1
-        elif not self.chain and not self.protocol.stack:
-            layout, most = self.fastest()
+            most = 1
         free = free_memory(self.device)
         if free is not None:
-            one = self.needs()
-            fit = runs_that_fit(int(MARGIN * free) + one.data, one, most)  # the data are there
-            if not fit:
+            single = self.needs()
+            room = int(MARGIN * free) + single.data  # the data are on the device already
+            most = runs_that_fit(room, single, most)
+            if not most:
                 raise UserError(
-                    f"{self.protocol.model} on {self.protocol.dataset} needs {one} for one run, but "
+                    f"{self.protocol.model} on {self.protocol.dataset} needs {single} for one run, but "
                     f"{self.device.type} has {free / 2**30:.1f} GiB free; choose a smaller "
                     "batch_size, or another device"
                 )
-            most = fit
-        lots = -(-len(self.runs) // most)
-        size, more = divmod(len(self.runs), lots)
-        ends = [size * i + min(i, more) for i in range(lots + 1)]
-        return [self.runs[a:b] for a, b in itertools.pairwise(ends)], layout
-
-    def fastest(self) -> tuple[str, int]:
-        """The layout and number of runs whose steps take least time per run; timed once and kept."""
-        protocol = self.protocol
-        facts = (protocol.model, protocol.batch_size, self.method.gradients, protocol.dtype)
-        where = (protocol.precision, str(self.device), torch.__version__)
-        key, path = " ".join(map(str, facts + where)), _workspace.home() / "outputs" / ".speed.json"
-        try:
-            known = json.loads(path.read_text())
-        except (OSError, ValueError):
-            known = {}
-        known = known if isinstance(known, dict) else {}
-        if key not in known:
-            times = {c: self.seconds(*c) for c in CANDIDATES if c[1] <= max(len(self.runs), 4)}
-            known[key] = min(times, key=times.__getitem__)
-            _workspace.write(path, json.dumps(known, indent=1))
-        layout, size = known[key]
-        return (layout, size) if layout in LAYOUTS else ("stack", 1)
-
-    def seconds(self, layout: str, size: int) -> float:
-        """Per run and step, of `size` runs in this layout; infinite where they do not fit."""
-        stamps: list[float] = []
-
-        def stamp(runs: int) -> None:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            stamps.append(time.perf_counter())
-
-        some = self.splits.train[:, : TIMED_BATCHES * self.protocol.batch_size]
-        short = dataclasses.replace(self.splits, train=some)
-        recipe = dataclasses.replace(self.protocol.recipe, epochs=3)  # the first one prepares
-        runs = [r for r, _ in zip(itertools.cycle(self.runs), range(size))]
-        try:
-            self.engine(runs, layout, short).train(recipe, self.protocol.seeds, (), progress=stamp)
-        except torch.OutOfMemoryError:
-            return float("inf")
-        return (stamps[-1] - stamps[0]) / (2 * size * TIMED_BATCHES)
+        count = -(-len(self.runs) // most)
+        size, larger = divmod(len(self.runs), count)
+        ends = [size * i + min(i, larger) for i in range(count + 1)]
+        return [self.runs[start:end] for start, end in itertools.pairwise(ends)]
 
     def rows(
         self,
-        runs: Sequence[Run],
-        layout: str,
-        eval_epochs: set[int],
-        tick: Callable[[int], None],
-        desk: RunWriter | None = None,
+        lot: Sequence[Run],
+        eval_epochs: Collection[int],
+        progress: ProgressCallback = no_progress,
+        writer: RunWriter | None = None,
+        only: Collection[RunKey] | None = None,
     ) -> pd.DataFrame:
-        """Train one lot; on a CPU run by run, so that no state depends on who else is in it."""
-        frames, desk = [], desk or RunWriter(self.protocol)
-        for some in [[run] for run in runs] if self.device.type == "cpu" else [runs]:
-            engine = self.engine(some, layout)
-            checkpoint = desk.checkpoint_for(some, type(engine).__name__, self.device, eval_epochs)
-            measured = engine.train(
-                self.protocol.recipe,
-                self.protocol.seeds,
-                eval_epochs,
-                progress=lambda n: tick(n * self.method.gradients),
-                checkpoint=checkpoint,
-            )
-            frames.append(self.table(some, measured))
-            desk.add(frames[-1], checkpoint)
-        return merge(frames)
+        """Train one lot; return a row per run and epoch of `eval_epochs`.
+
+        `only`: keys of the runs to measure. The others are trained all the same, because the kernels, and
+        with them the last bits of a run, depend on the size of the lot. A lot without such a run is
+        skipped. `progress` gets epochs of runs times gradients.
+        """
+        kept = [i for i, run in enumerate(lot) if only is None or run.key in only]
+        if not kept:
+            progress(len(lot) * self.protocol.epochs * self.method.gradients)
+            return self.table([], {})
+        engine, writer = self.engine(lot), writer or RunWriter(self.protocol)
+        checkpoint = writer.checkpoint_for(lot, type(engine).__name__, self.device, eval_epochs)
+        measured = engine.train(
+            self.protocol.recipe,
+            self.protocol.seeds,
+            eval_epochs,
+            keep=kept,
+            progress=lambda epochs: progress(epochs * self.method.gradients),
+            checkpoint=checkpoint,
+        )
+        rows = self.table([lot[i] for i in kept], measured)
+        writer.add(rows, checkpoint)
+        return rows
 
     def table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
-        """One row per run and epoch measured."""
+        """Return one row per run and epoch measured."""
         frames = [
             pd.DataFrame(
                 {
                     "dataset": self.protocol.dataset,
                     "method": self.method.name,
-                    "trial": [r.trial for r in runs],
-                    "label_noise": [r.label_noise for r in runs],
-                    "knob": [r.knob for r in runs],
+                    "trial": [run.trial for run in runs],
+                    "label_noise": [run.label_noise for run in runs],
+                    "knob": [run.knob for run in runs],
                     "epoch": epoch,
                     **{name: values[name] for name in MEASURES},
                 }
@@ -203,46 +173,60 @@ class Trainer:
 def train_runs(
     protocol: Protocol,
     runs: Sequence[Run],
-    eval_epochs: set[int],
-    tick: Callable[[int], None] = lambda units: None,
+    eval_epochs: Collection[int],
+    progress: ProgressCallback = no_progress,
     save: Callable[[pd.DataFrame], object] = lambda rows: None,
     samples: dict[str, Tensor] | None = None,
     checkpoints: Path | None = None,
+    only: Collection[RunKey] | None = None,
 ) -> pd.DataFrame:
-    """Train runs of one method and label noise; one row per run and epoch asked.
+    """Train runs of one method and label noise; return one row per run and epoch asked.
 
-    `save` is given the rows of each lot as it ends, and of a CPU's runs once a minute. A lot for
-    which the memory turns out too small is halved. `samples` as `Trainer`'s; `auxiliary.samples`
-    makes them. `checkpoints` is the folder of those of runs under way. `attrs["resumed"]`
-    of the rows: epochs of runs that were not trained here but gone on from.
+    A lot for which the memory turns out too small is halved. The rows' `attrs["resumed"]` counts the
+    epochs of runs that were not trained here because a checkpoint had them.
+
+    Args:
+        eval_epochs: epochs to measure at; 0 is before any step.
+        progress: gets epochs of runs times gradients.
+        save: gets the rows of lots that have ended, once a minute and at the end.
+        samples: as of `Trainer`; `heldout.samples` makes them.
+        checkpoints: folder of the checkpoints of runs under way; None makes none.
+        only: keys of the runs to measure; as of `Trainer.rows`.
     """
-    frames, desk = [], RunWriter(protocol, save, checkpoints)
-    with numerics(pick_device(protocol.device), protocol.precision):
-        sweep = Trainer(protocol, runs, samples=samples)
-        for rows in in_lots(sweep, lambda lot, how: sweep.rows(lot, how, eval_epochs, tick, desk)):
-            frames.append(rows)
-            desk.flush()
+    writer = RunWriter(protocol, save, checkpoints)
+    with deterministic_math(pick_device(protocol.device), protocol.precision):
+        trainer = Trainer(protocol, runs, samples=samples)
+
+        def train(lot: list[Run]) -> pd.DataFrame:
+            return trainer.rows(lot, eval_epochs, progress, writer, only)
+
+        frames = list(each_lot_halving_on_oom(trainer, train))
+        writer.flush()
     rows = merge(frames)
-    rows.attrs["resumed"] = desk.resumed
+    rows.attrs["resumed"] = writer.resumed
     return rows
 
 
-def in_lots(sweep: Trainer, work: Callable[[list[Run], str], Result]) -> Iterator[Result]:
-    """What `work(runs, layout)` makes of each lot; one that does not fit after all is halved."""
-    lots, layout = sweep.plan()
+def each_lot_halving_on_oom(
+    trainer: Trainer, work: Callable[[list[Run]], Result]
+) -> Iterator[Result]:
+    """Yield work(lot) for each lot of the trainer; a lot that runs out of memory is halved."""
+    lots = trainer.lots()
     while lots:
         lot = lots.pop(0)
         try:
-            done = [work(lot, layout)]
+            results = [work(lot)]
         except torch.OutOfMemoryError:
-            done = []
-        # here the error is gone, and with it what its traceback held in memory
-        lots = lots if done else [*halves(lot), *lots]
-        yield from done
+            results = []
+        # Outside of the except clause: there the traceback still holds the engine's memory.
+        if not results:
+            lots = [*split_lot(lot), *lots]
+        yield from results
 
 
-def halves(lot: list[Run]) -> list[list[Run]]:
-    """Two smaller lots of one that did not fit after all; UserError if it was a single run."""
+def split_lot(lot: list[Run]) -> list[list[Run]]:
+    """Free the memory of the engine that failed, and halve its lot; UserError for a single run."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if len(lot) == 1:

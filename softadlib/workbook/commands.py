@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from softadlib._validation import UserError, choose
 from softadlib.workbook import cli_options
@@ -220,18 +220,21 @@ def bench(args: argparse.Namespace) -> int:
     import json
 
     from softadlib import _workspace
-    from softadlib.workbook.bench import cases
     from softadlib.workbook.bench import run as timing
 
     if args.rounds < 1:
         raise UserError(f"--rounds must be at least 1, got {args.rounds}")
     if args.json:
         _workspace.check_writable(Path(args.json).absolute().parent)
-    watch = say if sys.stderr.isatty() else lambda line: None
-    table = timing.Bench(args.device, args.rounds, watch).table(args.case or cases.CASES)
-    print(timing.words(table))
-    if args.json:
-        _workspace.write(Path(args.json), json.dumps(table, indent=1) + "\n")
+
+    def save(table: dict[str, Any]) -> None:
+        if args.json:
+            _workspace.write(Path(args.json), json.dumps(table, indent=1) + "\n")
+
+    def show(line: str) -> None:
+        print(line, flush=True)  # rows appear as they end, in a pipe too
+
+    timing.Bench(args.device, args.rounds, show, save).table(args.case or timing.NAMES)
     return 0
 
 

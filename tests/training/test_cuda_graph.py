@@ -18,7 +18,7 @@ def test_steps_inside_leave_no_trace(recipe):
     plain, tried = stack("softad"), stack("softad")
     for made in (plain, tried):
         optimizer = recipe.build(list(made.params.values()))
-        made.skeleton.train()
+        made.template.train()
         for step in range(4):
             positions = torch.arange(10 * step, 10 * step + 10).expand(2, -1)
             if made is tried:

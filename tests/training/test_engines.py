@@ -217,7 +217,7 @@ def test_epoch_0_is_before_any_step_and_measuring_changes_nothing():
     every, last = stack("softad"), stack("softad")
     seen = []
     measured = every.train(SGD, SEEDS, range(11), progress=seen.append)
-    final = last.train(SGD, SEEDS, {10}, keep=3)
+    final = last.train(SGD, SEEDS, {10}, keep=range(3))
     assert seen == [8] * 10
     assert list(measured) == list(range(11))
     start = oracle.final_measures(networks([1])[0], {p: splits().part(p, 1) for p in PARTS})

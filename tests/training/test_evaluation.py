@@ -15,17 +15,22 @@ X = torch.sin(torch.arange(69, dtype=torch.float64)).view(23, 3)
 Y = torch.arange(23) % 3
 
 
+def at(logits, targets, chunk):
+    """Loss and accuracy of these logits."""
+    return evaluate(lambda index: logits[index], torch.arange(len(logits)), targets, chunk)
+
+
 def test_hand_example():
     # softmax (¾, ¼), (½, ½), (¼, ¾): losses ln 4/3, ln 2, ln 4
     logits = torch.tensor([[math.log(3), 0.0], [0.0, 0.0], [0.0, math.log(3)]])
-    loss, accuracy = evaluate(lambda x: x, logits, torch.tensor([0, 1, 0]), 2).tolist()
+    loss, accuracy = at(logits, torch.tensor([0, 1, 0]), 2).tolist()
     assert loss == pytest.approx(math.log(4 / 3 * 2 * 4) / 3, rel=1e-6)
     assert accuracy == pytest.approx(1 / 3)
 
 
 @given(st.integers(1, 30))
 def test_independent_of_the_chunk_and_equal_to_torchs_mean(chunk):
-    loss, accuracy = evaluate(lambda x: 3 * x, X, Y, chunk).tolist()
+    loss, accuracy = at(3 * X, Y, chunk).tolist()
     assert loss == pytest.approx(nn.CrossEntropyLoss()(3 * X, Y).item(), rel=1e-13)
     assert accuracy == (X.max(1).indices == Y).double().mean().item()
 
@@ -34,7 +39,7 @@ def test_float32_losses_are_summed_in_float64():
     # equal losses, so their mean is each of them; a float32 sum is off by 1e-8 and more
     n = 200_000
     logits = torch.tensor([[0.1, 0.0]]).repeat(n, 1)
-    loss, _ = evaluate(lambda x: x, logits, torch.zeros(n, dtype=torch.int64), 1000).tolist()
+    loss, _ = at(logits, torch.zeros(n, dtype=torch.int64), 1000).tolist()
     one = nn.CrossEntropyLoss()(logits[:1], torch.zeros(1, dtype=torch.int64)).item()
     assert loss == pytest.approx(one, rel=1e-12)
 
@@ -45,14 +50,26 @@ def test_a_diverged_network_has_no_accuracy(bad):
     logits[7, 0] = bad
     target = Y.clone()
     target[7] = 0
-    loss, accuracy = evaluate(lambda x: x, logits, target, 10)
+    loss, accuracy = at(logits, target, 10)
     assert not loss.isfinite()
     assert accuracy.isnan()
 
 
+def test_runs_side_by_side_are_runs_alone():
+    """(R, n) samples of one pool, each run with a network of its own."""
+    index, scale = (
+        torch.stack([torch.arange(0, 12), torch.arange(11, 23)]),
+        torch.tensor([1.0, 3.0]),
+    )
+    both = evaluate(lambda i: scale[:, None, None] * X[i], index, Y, 5)
+    for run in range(2):
+        alone = evaluate(lambda i, s=scale[run]: s * X[i], index[run], Y, 5)
+        torch.testing.assert_close(both[run], alone, rtol=1e-14, atol=0)
+
+
 def test_evaluation_builds_no_graph():
     model = nn.Linear(3, 3).double()
-    assert not evaluate(model, X, Y, 10).requires_grad
+    assert not evaluate(lambda index: model(X[index]), torch.arange(23), Y, 10).requires_grad
 
 
 def test_model_norm_by_hand():

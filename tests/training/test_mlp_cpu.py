@@ -1,4 +1,4 @@
-"""Gradients written out by hand: autograd's, the stack's, the plain loop's; and nobody's company matters."""
+"""Gradients written by hand are those of autograd, of the stack and of the plain loop."""
 
 import math
 
@@ -22,23 +22,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from softadlib import functional as F
-from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
-from softadlib.models import build, mlp
+from softadlib.models import mlp
 from softadlib.results.schema import MEASURES
-from softadlib.training.engines.base import RunBatch, TrainConfig
-from softadlib.training.engines.factory import make_engine
-from softadlib.training.engines.mlp_cpu import (
-    MLPEngine,
-    affine,
+from softadlib.training.engines.base import RunBatch
+from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient
+from softadlib.training.engines.mlp_layers import (
     backward,
     forward,
     fuse_batchnorm,
-    links,
-    logit_gradient,
+    linear,
+    parse_mlp,
 )
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.evaluation import as_rows
 from softadlib.training.memory import activations, forward_flops
 
 NETWORKS = {
@@ -74,13 +72,13 @@ def test_gradients_and_running_statistics_are_autograds(name):
     torch.manual_seed(5)
     network = NETWORKS[name]().double()
     params, buffers = parts(network)
-    x, chain = sample(name), links(network)
-    logits, tape = forward(chain, params, buffers, x, track=True)
+    x, layers = sample(name), parse_mlp(network)
+    logits, tape = forward(layers, params, buffers, x, track=True)
     weights = torch.randn(logits.shape, dtype=torch.float64)
     expected = network.train()(x)
     (expected * weights).sum().backward()
     torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
-    grads = backward(chain, params, tape, weights)
+    grads = backward(layers, params, tape, weights)
     assert set(grads) == set(params)
     for key, p in network.named_parameters():
         torch.testing.assert_close(grads[key], p.grad, rtol=1e-10, atol=1e-12)
@@ -91,7 +89,7 @@ def test_gradients_and_running_statistics_are_autograds(name):
 def test_a_pass_that_does_not_track_leaves_the_statistics():
     network = NETWORKS["mlp"]().double()
     params, buffers = parts(network)
-    forward(links(network), params, buffers, sample("mlp"), track=False)
+    forward(parse_mlp(network), params, buffers, sample("mlp"), track=False)
     for key, b in network.named_buffers():
         assert torch.equal(buffers[key], b)
 
@@ -103,7 +101,7 @@ def test_folding_batch_norm_changes_nothing(name):
         network.train()(2 + 3 * sample(name))  # statistics away from 0 and 1
     x = sample(name)
     expected = network.eval()(x)
-    got = fuse_batchnorm(links(network), *parts(network))(x)
+    got = fuse_batchnorm(parse_mlp(network), *parts(network))(x)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -123,7 +121,7 @@ def test_folding_batch_norm_changes_nothing(name):
     ids=str,
 )
 def test_anything_else_is_no_chain_and_is_trained_by_autograd(network):
-    assert links(network) is None
+    assert parse_mlp(network) is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -137,7 +135,7 @@ def test_float32_products_in_any_layout(n, k, m, relu, layout):
     bias = torch.randn(m, generator=draw)
     expected = x.double() @ w.double().T + bias.double()
     expected = expected.clamp(min=0) if relu else expected
-    got = affine(x, w, bias, relu).double()
+    got = linear(x, w, bias, relu).double()
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -183,60 +181,29 @@ def test_is_the_stack(method, recipe):
 
 
 def assert_is_the_stack(method, recipe, network):
-    knobs, own = KNOBS[METHODS[method].knob], SETTINGS | {"sigma": 2.0}
-    made = []
-    for engine in (VmapEngine, MLPEngine):
-        torch.manual_seed(1)
-        nets = [NETWORKS[network]().double() for _ in range(3)]
-        batch = RunBatch(
-            METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], own, samples=samples()
-        )
-        made.append(engine(batch))
-    stack, chain = (m.train(recipe, SEEDS, {0, 5, 10}) for m in made)
+    knobs, settings = KNOBS[METHODS[method].knob], SETTINGS | {"sigma": 2.0}
+    torch.manual_seed(1)
+    nets = [NETWORKS[network]().double() for _ in range(3)]
+    batch = RunBatch(
+        METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], settings, samples=samples()
+    )
+    stack = VmapEngine(batch)
+    together = stack.train(recipe, SEEDS, {0, 5, 10})
     for run in range(3):
-        assert_near(state(made[0], run), state(made[1], run))
+        single = MLPEngine(batch.single(run))
+        alone = single.train(recipe, SEEDS, {0, 5, 10})
+        assert_near(state(stack, run), state(single, 0))
         for epoch in (0, 5, 10):
-            assert_near(row(stack[epoch], run), row(chain[epoch], run))
+            assert_near(row(together[epoch], run), row(alone[epoch], 0))
 
 
-def test_float32_runs_are_bit_identical_in_any_company_over_200_steps():
-    data = synthetic_splits("gaussian", SEEDS, 0.0, (100, 50, 50)).to("cpu", torch.float32)
-    recipe = TrainConfig("adam", 1e-3, 50, 100)
-
-    def ends(runs):
-        nets = [build("mlp4x500", (2,), 2, SEEDS[t]) for t, _ in runs]
-        trials, knobs = zip(*runs)
-        made = make_engine(RunBatch(METHODS["softad"], nets, data, trials, knobs, SETTINGS))
-        return made.train(recipe, SEEDS, {0, 100}), made
-
-    runs = [(0, 0.1), (1, 0.3), (0, 0.5)]
-    together, whole = ends(runs)
-    assert isinstance(whole, MLPEngine)
-    for chosen in ([2], [1, 0]):
-        some, made = ends([runs[i] for i in chosen])
-        for seat, i in enumerate(chosen):
-            for name in MEASURES:
-                assert some[100][name][seat] == together[100][name][i]
-            for name, p in made.params.items():
-                assert torch.equal(p[seat], whole.params[name][i])
-
-
-def test_a_run_that_diverges_disturbs_no_other():
-    data = synthetic_splits("gaussian", SEEDS, 0.0, (44, 30, 50)).to("cpu", torch.float32)
-    made = [
-        MLPEngine(
-            RunBatch(
-                METHODS["sam"], [NETWORKS["mlp"]() for _ in r], data, [0] * len(r), r, SETTINGS
-            )
-        )
-        for r in ((0.1, 1e30, 0.2), (0.2,))
-    ]
-    for name, p in made[1].params.items():
-        p.copy_(made[0].params[name][2:])
-    lost, fine = (m.train(SGD, SEEDS, {10})[10] for m in made)
-    assert math.isnan(lost["acc_test"][1])
-    assert not math.isfinite(lost["model_norm"][1])
-    assert all(lost[name][2] == fine[name][0] for name in MEASURES)
+def test_takes_a_single_run_of_a_perceptron():
+    nets = [NETWORKS["mlp"]().double() for _ in range(2)]
+    with pytest.raises(ValueError, match="trains a single run, got 2; use VmapEngine"):
+        MLPEngine(RunBatch(METHODS["erm"], nets, splits(), (0, 1), [math.nan] * 2))
+    other = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)).double()
+    with pytest.raises(ValueError, match="use VmapEngine"):
+        MLPEngine(RunBatch(METHODS["erm"], [other], splits(), [0], [math.nan]))
 
 
 @pytest.mark.parametrize("method", ["erm", "softad", "sam", "adaflood"])
@@ -252,20 +219,23 @@ def test_lanes_are_stacks_of_one(method):
         made.append(engine(batch))
     ticks = []
     stack = made[0].train(SGD, SEEDS, {0, 10})
-    lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=2, progress=ticks.append)
-    assert ticks == [2] * 10
+    lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=[0, 1], progress=ticks.append)
+    assert ticks == [3] * 10, "all are trained, two are measured"
     for name in MEASURES:
         np.testing.assert_allclose(lanes[10][name], stack[10][name][:2], rtol=1e-10)
 
 
 def test_measuring_together_is_measuring_apart():
+    """Batch norm is folded when perceptrons are measured together, and applied when one is alone."""
     torch.manual_seed(1)
     nets = [NETWORKS["mlp"]().double() for _ in range(4)]
     made = VmapEngine(RunBatch(METHODS["erm"], nets, splits(), (0, 1, 1, 0), [math.nan] * 4))
     made.train(SGD, SEEDS, ())
     made.params["0.weight"][2] = math.nan
-    made.skeleton.eval()
-    together, apart = made.evaluate_batched([3, 2, 1]), made.evaluate_sequential([3, 2, 1])
+    made.template.eval()
+    with torch.no_grad():
+        together = as_rows(made.evaluate_batched([3, 2, 1]))
+        apart = as_rows(made.evaluate_sequential([3, 2, 1]))
     for name in MEASURES:
         np.testing.assert_allclose(together[name], apart[name], rtol=1e-12)
     assert math.isnan(together["acc_test"][1])

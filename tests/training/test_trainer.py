@@ -1,6 +1,7 @@
-"""How many runs side by side, in which layout, and what happens where memory ends."""
+"""How many runs train side by side, by which engine, and what happens where memory ends."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -11,13 +12,17 @@ from softadlib._validation import UserError
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
+from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import merge
-from softadlib.training import trainer
+from softadlib.training import trainer as trainer_module
 from softadlib.training.device import free_memory
+from softadlib.training.engines import factory
 from softadlib.training.engines.base import TrainConfig
+from softadlib.training.engines.streams import StreamEngine
+from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
 from softadlib.training.protocol import Protocol
-from softadlib.training.trainer import Trainer, halves, train_runs
+from softadlib.training.trainer import Trainer, split_lot, train_runs
 
 
 @pytest.fixture(autouse=True)
@@ -45,30 +50,46 @@ def softad(**changes):
     return made, list(made.runs("softad"))
 
 
-def test_a_chain_takes_all_runs_and_any_other_network_one():
+def test_on_a_cpu_every_run_is_a_lot():
     made, runs = softad()
-    assert Trainer(made, runs).plan() == ([runs], "stack")
-    lone = Trainer(made, runs)
-    lone.chain = False
-    assert lone.plan() == ([[r] for r in runs], "stack")
+    assert Trainer(made, runs).lots() == [[run] for run in runs]
+
+
+def on_a_gpu(made, runs, network=None):
+    """A trainer that divides its runs as on a GPU."""
+    trainer = Trainer(made, runs)
+    trainer.device, trainer.example = torch.device("cuda"), network or trainer.example
+    return trainer
+
+
+def test_on_a_gpu_perceptrons_are_stacked_and_convolutional_networks_take_a_stream_each(
+    monkeypatch,
+):
+    made, runs = softad()
+    monkeypatch.setattr(trainer_module, "free_memory", lambda device: None)
+    convolutional = torch.nn.Sequential(torch.nn.Conv1d(1, 1, 1), torch.nn.Linear(2, 2))
+    assert on_a_gpu(made, runs).lots() == [runs]
+    assert on_a_gpu(made, runs, convolutional).lots() == [runs[:5], runs[5:]], "at most 8 streams"
+    two, runs = softad(stack=2)
+    assert {len(lot) for lot in on_a_gpu(two, runs, convolutional).lots()} == {2}
 
 
 def test_lots_are_even_and_fit_the_memory_that_is_free(monkeypatch):
     made, runs = softad()
-    one = Trainer(made, runs).needs()
+    one = on_a_gpu(made, runs).needs()
     for fit, sizes in ((10, [10]), (9, [5, 5]), (4, [4, 3, 3]), (1, [1] * 10)):
-        room = math.ceil((fit + 0.5) * (one.total - one.data) / trainer.MARGIN)
-        monkeypatch.setattr(trainer, "free_memory", lambda device, room=room: room)
-        lots, _ = Trainer(made, runs).plan()
+        room = math.ceil((fit + 0.5) * (one.total - one.data) / trainer_module.MARGIN)
+        monkeypatch.setattr(trainer_module, "free_memory", lambda device, room=room: room)
+        lots = on_a_gpu(made, runs).lots()
         assert [len(lot) for lot in lots] == sizes
         assert [run for lot in lots for run in lot] == runs
 
 
 def test_a_single_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
     made, runs = softad()
-    monkeypatch.setattr(trainer, "free_memory", lambda device: 100)
+    monkeypatch.setattr(trainer_module, "free_memory", lambda device: 100)
     with pytest.raises(UserError, match=r"needs .* for one run, but cpu has 0.0 GiB free"):
-        Trainer(made, runs).plan()
+        Trainer(made, runs).lots()
 
 
 def test_a_lot_that_runs_out_of_memory_is_halved_and_nothing_is_lost(monkeypatch):
@@ -83,59 +104,84 @@ def test_a_lot_that_runs_out_of_memory_is_halved_and_nothing_is_lost(monkeypatch
         return original(self, lot, *rest)
 
     monkeypatch.setattr(Trainer, "rows", small)
+    monkeypatch.setattr(Trainer, "lots", lambda self: [runs])
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
     rows = train_runs(made, runs, {4}, save=saved.append)
     assert tried == [10, 5, 2, 3, 5, 2, 3]
-    assert rows.equals(whole)
-    assert merge(saved).equals(whole)
+    for table in (rows, merge(saved)):
+        assert table[RUN_KEY].equals(whole[RUN_KEY])
+        np.testing.assert_allclose(table[list(MEASURES)], whole[list(MEASURES)], rtol=1e-11)
 
 
 def test_a_single_run_out_of_memory_is_one_line():
     with pytest.raises(UserError, match="ran out of memory with a single run"):
-        halves([object()])
+        split_lot([object()])
 
 
-def test_the_fastest_layout_is_timed_once_and_remembered(monkeypatch, home):
-    made, runs = softad()
-    times = {("stack", 4): 0.4, ("stack", 16): 9.0, ("lanes", 4): 0.3, ("lanes", 8): math.inf}
-    timed = []
-
-    def seconds(self, layout, size):
-        timed.append((layout, size))
-        return times[layout, size]
-
-    monkeypatch.setattr(Trainer, "seconds", seconds)
-    assert Trainer(made, runs).fastest() == ("lanes", 4)
-    assert ("stack", 16) not in timed, "there are ten runs"
-    count = len(timed)
-    assert Trainer(made, runs).fastest() == ("lanes", 4)
-    assert len(timed) == count
-    (home / "outputs" / ".speed.json").write_text("{broken")
-    assert Trainer(made, runs).fastest() == ("lanes", 4)
-    assert len(timed) == 2 * count
-
-
-def test_a_layout_that_does_not_fit_takes_forever_and_any_other_some_time(monkeypatch):
-    made, runs = softad()
-    assert 0 < Trainer(made, runs).seconds("lanes", 2) < 10
-
-    def full(*args, **kwargs):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(Trainer, "engine", full)
-    assert Trainer(made, runs).seconds("stack", 2) == math.inf
-
-
-def test_layouts_and_lots_do_not_move_a_number_in_float64():
+def test_engines_and_lots_do_not_move_a_number_in_float64(monkeypatch):
     made, runs = softad()
     expected = train_runs(made, runs, {0, 4})
-    for layout, size in (("stack", 10), ("stack", 3), ("lanes", 2)):
+    for engine, size in ((VmapEngine, 10), (VmapEngine, 3), (StreamEngine, 2)):
+        monkeypatch.setattr(trainer_module, "make_engine", engine)
         lots = [runs[i : i + size] for i in range(0, len(runs), size)]
-        one = Trainer(made, runs)
-        one_by_one = [one.rows(lot, layout, {0, 4}, lambda n: None) for lot in lots]
-        rows = merge(one_by_one)
+        trainer = Trainer(made, runs)
+        rows = merge([trainer.rows(lot, {0, 4}) for lot in lots])
         np.testing.assert_allclose(
             rows.filter(regex="loss|acc|norm"), expected.filter(regex="loss|acc|norm"), rtol=1e-11
         )
+
+
+def test_a_replay_of_a_whole_lot_measures_the_selected_alone_bit_for_bit(monkeypatch):
+    """D3: the lots of the first pass again, with curves of a few runs; other lots are skipped."""
+    made, runs = softad(dtype="float32")
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
+    trainer, lots, units = Trainer(made, runs), [runs[:6], runs[6:]], []
+    first = merge([trainer.rows(lot, {4}) for lot in lots])
+    only = {runs[1].key, runs[4].key}
+    again = merge([trainer.rows(lot, {0, 2, 4}, units.append, only=only) for lot in lots])
+    chosen = first[[(q, t, v) in only for q, t, v in first[RUN_KEY].itertuples(index=False)]]
+    assert len(again) == 3 * len(only)
+    assert again[again["epoch"] == 4].reset_index(drop=True).equals(chosen.reset_index(drop=True))
+    assert sum(units) == 4 * len(runs), "every run counts as trained"
+
+
+def test_every_trial_builds_one_network(monkeypatch):
+    """D7."""
+    made, runs = softad()
+    trainer, built = Trainer(made, runs), []
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
+    original = Trainer.network
+    monkeypatch.setattr(
+        Trainer, "network", lambda self, run: built.append(run.trial) or original(self, run)
+    )
+    trainer.engine(runs)
+    assert sorted(built) == sorted({run.trial for run in runs})
+
+
+def test_a_failed_engine_is_freed_before_its_lot_is_halved(monkeypatch):
+    """D1: on a GPU the halves would not fit beside it."""
+    made, runs = softad()
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
+    alive, seen = weakref.WeakSet(), []
+
+    class Trial(Trainer):
+        def lots(self):
+            return [runs]
+
+        def rows(self, lot, *rest):
+            seen.append(len(alive))
+            engine = self.engine(lot)
+            alive.add(engine)
+            engine.cycle = engine  # whatever cycle there may be
+            if len(lot) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return Trainer.rows(self, lot, *rest)
+
+    monkeypatch.setattr(trainer_module, "Trainer", Trial)
+    train_runs(made, runs, {4})
+    assert seen[:4] == [0, 0, 0, 1], (
+        "nothing is alive when a half begins, but a finished one may be"
+    )
 
 
 def test_bf16_trains_near_fp32_and_tf32_needs_cuda():
@@ -168,6 +214,10 @@ def test_a_footprint_by_hand():
     assert needs.data == 1000 * (2 * 4 + 8) + 1000 * 8
     assert needs.total == sum(vars(needs).values())
     assert footprint(network, recipe, METHODS["sam"], 3, data).gradients == 2 * needs.gradients
+    captured = footprint(network, recipe, METHODS["erm"], 3, data, captured=True)
+    assert captured.parameters == 2 * needs.parameters, "D10: copied while a step is captured"
+    assert captured.gradients == 2 * needs.gradients, "a graph has its own"
+    assert captured.activations == 3 * 50 * 4 * (2 * (4 * 3 * 500 + 2) + 2)
     plain = TrainConfig("sgd", 0.1, 50, 1)
     assert footprint(network, plain, METHODS["erm"], 1, data).optimizer == 0
 
@@ -186,20 +236,19 @@ def test_runs_that_fit():
 
 MEASURED = """
 import re, torch
-from softadlib.footprint import footprint
-from softadlib.hardware import free_memory
+from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
-from softadlib.splits import synthetic_splits
-from softadlib.stack import Stack
-from softadlib.trainer import Recipe
+from softadlib.training.engines.base import RunBatch, TrainConfig
+from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.memory import footprint
 torch.set_num_threads(1)
 data = synthetic_splits("gaussian", [1], 0.0, (100, 100, 2000)).to("cpu", torch.float32)
-recipe, method = Recipe("adam", 1e-3, 50, 1), METHODS["{method}"]
+recipe, method = TrainConfig("adam", 1e-3, 50, 1), METHODS["{method}"]
 def train(runs, model):
-    nets = (build(model, (2,), 2, 1) for _ in range(runs))
-    made = Stack(method, nets, data, [0] * runs, [0.1] * runs, {{"bn_update": "both"}})
-    made.train(recipe, [1], ())
+    nets = [build(model, (2,), 2, 1)] * runs
+    batch = RunBatch(method, nets, data, [0] * runs, [0.1] * runs, {{"bn_update": "both"}})
+    VmapEngine(batch).train(recipe, [1], ())
 train(1, "linear")  # everything that is imported or made on first use
 resident = int(open("/proc/self/statm").read().split()[1]) * 4096
 train({runs}, "mlp4x500")
@@ -222,6 +271,14 @@ def test_the_peak_of_a_stack_is_what_was_computed(method):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ratio = float(done.stdout)
     assert 0.6 < ratio < 1.3
+
+
+def test_free_memory_of_a_gpu_counts_pytorchs_cache(monkeypatch):
+    """D9: 10 bytes are free for everybody, 25 of the 30 reserved are in use."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 25)
+    assert free_memory(torch.device("cuda")) == 15
 
 
 def test_available_memory_counts_what_the_kernel_would_give(monkeypatch):

@@ -5,7 +5,6 @@ the run is trained once more with its weights watched, then ERM with lr × mean 
 with loss × mean |φ|. One table a dataset, outputs/<profile>/<dataset>/controls.parquet.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -20,7 +19,6 @@ from torch import Tensor
 from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.data.splits import Splits
-from softadlib.functional import WEIGHTS
 from softadlib.methods import METHODS
 from softadlib.results import reader as store
 from softadlib.results import selection
@@ -28,7 +26,8 @@ from softadlib.results import table as rows
 from softadlib.results.folder import profile_dir, read_provenance
 from softadlib.results.schema import COLUMNS, MEASURES, RUN_KEY
 from softadlib.results.selection import TIES
-from softadlib.training.device import numerics, pick_device
+from softadlib.training.device import deterministic_math, pick_device
+from softadlib.training.engines.mlp_cpu import closed_form_weights
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import Trainer
@@ -41,16 +40,21 @@ TABLE = (*COLUMNS[:3], "label_noise", *COLUMNS[3:5], "control", "factor", *ALONG
 
 
 class WeightRecorder:
-    """An objective that adds up w = n·∂/∂ℓᵢ of every batch it sees; no number of the run changes."""
+    """An objective that adds up w = n·∂/∂ℓᵢ of every batch it sees; no number of the run changes.
+
+    Engines that take gradients in closed form call its `weights`, other engines the objective itself.
+    """
 
     def __init__(self, objective: Callable[..., Tensor]):
         self.objective = objective
+        self.closed_form = closed_form_weights(objective)
         self.epochs: list[dict[str, float]] = []
         self._sums = [0.0] * 4
 
     def weights(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
         """The objective's own, (n,) → (n,), having added them up."""
-        w = WEIGHTS[self.objective](losses, knob, **settings)
+        assert self.closed_form is not None
+        w = self.closed_form(losses, knob, **settings)
         below = w < 0
         found = torch.stack([w.abs().sum(), below.sum(), w.abs()[below].sum()]).tolist()
         self._sums = [a + b for a, b in zip(self._sums, [len(w), *found])]
@@ -59,15 +63,6 @@ class WeightRecorder:
     def __call__(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
         self.weights(losses.detach(), knob, **settings)
         return self.objective(losses, knob, **settings)
-
-    @contextlib.contextmanager
-    def known(self) -> Iterator[None]:
-        """Meanwhile engines that take gradients in closed form take this one's so too."""
-        WEIGHTS[self] = self.weights
-        try:
-            yield
-        finally:
-            del WEIGHTS[self]
 
     def tick(self, runs: int) -> None:
         """The end of an epoch, if it had steps."""
@@ -83,11 +78,14 @@ def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) ->
 
     For methods whose gradient is a weighing of the samples: ERM, Flooding, iFlood, SoftAD.
     """
-    known = [m.name for m in METHODS.values() if m.objective in WEIGHTS and m.gradients == 1]
-    choose("method", run.method, known)
+    weighing = [
+        m.name
+        for m in METHODS.values()
+        if m.gradients == 1 and closed_form_weights(m.objective) is not None
+    ]
+    choose("method", run.method, weighing)
     watch = WeightRecorder(METHODS[run.method].objective)
-    with watch.known():
-        ends = _trained(protocol, run, watch, splits, watch.tick)
+    ends = _trained(protocol, run, watch, splits, watch.tick)
     along = pd.DataFrame(watch.epochs).assign(epoch=range(1, protocol.epochs + 1))
     facts = ends[["dataset", "method", *RUN_KEY]].iloc[0].to_dict()
     measured = ends[["epoch", *MEASURES]]
@@ -126,10 +124,9 @@ def _trained(
     tick: Callable[[int], None] = lambda runs: None,
 ) -> pd.DataFrame:
     protocol = protocol.replace(device="cpu")
-    with numerics(pick_device("cpu"), protocol.precision):
-        sweep = Trainer(protocol, [run], splits)
-        sweep.method = dataclasses.replace(sweep.method, objective=objective)
-        return sweep.rows([run], "stack", {protocol.epochs}, tick)
+    method = dataclasses.replace(protocol.method(run.method), objective=objective)
+    with deterministic_math(pick_device("cpu"), protocol.precision):
+        return Trainer(protocol, [run], splits, method=method).rows([run], {protocol.epochs}, tick)
 
 
 def unit(protocol: Protocol, run: Run) -> pd.DataFrame:

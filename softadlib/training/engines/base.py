@@ -1,4 +1,4 @@
-"""How networks are stepped, whatever steps them: optimizer, order of samples, loop over epochs."""
+"""What all engines share: their runs, the optimizer, the order of samples, the loop over epochs."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softadlib.data.splits import Splits
+from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method
 from softadlib.training.checkpoint import NO_CHECKPOINT, NullCheckpoint, State
 from softadlib.training.progress import ProgressCallback, no_progress
@@ -19,19 +20,19 @@ Measured = dict[int, Row]
 """{epoch: {measure: (R,)}}."""
 
 
-def restore(optimizer: torch.optim.Optimizer, state: State) -> None:
-    """`load_state_dict` into the tensors that are there already, as a captured step needs."""
-    before = {p: dict(own) for p, own in optimizer.state.items()}
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Load `state` into the optimizer's existing tensors, whose addresses a captured step has kept."""
+    tensors = {parameter: dict(values) for parameter, values in optimizer.state.items()}
     optimizer.load_state_dict(state)
-    for p, own in before.items():
-        for name, tensor in own.items():
+    for parameter, values in tensors.items():
+        for name, tensor in values.items():
             if isinstance(tensor, Tensor):
-                optimizer.state[p][name] = tensor.copy_(optimizer.state[p][name])
+                optimizer.state[parameter][name] = tensor.copy_(optimizer.state[parameter][name])
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How networks are stepped: everything that is not data, method or weights."""
+    """Optimizer and schedule of a training: everything but data, method and weights."""
 
     optimizer: str
     lr: float
@@ -41,7 +42,7 @@ class TrainConfig:
     weight_decay: float = 0.0
 
     def build(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """An elementwise optimizer: over stacked parameters it steps every run by itself."""
+        """Make the optimizer. It works elementwise, so stacked runs stay independent."""
         device = params[0].device.type
         fused = device in ("cpu", "cuda") or None
         if self.optimizer == "adam":
@@ -112,72 +113,95 @@ class RunBatch:
 def batches(
     seeds: Sequence[int], epoch: int, n: int, size: int, device: torch.device | str = "cpu"
 ) -> Iterator[Tensor]:
-    """Positions (T, ≤ size) in the training part, a fresh order per trial and epoch.
+    """Yield positions (T, ≤ size) in the training part, a fresh order per trial and epoch.
 
-    The order is a function of (seed, epoch) alone: the same for every method, and for a run that
-    resumes in the middle. It goes to the device once an epoch.
+    The order is a function of (seed, epoch) alone. So it is the same for every method, and a run
+    that resumes needs no generator state. It goes to the device once an epoch.
     """
     order = np.stack([np.random.default_rng([seed, epoch]).permutation(n) for seed in seeds])
-    yield from torch.from_numpy(order).to(device).split(size, dim=1)
+    yield from torch.split(torch.from_numpy(order).to(device), size, dim=1)
 
 
 class Engine:
-    """The loop over epochs, of engines that step all their runs batch by batch.
+    """R runs trained together, and the one loop over epochs.
 
-    They have `splits`, `device`, a length, `measure`, `begin`, `state_dict` and `load_state_dict`.
+    A subclass steps and measures its runs. `make_engine` asks each class of `ENGINES` whether it
+    `supports` a network on a device.
     """
 
+    most_runs: int | None = None
+    """Runs that one engine takes; None where only memory limits them."""
     splits: Splits
     device: torch.device
+    trials: list[int]
+    """(R,): whose data each run sees."""
+
+    def __init__(self, batch: RunBatch):
+        self.splits, self.device, self.trials = batch.splits, batch.device, list(batch.trial)
+        self.shuffled = sorted(set(self.trials))
+
+    @classmethod
+    def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
+        """Whether this engine trains networks like `network` on `device`."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
-        """The number of runs."""
+        """Return the number of runs."""
+        return len(self.trials)
+
+    def state(self, run: int) -> tuple[Grads, Grads]:
+        """Return parameters and buffers of one run, by name."""
         raise NotImplementedError
 
-    def measure(self, runs: Collection[int]) -> Row:
-        """Every measure, one value per run asked."""
+    def measure(self, runs: Sequence[int]) -> Row:
+        """Measure the runs asked for, one value per run in that order."""
         raise NotImplementedError
 
-    def begin(self, recipe: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
-        """Make the optimizer; what comes back does one epoch in the order it is given."""
+    def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
+        """Make the optimizer. Return what trains one epoch on batches of positions (T', b).
+
+        Row i of the positions belongs to trial `shuffled[i]`.
+        """
         raise NotImplementedError
 
     def state_dict(self) -> State:
-        """Parameters, buffers and the optimizer's state, once `begin` was called."""
+        """Return parameters, buffers and the optimizer's state; needs `begin`."""
         raise NotImplementedError
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from there; values are copied into the tensors that `begin` has seen."""
+        """Resume from `state`: copy its values into the tensors that `begin` has seen."""
         raise NotImplementedError
 
     def train(
         self,
-        recipe: TrainConfig,
+        config: TrainConfig,
         seeds: Sequence[int],
         eval_epochs: Collection[int],
         *,
-        keep: int | None = None,
+        keep: Sequence[int] | None = None,
         progress: ProgressCallback = no_progress,
         checkpoint: NullCheckpoint = NO_CHECKPOINT,
     ) -> Measured:
-        """Train, and measure the first `keep` runs at `eval_epochs` (0 is before any step).
+        """Train all runs, and measure those in `keep` (default: all) at `eval_epochs`.
 
-        `seeds` (T,): one shuffling seed per trial. Resumes from the state of
-        `checkpoint` and saves new ones there. Returns {epoch: {measure: (keep,)}}.
+        Epoch 0 is before any step. `seeds` (T,) holds one shuffling seed per trial. `progress` gets
+        the number of runs that finished an epoch. `checkpoint` holds an earlier state, if there is
+        one, and is given new ones. Returns {epoch: {measure: (len(keep),)}}.
         """
-        run_epoch, first = self.begin(recipe), 0
+        run_epoch, first = self.begin(config), 0
+        kept = range(len(self)) if keep is None else keep
+        n, order_seeds = self.splits.train.shape[1], [seeds[trial] for trial in self.shuffled]
         measured: Measured = {}
-        n, kept = self.splits.train.shape[1], range(len(self) if keep is None else keep)
         if earlier := checkpoint.state:
             self.load_state_dict(earlier["state"])
             measured, first = earlier["measured"], earlier["epoch"] + 1
-            progress(len(kept) * earlier["epoch"])
-        for epoch in range(first, recipe.epochs + 1):
+            progress(len(self) * earlier["epoch"])
+        for epoch in range(first, config.epochs + 1):
             if epoch:
-                run_epoch(batches(seeds, epoch, n, recipe.batch_size, self.device))
-                progress(len(kept))
+                run_epoch(batches(order_seeds, epoch, n, config.batch_size, self.device))
+                progress(len(self))
             if epoch in eval_epochs:
                 measured[epoch] = self.measure(kept)
-            if epoch < recipe.epochs and checkpoint.due(epoch):
+            if epoch < config.epochs and checkpoint.due(epoch):
                 checkpoint.save({"epoch": epoch, "measured": measured, "state": self.state_dict()})
         return measured

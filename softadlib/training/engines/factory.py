@@ -1,26 +1,22 @@
-"""Training, whatever the device: which engine trains R runs of one method, and where.
+"""Choose the engine: by the kind of network and the device, once and for all."""
 
-`VmapEngine` trains any network, R runs side by side; `MLPEngine` is a multilayer perceptron on a CPU; `StreamEngine`
-are runs on concurrent streams of a GPU, for networks whose stacked kernels are slow there.
-"""
+import torch
+from torch import nn
 
-from softadlib._validation import choose
-from softadlib.training.engines.base import RunBatch
-from softadlib.training.engines.mlp_cpu import MLPEngine, links
+from softadlib.training.engines.base import Engine, RunBatch
+from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 
-LAYOUTS: dict[str, type[VmapEngine] | type[StreamEngine]] = {
-    "stack": VmapEngine,
-    "lanes": StreamEngine,
-}
+ENGINES: list[type[Engine]] = [MLPEngine, StreamEngine, VmapEngine]
+"""Asked in this order: perceptrons on a CPU, convolutional networks on a GPU, everything else."""
 
 
-def make_engine(batch: RunBatch, layout: str = "stack") -> VmapEngine | StreamEngine:
-    """The engine for these runs; `layout` is `stack` or `lanes`.
+def engine_class(network: nn.Module, device: torch.device, bf16: bool = False) -> type[Engine]:
+    """Return the first of `ENGINES` that supports networks like `network` on `device`."""
+    return next(engine for engine in ENGINES if engine.supports(network, device, bf16))
 
-    A chain of linear layers on a CPU is a `MLPEngine` whatever the layout.
-    """
-    choose("layout", layout, LAYOUTS)
-    by_hand = batch.device.type == "cpu" and not batch.bf16 and links(batch.networks[0]) is not None
-    return MLPEngine(batch) if by_hand else LAYOUTS[layout](batch)
+
+def make_engine(batch: RunBatch) -> Engine:
+    """Make the engine that trains `batch`."""
+    return engine_class(batch.networks[0], batch.device, batch.bf16)(batch)

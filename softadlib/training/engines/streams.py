@@ -1,76 +1,88 @@
 """R networks, each with a step of its own, on concurrent streams of one GPU.
 
-For convolutional networks `vmap` makes grouped convolutions, whose gradients can be slow. Here every
-run keeps its ordinary kernels, captured as one graph, and the graphs of several runs overlap.
+For convolutional networks `vmap` makes grouped convolutions, whose gradients are slow. Here every run
+keeps its ordinary kernels, captured as one graph, and the graphs of several runs overlap.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softadlib.functional.gradient_rules import Grads
 from softadlib.training.checkpoint import State
 from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.engines.vmap import VmapEngine, is_convolutional
+from softadlib.training.evaluation import as_rows
 
 
 class StreamEngine(Engine):
-    """Step R single runs in turn, each on its own stream."""
+    """Step R single runs in turn, each on its own stream.
+
+    PyTorch has a pool of 32 streams, and a run takes two: one to capture on, one to run on.
+    """
+
+    most_runs = 8
+
+    @classmethod
+    def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
+        return device.type != "cpu" and is_convolutional(network)
 
     def __init__(self, batch: RunBatch):
-        self.splits, self.device = batch.splits, batch.device
-        self.lanes = [VmapEngine(batch.single(run)) for run in range(len(batch))]
+        super().__init__(batch)
+        self.singles = [VmapEngine(batch.single(run)) for run in range(len(batch))]
         on_cuda = self.device.type == "cuda"
-        self.streams = [torch.cuda.Stream() for _ in self.lanes] if on_cuda else []
-
-    def __len__(self) -> int:
-        return len(self.lanes)
+        self.streams = [torch.cuda.Stream() for _ in self.singles] if on_cuda else []
 
     def state(self, run: int) -> tuple[Grads, Grads]:
-        """As `VmapEngine.state`."""
-        return self.lanes[run].state(0)
+        return self.singles[run].state(0)
 
     @contextlib.contextmanager
-    def _forked(self) -> Iterator[list[contextlib.AbstractContextManager]]:
-        """A context for each lane's launches; they begin after and end before what is around them."""
+    def _forked(self) -> Iterator[list[contextlib.AbstractContextManager[object]]]:
+        """Yield a context per run for its launches: after those before, and before those after."""
         if not self.streams:
-            yield [contextlib.nullcontext() for _ in self.lanes]
+            yield [contextlib.nullcontext() for _ in self.singles]
             return
         outer = torch.cuda.current_stream()
         for stream in self.streams:
             stream.wait_stream(outer)
-        yield [torch.cuda.stream(stream) for stream in self.streams]
-        for stream in self.streams:
-            outer.wait_stream(stream)
+        try:
+            yield [torch.cuda.stream(stream) for stream in self.streams]
+        finally:
+            for stream in self.streams:
+                outer.wait_stream(stream)
 
-    def measure(self, runs: Collection[int]) -> Row:
-        """As `VmapEngine.measure`."""
-        rows = [self.lanes[run].measure([0]) for run in runs]
-        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    def measure(self, runs: Sequence[int]) -> Row:
+        rows = []
+        with self._forked() as contexts:
+            for run in runs:
+                with contexts[run]:
+                    rows.append(self.singles[run].measures([0]))
+        return as_rows({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
 
-    def begin(self, recipe: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
-        for lane in self.lanes:
-            lane.optimizer = recipe.build(list(lane.params.values()))
-        steps = [lane.stepper(lane.optimizer) for lane in self.lanes]
+    def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
+        steps = []
+        for single in self.singles:
+            single.optimizer = config.build(list(single.params.values()))
+            steps.append(single.stepper(single.optimizer))
+        rows = [self.shuffled.index(trial) for trial in self.trials]
 
-        def epoch(order: Iterable[Tensor]) -> None:
-            for lane in self.lanes:
-                lane.skeleton.train()
-            order = list(order)  # kept until every lane has read it
-            with self._forked() as on:
-                for positions in order:
-                    for step, stream in zip(steps, on):
-                        with stream:
-                            step(positions)
+        def run_epoch(order: Iterable[Tensor]) -> None:
+            for single in self.singles:
+                single.template.train()
+            batches = list(order)  # must live until every stream has read them
+            with self._forked() as contexts:
+                for positions in batches:
+                    for step, context, row in zip(steps, contexts, rows):
+                        with context:
+                            step(positions[row : row + 1])
 
-        return epoch
+        return run_epoch
 
     def state_dict(self) -> State:
-        return {"lanes": [lane.state_dict() for lane in self.lanes]}
+        return {"runs": [single.state_dict() for single in self.singles]}
 
     def load_state_dict(self, state: State) -> None:
-        for lane, found in zip(self.lanes, state["lanes"], strict=True):
-            lane.load_state_dict(found)
+        for single, saved in zip(self.singles, state["runs"], strict=True):
+            single.load_state_dict(saved)

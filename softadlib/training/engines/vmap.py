@@ -1,16 +1,15 @@
 """R networks of one architecture, stacked and trained together.
 
-The update is written for one run and `vmap` makes R of it: a gradient norm, a threshold or a batch
-statistic is per run by construction. No number crosses from one run to another, so a run that
-diverges leaves the others as they were.
+The update is written for one run, and `vmap` makes R of it. So a gradient norm, a threshold or a batch
+statistic is per run by construction. No number crosses from one run to another: a run that diverges
+leaves the others as they were.
 """
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as nnF
 from torch import Tensor, nn
@@ -19,70 +18,110 @@ from torch.utils._pytree import tree_map
 
 from softadlib.data.splits import PARTS
 from softadlib.functional.gradient_rules import Grads
-from softadlib.results.schema import MEASURES
 from softadlib.training.checkpoint import State
-from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig, restore
+from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig, restore_optimizer
 from softadlib.training.engines.cuda_graph import GraphedStep
-from softadlib.training.evaluation import as_rows, evaluate, model_norm, sums
+from softadlib.training.engines.mlp_layers import fuse_batchnorm, parse_mlp
+from softadlib.training.evaluation import as_rows, evaluate, model_norm
 from softadlib.training.memory import activations
 
 CPU_CHUNK = 1000
 """Samples per forward pass in evaluation on a CPU: what stays in its cache."""
 GPU_BYTES = 2**31
-"""Activations of one forward pass in evaluation elsewhere, of all runs together."""
+"""Bytes of activations per forward pass in evaluation elsewhere, of all runs together."""
+
+
+def is_convolutional(network: nn.Module) -> bool:
+    """Tell whether any layer of `network` is a convolution."""
+    return any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
+
+
+def prefers_channels_last(network: nn.Module, device: torch.device) -> bool:
+    """Tell whether convolutions run faster on (n, H, W, C) in memory: else cuDNN transposes each."""
+    return device.type == "cuda" and is_convolutional(network)
+
+
+def _widen_batchnorm(network: nn.Module) -> None:
+    """Give batch norm float32 input: under vmap it takes no bfloat16 beside float32 statistics."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_pre_hook(lambda module, args: (args[0].float(),))
+
+
+def _empty_stack(runs: int, value: Tensor, channels_last: bool, device: torch.device) -> Tensor:
+    """Return an empty (runs, *value.shape); slices of 4-d values are channels-last if asked."""
+    if channels_last and value.ndim == 4:
+        out, channels, height, width = value.shape
+        stacked = torch.empty(
+            (runs, out, height, width, channels), dtype=value.dtype, device=device
+        )
+        return stacked.permute(0, 1, 4, 2, 3)
+    return torch.empty((runs, *value.shape), dtype=value.dtype, device=device)
 
 
 class VmapEngine(Engine):
     """Train R networks of one architecture side by side, each with its own weights, data and knob."""
 
-    def __init__(self, batch: RunBatch):
-        self.device, settings = batch.device, batch.settings
-        self.method, self.splits, self.bf16 = batch.method, batch.splits, batch.bf16
-        self.trial = torch.as_tensor(batch.trial, device=self.device)
-        self._gather(batch.networks)
-        dtype = next(iter(self.params.values())).dtype
-        self.knob = torch.as_tensor(batch.knob, dtype=dtype, device=self.device)
-        self.per_run = {k: v.to(self.device) for k, v in settings.items() if isinstance(v, Tensor)}
-        self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
-        self.samples = {k: batch.samples[k].to(self.device, dtype) for k in batch.method.samples}
-        together = len(self) > 1
-        self._update: Callable[..., Grads] = vmap(self._gradient) if together else self._alone
+    @classmethod
+    def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
+        return True
 
-    def _gather(self, networks: Sequence[nn.Module]) -> None:
-        """Copy the values of all networks into stacked tensors."""
+    def __init__(self, batch: RunBatch):
+        super().__init__(batch)
+        self.method, self.bf16, device = batch.method, batch.bf16, self.device
+        self.trial = torch.as_tensor(self.trials, device=device)
+        rows = [self.shuffled.index(trial) for trial in self.trials]
+        self.row = torch.as_tensor(rows, device=device)  # of each run's trial in the orders
+        self.train_index = self.splits.train[self.shuffled]
+        self._stack(batch.networks)
+        dtype = next(iter(self.params.values())).dtype
+        self.knob = torch.as_tensor(batch.knob, dtype=dtype, device=device)
+        settings = batch.settings
+        self.per_run = {k: v.to(device) for k, v in settings.items() if isinstance(v, Tensor)}
+        self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
+        self.samples = {
+            k: batch.samples[k][self.shuffled].to(device, dtype) for k in batch.method.samples
+        }
+
+    def _stack(self, networks: Sequence[nn.Module]) -> None:
+        """Copy the values of all networks into stacked tensors; keep the first as a template."""
+        self.template = copy.deepcopy(networks[0]).to("meta")
+        alone = len(self) == 1  # vmap knows no memory formats
+        self.channels_last = alone and prefers_channels_last(self.template, self.device)
+        if self.bf16:
+            _widen_batchnorm(self.template)
         self.params: Grads = {}
         self.buffers: Grads = {}
         for run, network in enumerate(networks):
-            if not run:
-                self.skeleton = copy.deepcopy(network).to("meta")
-            for kept, found in (
+            for stacked, values in (
                 (self.params, network.named_parameters()),
                 (self.buffers, network.named_buffers()),
             ):
-                for name, value in found:
+                for name, value in values:
                     if not run:
-                        shape = (len(self), *value.shape)
-                        kept[name] = torch.empty(shape, dtype=value.dtype, device=self.device)
-                    kept[name][run] = value.detach()
+                        stacked[name] = _empty_stack(
+                            len(self), value, self.channels_last, self.device
+                        )
+                    stacked[name][run] = value.detach()
 
-    def __len__(self) -> int:
-        return len(self.trial)
-
-    def _sorted(self, per_run: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Settings of the objective and settings of the gradient rule."""
+    def _split_settings(self, per_run: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the settings of the objective and those of the gradient rule."""
         settings = {**self.shared, **per_run}
-        objective = (*self.method.settings_for("objective"), *self.method.samples)
-        rule = self.method.settings_for("rule")
+        of_objective = (*self.method.settings_for("objective"), *self.method.samples)
+        of_rule = self.method.settings_for("rule")
         return (
-            {k: v for k, v in settings.items() if k in objective},
-            {k: v for k, v in settings.items() if k in rule},
+            {k: v for k, v in settings.items() if k in of_objective},
+            {k: v for k, v in settings.items() if k in of_rule},
         )
 
     def _call(self, state: tuple[Grads, Grads], x: Tensor) -> Tensor:
+        """Return the logits of one run in the precision of the forward pass."""
+        if self.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         if not self.bf16:
-            return functional_call(self.skeleton, state, (x,))
+            return functional_call(self.template, state, (x,))
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            return functional_call(self.skeleton, state, (x,))
+            return functional_call(self.template, state, (x,))
 
     def _gradient(
         self,
@@ -93,8 +132,8 @@ class VmapEngine(Engine):
         knob: Tensor,
         per_run: dict[str, Tensor],
     ) -> Grads:
-        """One run's direction. Buffers change in place, as `nn.BatchNorm` does."""
-        objective, rule = self._sorted(per_run)
+        """Return one run's direction. Buffers change in place, as in `nn.BatchNorm`."""
+        objective, rule = self._split_settings(per_run)
 
         def loss(params: Grads, buffers: Grads) -> Tensor:
             logits = self._call((params, buffers), x).to(knob.dtype)
@@ -108,93 +147,121 @@ class VmapEngine(Engine):
 
         return self.method.rule(gradient, params, knob, **rule)
 
-    def _alone(self, *stacked: Any) -> Grads:
-        """`_gradient` of a single run, by its ordinary kernels: what lanes are made of."""
-        only = tree_map(lambda v: v[0], stacked)
-        return {name: g[None] for name, g in self._gradient(*only).items()}
+    def _update(self, *stacked: Any) -> Grads:
+        """Return the directions of all runs; of a single run by its ordinary kernels, without vmap.
+
+        `vmap(self._gradient)` must not be kept on self: a bound method there is a reference cycle,
+        and the memory of a dropped engine would wait for the garbage collector.
+        """
+        if len(self) > 1:
+            return vmap(self._gradient)(*stacked)
+        single = tree_map(lambda v: v[0], stacked)
+        return {name: g[None] for name, g in self._gradient(*single).items()}
 
     def step(self, optimizer: torch.optim.Optimizer, positions: Tensor) -> None:
-        """One step of all runs on the samples at `positions` (T, b) of their trial's training part."""
+        """Step all runs on the samples at `positions` (T', b) of the trials in `shuffled`."""
         data = self.splits
-        index = data.train.gather(1, positions)[self.trial]
+        index = self.train_index.gather(1, positions)[self.row]
         x = data.inputs(data.x[index], "train", self.trial)
-        own = {k: v.gather(1, positions)[self.trial] for k, v in self.samples.items()}
-        own |= self.per_run
-        optimizer.zero_grad()  # the last gradients make room for these
-        grads = self._update(self.params, self.buffers, x, data.y[index], self.knob, own)
+        per_run = {k: v.gather(1, positions)[self.row] for k, v in self.samples.items()}
+        per_run |= self.per_run
+        optimizer.zero_grad()  # frees the last gradients before these are made
+        grads = self._update(self.params, self.buffers, x, data.y[index], self.knob, per_run)
         for name, p in self.params.items():
-            p.grad = grads[name]
+            g = grads[name]  # fused optimizers need the strides of the parameter
+            p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
         optimizer.step()
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
-        """`step` for one optimizer; on CUDA captured as a graph and replayed."""
+        """Return `step` for one optimizer; on CUDA captured as a graph and replayed."""
         step = functools.partial(self.step, optimizer)
         if self.device.type != "cuda":
             return step
         return GraphedStep(step, [*self.params.values(), *self.buffers.values()], optimizer)
 
     def state(self, run: int) -> tuple[Grads, Grads]:
-        """Parameters and buffers of one run, views of the stacked ones."""
+        """Return parameters and buffers of one run, views of the stacked ones."""
         both = (self.params, self.buffers)
         params, buffers = ({name: v[run] for name, v in part.items()} for part in both)
         return params, buffers
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
-        """x ↦ logits of one run, batch norm by its running statistics."""
+        """Return x ↦ logits of one run, batch norm by its running statistics."""
         state = self.state(run)
         return lambda x: self._call(state, x).to(self.knob.dtype)
 
-    def measure(self, runs: Collection[int]) -> Row:
-        """Loss and accuracy on train, val and test, and the model norm, one value per run asked."""
-        self.skeleton.eval()
-        apart = self.device.type == "cpu"  # there side by side costs up to half as much again
-        return self.evaluate_sequential(runs) if apart else self.evaluate_batched(runs)
+    def stacked_network(self, params: Grads, buffers: Grads) -> Callable[[Tensor], Tensor]:
+        """Return (R, n, …) ↦ (R, n, C), logits of stacked runs; batch norm folded in perceptrons."""
+        layers = None if self.bf16 else parse_mlp(self.template)
+        if layers is not None:
+            return fuse_batchnorm(layers, params, buffers)
+        call = vmap(lambda params, buffers, x: self._call((params, buffers), x))
+        return lambda x: call(params, buffers, x).to(self.knob.dtype)
 
-    def evaluate_sequential(self, runs: Collection[int]) -> Row:
-        """`measure`, one run after another."""
-        out = {name: np.full(len(runs), np.nan) for name in MEASURES}
-        data = self.splits
-        for i, run in enumerate(runs):
-            network, trial = self.network(run), int(self.trial[run])
-            for part in PARTS:
-                index = getattr(data, part)[trial]  # gathered chunk by chunk, never whole
-                forward = lambda some: network(data.inputs(data.x[some], part, trial))  # noqa: B023, E731
-                loss, accuracy = evaluate(forward, index, data.y[index], CPU_CHUNK).tolist()
-                out[f"loss_{part}"][i], out[f"acc_{part}"][i] = loss, accuracy
-            out["model_norm"][i] = model_norm(self.state(run)[0]).item()
-        return out
+    @functools.cached_property
+    def _activation_bytes(self) -> int:
+        """Bytes that the layers put out for one sample; found once, it costs a forward pass."""
+        return activations(self.template, self.splits.shape) * self.knob.element_size()
+
+    def measure(self, runs: Sequence[int]) -> Row:
+        """Measure loss and accuracy on train, val and test, and the model norm."""
+        return as_rows(self.measures(runs))
 
     @torch.no_grad()
-    def evaluate_batched(self, runs: Collection[int]) -> Row:
-        """`measure`, all runs side by side; one transfer to the host."""
-        some = torch.as_tensor(list(runs), device=self.device)
-        both = (self.params, self.buffers)
-        params, buffers = ({k: v[some] for k, v in part.items()} for part in both)
-        trial, data, found = self.trial[some], self.splits, {}
-        bytes_each = activations(self.skeleton, data.shape) * self.knob.element_size()
-        chunk = max(1, GPU_BYTES // max(1, len(some) * bytes_each))
-        together = vmap(lambda params, buffers, x: self._call((params, buffers), x))
-        for part in PARTS:
-            total = torch.zeros(())
-            for index in getattr(data, part).split(chunk, dim=1):
-                index = index[trial]
-                logits = together(params, buffers, data.inputs(data.x[index], part, trial))
-                total = total + sums(logits.to(self.knob.dtype), data.y[index])
-            n = getattr(data, part).shape[1]
-            found[f"loss_{part}"], found[f"acc_{part}"] = (total / n).unbind(-1)
-        found["model_norm"] = vmap(model_norm)(params)
-        return as_rows(found)
+    def measures(self, runs: Sequence[int]) -> dict[str, Tensor]:
+        """Return what `measure` does, in tensors (len(runs),) on the device: nothing waits for it."""
+        self.template.eval()
+        if self.device.type != "cpu" and len(runs) > 1:
+            return self.evaluate_batched(runs)
+        # On a CPU, runs side by side cost up to half as much again.
+        return self.evaluate_sequential(runs)
 
-    def begin(self, recipe: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
-        self.optimizer = recipe.build(list(self.params.values()))
+    def evaluate_sequential(self, runs: Sequence[int]) -> dict[str, Tensor]:
+        """Evaluate one run after another, each by its ordinary kernels."""
+        on_cpu = self.device.type == "cpu"
+        chunk = CPU_CHUNK if on_cpu else max(1, GPU_BYTES // self._activation_bytes)
+        rows = [self._evaluate(self.network(run), self.trials[run], chunk) for run in runs]
+        for row, run in zip(rows, runs):
+            row["model_norm"] = model_norm(self.state(run)[0])
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def evaluate_batched(self, runs: Sequence[int]) -> dict[str, Tensor]:
+        """Evaluate all runs side by side."""
+        chosen = torch.as_tensor(list(runs), device=self.device)
+        params, buffers = self.params, self.buffers
+        if list(runs) != list(range(len(self))):
+            params = {name: value[chosen] for name, value in params.items()}
+            buffers = {name: value[chosen] for name, value in buffers.items()}
+        chunk = max(1, GPU_BYTES // max(1, len(runs) * self._activation_bytes))
+        network = self.stacked_network(params, buffers)
+        measures = self._evaluate(network, self.trial[chosen], chunk)
+        return measures | {"model_norm": vmap(model_norm)(params)}
+
+    def _evaluate(
+        self, network: Callable[[Tensor], Tensor], trial: int | Tensor, chunk: int
+    ) -> dict[str, Tensor]:
+        """Return loss and accuracy of every part: () for one trial, (R,) for R of them."""
+        data, measures = self.splits, {}
+        for part in PARTS:
+
+            def logits(index: Tensor, part: str = part) -> Tensor:
+                return network(data.inputs(data.x[index], part, trial))
+
+            index = getattr(data, part)[trial]
+            both = evaluate(logits, index, data.y, chunk)
+            measures[f"loss_{part}"], measures[f"acc_{part}"] = both.unbind(-1)
+        return measures
+
+    def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
+        self.optimizer = config.build(list(self.params.values()))
         step = self.stepper(self.optimizer)
 
-        def epoch(order: Iterable[Tensor]) -> None:
-            self.skeleton.train()
+        def run_epoch(order: Iterable[Tensor]) -> None:
+            self.template.train()
             for positions in order:
                 step(positions)
 
-        return epoch
+        return run_epoch
 
     def state_dict(self) -> State:
         optimizer = self.optimizer.state_dict()
@@ -202,7 +269,7 @@ class VmapEngine(Engine):
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        for own, found in ((self.params, state["params"]), (self.buffers, state["buffers"])):
-            for name, value in own.items():
-                value.copy_(found[name])
-        restore(self.optimizer, state["optimizer"])
+        for name, value in (self.params | self.buffers).items():
+            saved = state["params"] if name in self.params else state["buffers"]
+            value.copy_(saved[name])
+        restore_optimizer(self.optimizer, state["optimizer"])

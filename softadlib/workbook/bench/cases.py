@@ -1,7 +1,9 @@
 """What `softad bench` times: the same work for the published loop and for ours."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +13,13 @@ import torch
 from softadlib._validation import choose
 from softadlib.data.images import available
 from softadlib.data.splits import PARTS, Splits
-from softadlib.training import device as hardware
+from softadlib.training.device import deterministic_math
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import forward_flops
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import Trainer
 from softadlib.workbook.bench import reference
 
-CASES = (
-    "train-erm",
-    "train-sam",
-    "eval-20000",
-    "study-all",
-    "study-shown",
-    "fashionmnist-epoch",
-    "resnet18-step",
-)
 STUDY = {"trials": 2, "values": 40, "epochs": 20}
 """The small study: SoftAD over the paper's number of θ; the paper has 15 trials and 500 epochs."""
 
@@ -44,165 +37,197 @@ class Case:
     per: str
     """What the seconds are divided by."""
     replay: bool = False
-    """Ours trains without curves and one run a trial again with them; the published loop measures always."""
+    """Ours trains without curves, then one run a trial again with them; the published loop measures always."""
     our_runs: int = 0
-    """Of a study, how many of its runs ours is timed on, its time scaled; 0 where it does them all.
+    """Runs of a study that ours is timed on with its time scaled, on a CPU; 0 for all.
 
-    The published loop, whose runs all take the same, is timed on one run of a study for each process.
+    The published loop, whose runs all take the same, is timed on one run for each process.
     """
     note: str = ""
 
-    def at(self, evals: str) -> set[int]:
-        """The epochs to measure at."""
+    def eval_epochs(self, evals: str) -> set[int]:
+        """Return the epochs to measure at."""
         last = self.epochs
         return {"never": set(), "end": {last}, "all": set(range(last + 1))}[evals]
 
     def runs(self, count: int) -> list[Run]:
-        """`count` runs of the method over its grid, again and again."""
+        """Return `count` runs of the method, over its grid again and again."""
         grid = self.protocol.runs(self.method)
         return [grid[i % len(grid)] for i in range(count)]
 
 
-def cases(names: Sequence[str], device: str) -> list[Case]:
-    """The cases asked for, in order."""
-    base: dict[str, Any] = {
-        "profile": "bench",
-        "dataset": "gaussian",
-        "trials": 1,
-        "device": device,
-    }
+def all_cases(device: str) -> dict[str, Case]:
+    """Return every case by name, in the order of the table."""
+    base: dict[str, Any] = {"profile": "bench", "dataset": "gaussian", "trials": 1}
+    base["device"] = device
     values = tuple(np.linspace(0.01, 0.5, STUDY["values"]).tolist())
-    small = Protocol(**base, epochs=STUDY["epochs"], grids={"softad": values, "sam": values})
+    grids = {"softad": values, "sam": values}
+    small = Protocol(**base, epochs=STUDY["epochs"], grids=grids)
     study = small.replace(trials=STUDY["trials"])
-    whole: dict[str, Any] = {
-        "method": "softad",
-        "epochs": STUDY["epochs"],
-        "evals": "all",
-        "per": "study",
-    }
+    whole: dict[str, Any] = {"method": "softad", "epochs": STUDY["epochs"], "evals": "all"}
     have = available("fashionmnist") != "missing"
-    image: dict[str, Any] = {
-        **base,
-        "dataset": "fashionmnist" if have else "digits",
-        "n_train": 0,
-        "n_val": 0,
-    }
-    sgd: dict[str, Any] = {
-        "n_test": 0,
-        "optimizer": "sgd",
-        "lr": 0.1,
-        "momentum": 0.9,
-        "batch_size": 200,
-    }
-    fashion = Protocol(**image, **sgd, model="mlp1x1000", grids={"softad": (0.1,)})
-    missing = "" if have else "FashionMNIST is not here: noise of its shape, which takes as long"
-    every = {
-        "train-erm": Case("train-erm", small, "erm", 100, "never", "step"),
-        "train-sam": Case("train-sam", small, "sam", 100, "never", "step"),
-        "eval-20000": Case("eval-20000", small, "erm", 0, "only", "run"),
-        "study-all": Case("study-all", study, **whole, our_runs=4),
-        "study-shown": Case("study-shown", study, **whole, replay=True),
-        "fashionmnist-epoch": Case(
-            "fashionmnist-epoch", fashion, "softad", 1, "end", "epoch", note=missing
-        ),
-        "resnet18-step": Case(
-            "resnet18-step",
-            fashion.replace(model="resnet18", batch_size=50),
-            "erm",
-            1,
-            "never",
-            "step",
-            note="noise of CIFAR-10's shape",
-        ),
-    }
+    base |= {"dataset": "fashionmnist" if have else "digits", "n_train": 0, "n_val": 0, "n_test": 0}
+    sgd: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 200}
+    fashion = Protocol(**base, **sgd, model="mlp1x1000", grids={"softad": (0.1,)})
+    resnet = fashion.replace(model="resnet18", batch_size=50)
+    noise = "" if have else "FashionMNIST is not here: noise of its shape, which takes as long"
+    cases = (
+        Case("train-erm", small, "erm", 100, "never", "step"),
+        Case("train-sam", small, "sam", 100, "never", "step"),
+        Case("eval-20000", small, "erm", 0, "only", "run"),
+        Case("study-all", study, **whole, per="study", our_runs=4),
+        Case("study-shown", study, **whole, per="study", replay=True),
+        Case("fashionmnist-epoch", fashion, "softad", 1, "end", "epoch", note=noise),
+        Case("resnet18-step", resnet, "erm", 1, "never", "step", note="noise of CIFAR-10's shape"),
+    )
+    return {case.name: case for case in cases}
+
+
+CASES = tuple(all_cases("cpu"))
+
+
+def cases(names: Sequence[str], device: str) -> list[Case]:
+    """Return the cases asked for, in order. Raises UserError for an unknown name."""
     for name in names:
         choose("case", name, CASES)
-    return [every[name] for name in CASES if name in names]
+    return [case for name, case in all_cases(device).items() if name in names]
 
 
 def _data(case: Case) -> Splits:
-    """What a case is timed on; noise of the right shape where it says so."""
+    """Return the data of a case; noise of the right shape where its note says so."""
     if not case.note:
         return load_splits(case.protocol, 0.0)
     rng = np.random.default_rng(0)
     resnet = case.name == "resnet18-step"
-    shape, sizes = ((3, 32, 32), (1000, 50, 50)) if resnet else ((1, 28, 28), (48000, 12000, 10000))
+    shape, sizes = ((3, 32, 32), (300, 50, 50)) if resnet else ((1, 28, 28), (48000, 12000, 10000))
     x = torch.from_numpy(rng.integers(0, 256, (sum(sizes), *shape), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, 10, sum(sizes)))
     train, val, test = torch.arange(sum(sizes))[None].split(sizes, dim=1)
     return Splits(x, y, train, val, test, classes=10)
 
 
+class Clock:
+    """Wall and CPU seconds since it was last started, all work of the device included."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.start()
+
+    def start(self) -> None:
+        """Set both to zero."""
+        self._wait()
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """Return (wall seconds, CPU seconds of this process)."""
+        self._wait()
+        return time.perf_counter() - self.wall, time.process_time() - self.cpu
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+Job = Callable[[Clock], object]
+"""Work to be timed; it may start the clock anew after a part that does not count."""
+
+
 class Side:
-    """One process's end of a case: data loaded once, each call timed by whoever calls."""
+    """One process's end of a case: data loaded once, networks and engines made outside of the timed part."""
 
     def __init__(self, case: Case):
         self.case = case
-        self.sweep = Trainer(case.protocol, case.runs(1), splits=_data(case))
+        self.trainer = Trainer(case.protocol, case.runs(1), splits=_data(case))
 
-    def ours(self, runs: Sequence[Run], evals: str) -> None:
-        """As `softad train` does it."""
-        engine = self.sweep.engine(runs)
+    def ours(self, runs: Sequence[Run], evals: str) -> list[Job]:
+        """Train as `softad train` does: the same engines and lots."""
+        protocol = self.case.protocol
+        lots = Trainer(protocol, runs, splits=self.trainer.splits).lots()
+        engines = [self.trainer.engine(lot) for lot in lots]
         if evals == "only":
-            engine.measure(range(len(runs)))
-            return
-        recipe = dataclasses.replace(self.case.protocol.recipe, epochs=self.case.epochs)
-        engine.train(recipe, self.case.protocol.seeds, self.case.at(evals))
+            return [lambda clock, e=engine: e.measure(range(len(e))) for engine in engines]
+        # On a GPU the first epoch captures the step: of a single epoch's or step's time it is no part.
+        warm = int(self.trainer.device.type != "cpu" and self.case.per != "study")
+        config = dataclasses.replace(protocol.recipe, epochs=self.case.epochs + warm)
+        eval_epochs = {epoch + warm for epoch in self.case.eval_epochs(evals)}
 
-    def published(self, runs: Sequence[Run], evals: str) -> None:
-        """As the paper's code does it."""
-        protocol, splits, device = self.case.protocol, self.sweep.splits, self.sweep.device
-        method = self.sweep.method
-        data = {part: splits.part(part) for part in PARTS}
-        data = {p: (splits.inputs(x, p, 0), y) for p, (x, y) in data.items()}
+        def train(clock: Clock, engine: Any) -> None:
+            epochs_left = [warm]
+
+            def progress(runs: int) -> None:
+                if epochs_left[0]:
+                    epochs_left[0] -= 1
+                    clock.start()
+
+            engine.train(config, protocol.seeds, eval_epochs, progress=progress)
+
+        return [functools.partial(train, engine=engine) for engine in engines]
+
+    def published(self, runs: Sequence[Run], evals: str) -> list[Job]:
+        """Train as the paper's code does."""
+        protocol, trainer = self.case.protocol, self.trainer
+        data = {part: trainer.splits.part(part) for part in PARTS}
+        data = {p: (trainer.splits.inputs(x, p, 0), y) for p, (x, y) in data.items()}
         make = reference.optimizers(protocol.optimizer, protocol.lr, protocol.momentum)
-        settings = protocol.settings_of(method.name)
-        for run in runs:
-            network = self.sweep.network(run).to(device)
+        settings = protocol.settings_of(trainer.method.name)
+
+        def train(clock: Clock, run: Run, network: torch.nn.Module) -> None:
             if evals == "only":
                 reference.final_measures(network, data)
-                continue
+                return
             reference.shuffled_loop(
-                method.name,
+                trainer.method.name,
                 network,
                 data,
                 self.case.epochs,
                 protocol.batch_size,
                 make,
                 run.knob,
-                self.case.at(evals),
+                self.case.eval_epochs(evals),
                 **settings,
             )
 
+        networks = [trainer.network(run).to(trainer.device) for run in runs]
+        return [functools.partial(train, run=r, network=n) for r, n in zip(runs, networks)]
+
     def flops(self) -> int | None:
-        """Matrix products and convolutions in what one figure of the case stands for."""
-        splits, case = self.sweep.splits, self.case
-        forward = forward_flops(self.sweep.example, splits.shape)
+        """Count matrix products and convolutions in what one figure of the case stands for."""
+        splits, case = self.trainer.splits, self.case
+        forward = forward_flops(self.trainer.example, splits.shape)
         train, *others = (getattr(splits, part).shape[1] for part in PARTS)
-        trained = 3 * forward * self.sweep.method.gradients
-        return {
-            "step": trained * min(case.protocol.batch_size, train),
-            "run": forward * (train + sum(others)),
-            "epoch": trained * train + forward * (train + sum(others)),
-        }.get(case.per)
+        trained = 3 * forward * self.trainer.method.gradients
+        measured = forward * (train + sum(others))
+        per_step = trained * min(case.protocol.batch_size, train)
+        return {"step": per_step, "run": measured, "epoch": trained * train + measured}.get(
+            case.per
+        )
 
 
 _SIDES: dict[str, Side] = {}
+"""Of this process; a worker of the pool keeps its data from round to round."""
 
 
 def side_of(case: Case) -> Side:
-    """This process's end of a case, made once."""
+    """Return this process's end of a case, made once."""
     if case.name not in _SIDES:
         _SIDES[case.name] = Side(case)
     _SIDES[case.name].case = case  # the same data, perhaps fewer epochs
     return _SIDES[case.name]
 
 
-def work_through(case: Case, who: str, runs: Sequence[Run], evals: str, threads: int) -> None:
-    """One process's share of a round."""
-    torch.set_num_threads(threads)
+def work_through(
+    case: Case, who: str, runs: Sequence[Run], evals: str, threads: int
+) -> tuple[float, float]:
+    """Do one process's share of a round; return its wall and CPU seconds."""
     side = side_of(case)
-    with hardware.numerics(side.sweep.device, "fp32", threads):
-        getattr(side, who)(runs, evals)
-    if side.sweep.device.type == "cuda":
-        torch.cuda.synchronize()
+    device = side.trainer.device
+    torch.set_num_threads(threads)
+    with deterministic_math(device, "fp32", threads):
+        jobs = getattr(side, who)(runs, evals)
+        wall = cpu = 0.0
+        for job in jobs:
+            clock = Clock(device)
+            job(clock)
+            seconds = clock.read()
+            wall, cpu = wall + seconds[0], cpu + seconds[1]
+    return wall, cpu

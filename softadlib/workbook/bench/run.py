@@ -1,8 +1,8 @@
-"""`softad bench`: the published loop and ours, interleaved in one run on one machine.
+"""`softad bench`: time the published loop and ours in turns, in one run on one machine.
 
-Two layouts: `as-shipped` is each as its user meets it, the published loop one run at a time with all
-of the machine's threads, ours one process per core with one thread each. `same` gives the published
-loop our layout, so that what is left is the code. An accelerator is one process's either way.
+Two layouts. `as-shipped` is each as its user meets it: the published loop one run at a time with all
+threads of the machine, ours one process per core with one thread each. `same` gives the published loop
+our layout, so that what is left is the code. An accelerator is one process's either way.
 """
 
 import dataclasses
@@ -18,122 +18,142 @@ import numpy as np
 import torch
 
 from softadlib import __version__
+from softadlib._validation import choose
 from softadlib.methods import METHODS
-from softadlib.training import device as hardware
-from softadlib.training.device import device_name
+from softadlib.training.device import device_name, pick_device
 from softadlib.training.protocol import Run
-from softadlib.workbook.bench.cases import STUDY, Case, cases, side_of, work_through
+from softadlib.workbook.bench import peaks
+from softadlib.workbook.bench.cases import CASES, STUDY, Case, cases, side_of, work_through
 
 LAYOUTS = ("as-shipped", "same")
+TABLES = ("methods", "growth")
+"""What is timed beside the cases: a step of each method, and growth with runs, epochs and width."""
+NAMES = (*CASES, *TABLES)
+BUDGET = 280.0
+"""Seconds for everything: a case stops its rounds when its share is used up."""
+BUSY = 0.5
+"""Processes per core that wait to run, from which the machine is too busy for a timing."""
+
+
+def load_warning() -> str:
+    """Say that other processes are at work on this machine; nothing where it is idle."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < BUSY * cores:
+        return ""
+    return f"the load is {load:.1f} on {cores} cores: compare CPU times, wall times are unreliable"
 
 
 class Bench:
-    """All cases on one device; `say` gets a line as each round ends."""
+    """All cases on one device.
 
-    def __init__(self, device: str, rounds: int, say: Callable[[str], None] = lambda line: None):
-        self.device, self.rounds, self.say = hardware.pick_device(device), rounds, say
+    Args:
+        device: as of `pick_device`.
+        rounds: of each case at most; both sides take turns.
+        say: gets a line as each row ends.
+        save: gets the table as each row ends.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        rounds: int,
+        say: Callable[[str], None] = lambda line: None,
+        save: Callable[[dict[str, Any]], object] = lambda table: None,
+    ):
+        self.device, self.rounds, self.say, self.save = pick_device(device), rounds, say, save
         self.cores = os.cpu_count() or 1
-        self.processes = self.cores if self.device.type == "cpu" else 1
+        self.on_cpu = self.device.type == "cpu"
+        self.processes = self.cores if self.on_cpu else 1
         self.pool: ProcessPoolExecutor | None = None
+        self.seconds_per_row = BUDGET
 
-    def _timed(self, case: Case, who: str, count: int, layout: str) -> float:
-        """Seconds for `count` runs in a layout."""
+    def _timed(self, case: Case, who: str, count: int, layout: str) -> tuple[float, float]:
+        """Return wall seconds (of the slowest process) and CPU seconds (of all) for `count` runs."""
         alone = who == "published" and layout == "as-shipped"
-        processes = 1 if alone else self.processes
-        threads = self.cores if alone else 1
-        evals = case.evals
-        steps: list[tuple[list[Run], str]] = [(case.runs(count), evals)]
+        processes, threads = (1, self.cores) if alone else (self.processes, 1)
+        steps: list[tuple[list[Run], str]] = [(case.runs(count), case.evals)]
         if who == "ours" and case.replay:
             steps = [(case.runs(count), "end"), (case.runs(STUDY["trials"]), "all")]
-        started = time.perf_counter()
-        for runs, wanted in steps:
+        wall = cpu = 0.0
+        for runs, evals in steps:
             shares = [runs[i::processes] for i in range(processes)]
-            jobs = [(case, who, share, wanted, threads) for share in shares if share]
-            self._together(jobs)
-        return time.perf_counter() - started
+            jobs = [(case, who, share, evals, threads) for share in shares if share]
+            seconds = self._work(jobs)
+            wall += max(w for w, _ in seconds)
+            cpu += sum(c for _, c in seconds)
+        return wall, cpu
 
-    def _together(self, jobs: list[tuple]) -> None:
+    def _work(self, jobs: list[tuple[Any, ...]]) -> list[tuple[float, float]]:
         if self.pool is None:
-            for job in jobs:
-                work_through(*job)
-            return
-        list(self.pool.map(work_through, *zip(*jobs)))
+            return [work_through(*job) for job in jobs]
+        return list(self.pool.map(work_through, *zip(*jobs)))
 
     def row(self, case: Case, layout: str) -> dict[str, Any]:
-        """Medians over the rounds, both sides taking turns."""
-        counts = self._counts(case, layout)
-        times: dict[str, list[float]] = {"published": [], "ours": []}
+        """Time both sides in turns; medians over the rounds, and ratios of each round."""
+        counts, started = self._counts(case, layout), time.monotonic()
         warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
-        for who in times:
+        wall: dict[str, list[float]] = {"published": [], "ours": []}
+        cpu: dict[str, list[float]] = {"published": [], "ours": []}
+        for who in wall:
             self._timed(warm, who, self.processes, layout)
-        for _ in range(self.rounds):
-            for who in times:
-                times[who].append(self._timed(case, who, counts[who], layout) / counts[who])
+        for done in range(self.rounds):
+            if done and time.monotonic() - started > self.seconds_per_row:
+                break
+            for who in wall:
+                seconds = self._timed(case, who, counts[who], layout)
+                wall[who].append(seconds[0] / counts[who])
+                cpu[who].append(seconds[1] / counts[who])
         scale = self._scale(case)
-        seconds = {who: statistics.median(t) * scale for who, t in times.items()}
+        ratios = sorted(a / b for a, b in zip(wall["published"], wall["ours"]))
         row: dict[str, Any] = {
             "case": case.name,
             "layout": layout,
             "per": case.per,
-            "published_s": seconds["published"],
-            "ours_s": seconds["ours"],
-            "ratio": seconds["published"] / seconds["ours"],
-            "least": min(times["published"]) / min(times["ours"]),
-            "rounds": self.rounds,
+            "published_s": statistics.median(wall["published"]) * scale,
+            "ours_s": statistics.median(wall["ours"]) * scale,
+            "ratio": statistics.median(ratios),
+            "ratio_range": [ratios[0], ratios[-1]],
+            "cpu_ratio": statistics.median(a / b for a, b in zip(cpu["published"], cpu["ours"])),
+            "rounds": len(ratios),
             "runs": counts,
             "note": case.note,
         }
-        self.say(
-            f"{case.name} {layout}: {_readable(row['published_s'])} against "
-            f"{_readable(row['ours_s'])} per {case.per}, {row['ratio']:.2f} times"
-        )
+        flops = side_of(case).flops()
+        row["gflops"] = flops and flops / row["ours_s"] / 1e9
+        row["share_of_peak"] = flops and row["gflops"] / peaks.peak_gflops(self.device)
         return row
 
     def _counts(self, case: Case, layout: str) -> dict[str, int]:
-        """How many runs each side does in a round."""
+        """Return how many runs each side does in a round."""
+        few = max(2, self.processes)
         if case.per == "study":
             runs = STUDY["trials"] * STUDY["values"]
             at_once = 1 if layout == "as-shipped" else self.processes
-            return {"published": at_once, "ours": case.our_runs or runs}
-        few = max(2, self.processes)
-        if self.device.type != "cpu":
-            return {"published": few, "ours": 64}
-        return {"published": few, "ours": few if case.per == "epoch" else 4 * few}
+            # On a GPU a few runs take about as long as all of them.
+            ours = case.our_runs if self.on_cpu and case.our_runs else runs
+            return {"published": at_once, "ours": ours}
+        resnet = case.name == "resnet18-step"
+        if not self.on_cpu:
+            return {"published": few, "ours": 8 if resnet else 64}
+        return {"published": few, "ours": few if resnet or case.per == "epoch" else 4 * few}
 
     def _scale(self, case: Case) -> float:
-        """From seconds per run to what the row stands for."""
+        """Return the factor from seconds per run to what the row stands for."""
         if case.per == "study":
             return STUDY["trials"] * STUDY["values"]
         if case.per == "step":
-            train = side_of(case).sweep.splits.train.shape[1]
+            train = side_of(case).trainer.splits.train.shape[1]
             return 1 / (case.epochs * -(-train // case.protocol.batch_size))
         return 1
 
-    def table(self, names: Sequence[str]) -> dict[str, Any]:
-        """Everything `--json` writes."""
-        chosen = cases(names, self.device.type)
-        self.pool = _pool(self.processes) if self.processes > 1 else None
-        rows = []
-        try:
-            for case in chosen:
-                layouts = LAYOUTS if self.device.type == "cpu" else LAYOUTS[:1]
-                some = [self.row(case, layout) for layout in layouts]
-                flops = side_of(case).flops()
-                for row in some:
-                    gflops = flops and flops / row["ours_s"] / 1e9
-                    row["gflops"] = gflops
-                    row["share_of_peak"] = gflops and gflops / hardware.peak_gflops(self.device)
-                rows += some
-            growth = self.growth() if "train-erm" in names else []
-            methods = self.methods() if "train-erm" in names else []
-        finally:
-            if self.pool:
-                self.pool.shutdown()
-        peaks = {
-            "gflops": round(hardware.peak_gflops(self.device), 1),
-            "gbps": round(hardware.peak_gbps(self.device), 1),
-        }
-        return {
+    def table(self, names: Sequence[str] = NAMES) -> dict[str, Any]:
+        """Time what is named; `say` and `save` get every row as it ends."""
+        for name in names:
+            choose("case", name, NAMES)
+        layouts = LAYOUTS if self.on_cpu else LAYOUTS[:1]
+        chosen = cases([name for name in names if name in CASES], self.device.type)
+        self.seconds_per_row = BUDGET / (len(chosen) * len(layouts) + len(TABLES))
+        table: dict[str, Any] = {
             "hardware": {
                 "device": device_name(self.device),
                 "cores": self.cores,
@@ -141,42 +161,64 @@ class Bench:
                 "numpy": np.__version__,
                 "softadlib": __version__,
             },
-            "peaks": peaks,
+            "warning": load_warning(),
+            "peaks": {
+                "gflops": round(peaks.peak_gflops(self.device), 1),
+                "gbps": round(peaks.peak_gbps(self.device), 1),
+            },
             "study": STUDY,
-            "rows": rows,
-            "growth": growth,
-            "methods": methods,
+            "rows": [],
+            "growth": [],
+            "methods": [],
         }
+        self.say(heading(table))
+        self.pool = _pool(self.processes) if self.processes > 1 else None
+        try:
+            for case in chosen:
+                for layout in layouts:
+                    table["rows"].append(self.row(case, layout))
+                    self.say(row_line(table["rows"][-1]))
+                    self.save(table)
+            for name in TABLES:
+                if name in names:
+                    table[name] = getattr(self, name)()
+                    self.save(table)
+        finally:
+            if self.pool:
+                self.pool.shutdown()
+        return table
 
     def methods(self) -> list[dict[str, Any]]:
-        """A step of each method in our trainer, taking turns with ERM's."""
+        """Time a step of each method in our trainer, taking turns with ERM's."""
         base = cases(["train-erm"], self.device.type)[0]
+        base = dataclasses.replace(base, epochs=min(base.epochs, 20))
         names = [m.name for m in METHODS.values() if not m.samples]
         grids = {name: (0.1,) for name in names if METHODS[name].knob}
         protocol = base.protocol.replace(grids=grids)
-        of = {
-            name: dataclasses.replace(base, name=f"step {name}", method=name, protocol=protocol)
-            for name in names
-        }
+        count = self.processes if self.on_cpu else 64
         times: dict[str, list[float]] = {name: [] for name in names}
         for round_ in range(self.rounds + 1):  # the first one prepares
-            for name, case in of.items():
-                seconds = self._timed(case, "ours", self.processes, "same") / self.processes
+            for name in names:
+                case = dataclasses.replace(
+                    base, name=f"step {name}", method=name, protocol=protocol
+                )
+                seconds = self._timed(case, "ours", count, "same")[0] / count
                 if round_:
                     times[name].append(seconds * self._scale(base))
-        erm = times["erm"]
-        return [
-            {
-                "method": name,
-                "step_s": statistics.median(times[name]),
-                "over_erm": statistics.median(a / b for a, b in zip(times[name], erm)),
-                "gradients": METHODS[name].gradients,
-            }
-            for name in names
-        ]
+        rows = []
+        for name in names:
+            ratios = [a / b for a, b in zip(times[name], times["erm"])]
+            row = {"method": name, "step_s": statistics.median(times[name])}
+            row |= {"over_erm": statistics.median(ratios), "gradients": METHODS[name].gradients}
+            rows.append(row)
+            self.say(
+                f"step of {name:9} {_readable(row['step_s']):>9}, {row['over_erm']:.2f} times "
+                f"ERM's, {row['gradients']} gradients"
+            )
+        return rows
 
     def growth(self) -> list[dict[str, Any]]:
-        """How time and memory of ours grow with runs, epochs and width."""
+        """Time ours, and estimate its memory, as runs, epochs and width grow."""
         base = cases(["train-erm"], self.device.type)[0]
         sizes = [(runs, 10, "mlp4x500") for runs in (2, 4, 8, 16)]
         sizes += [(4, epochs, "mlp4x500") for epochs in (20, 40)]
@@ -187,11 +229,14 @@ class Bench:
             name = f"growth {model}"  # its own data and networks in each process
             case = dataclasses.replace(base, name=name, epochs=epochs, protocol=protocol)
             self._timed(dataclasses.replace(case, epochs=1), "ours", self.processes, "same")
-            seconds = min(self._timed(case, "ours", runs, "same") for _ in range(2))
-            together = 1 if self.device.type == "cpu" else runs
-            needs = side_of(case).sweep.needs(together).total
-            facts = {"runs": runs, "epochs": epochs, "model": model, "seconds": seconds}
-            rows.append({**facts, "bytes_per_process": needs})
+            seconds = min(self._timed(case, "ours", runs, "same")[0] for _ in range(2))
+            needs = side_of(case).trainer.needs(1 if self.on_cpu else runs).total
+            row = {"runs": runs, "epochs": epochs, "model": model, "seconds": seconds}
+            rows.append({**row, "bytes_per_process": needs})
+            self.say(
+                f"{model}, {runs:3} runs × {epochs:3} epochs: {_readable(seconds)}, "
+                f"{needs / 2**20:.0f} MiB a process"
+            )
         return rows
 
 
@@ -203,33 +248,28 @@ def _readable(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
-def words(table: dict[str, Any]) -> str:
-    """The table a person reads."""
-    facts, peaks = table["hardware"], table["peaks"]
+def heading(table: dict[str, Any]) -> str:
+    """Name the machine and the columns of `row_line`."""
+    facts, best = table["hardware"], table["peaks"]
     lines = [
         f"{facts['device']}, {facts['cores']} cores, torch {facts['torch']}, "
         f"numpy {facts['numpy']}, softadlib {facts['softadlib']}",
-        f"best measured here: {peaks['gflops']:.0f} GFLOP/s, {peaks['gbps']:.0f} GB/s",
+        f"best measured here: {best['gflops']:.0f} GFLOP/s, {best['gbps']:.0f} GB/s",
+        *([f"warning: {table['warning']}"] if table["warning"] else []),
         "",
         f"{'case':20} {'layout':11} {'published':>11} {'ours':>11}   {'per':6} {'ratio':>6} "
-        f"{'of peak':>8}  rounds",
+        f"{'range':>12} {'of CPU':>7} {'of peak':>8}  rounds",
     ]
-    for row in table["rows"]:
-        share = "" if row["share_of_peak"] is None else f"{row['share_of_peak']:.0%}"
-        lines.append(
-            f"{row['case']:20} {row['layout']:11} {_readable(row['published_s']):>11} "
-            f"{_readable(row['ours_s']):>11}   {row['per']:6} {row['ratio']:6.2f} {share:>8}  "
-            f"{row['rounds']}"
-        )
-    lines += [f"  {row['case']}: {row['note']}" for row in table["rows"][::2] if row["note"]]
-    for row in table["growth"]:
-        lines.append(
-            f"{row['model']}, {row['runs']:3} runs × {row['epochs']:3} epochs: "
-            f"{_readable(row['seconds'])}, {row['bytes_per_process'] / 2**20:.0f} MiB a process"
-        )
-    for row in table["methods"]:
-        lines.append(
-            f"step of {row['method']:9} {_readable(row['step_s']):>9}, {row['over_erm']:.2f} times "
-            f"ERM's, {row['gradients']} gradients"
-        )
     return "\n".join(lines)
+
+
+def row_line(row: dict[str, Any]) -> str:
+    """Write one row of the table a person reads."""
+    share = "" if row["share_of_peak"] is None else f"{row['share_of_peak']:.0%}"
+    low, high = row["ratio_range"]
+    line = (
+        f"{row['case']:20} {row['layout']:11} {_readable(row['published_s']):>11} "
+        f"{_readable(row['ours_s']):>11}   {row['per']:6} {row['ratio']:6.2f} "
+        f"{f'{low:.2f}-{high:.2f}':>12} {row['cpu_ratio']:7.2f} {share:>8}  {row['rounds']}"
+    )
+    return f"{line}  ({row['note']})" if row["note"] else line

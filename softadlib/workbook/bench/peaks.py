@@ -1,0 +1,46 @@
+"""What the device can do at its best: operations and bytes per second."""
+
+import functools
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from softadlib.training.device import deterministic_math
+from softadlib.training.engines.mlp_layers import linear
+
+
+@functools.cache
+def peak_gflops(device: torch.device) -> float:
+    """Return GFLOP/s of a square float32 product at its best: all cores of a CPU, or one accelerator.
+
+    Times one thread and multiplies by the cores, because a busy machine would wait for itself.
+    """
+    on_cpu = device.type == "cpu"
+    size = 1024 if on_cpu else 8192
+    with deterministic_math(device, "fp32"):
+        a, b = (torch.randn(size, size, device=device) for _ in range(2))
+        products = [lambda: a @ b, lambda: linear(a, b)] if on_cpu else [lambda: a @ b]
+        seconds = min(_seconds(device, product) for product in products)
+    return 2 * size**3 / seconds / 1e9 * ((os.cpu_count() or 1) if on_cpu else 1)
+
+
+@functools.cache
+def peak_gbps(device: torch.device) -> float:
+    """Return GB/s read and written in a copy larger than any cache; by one thread on a CPU."""
+    with deterministic_math(device, "fp32"):
+        a, b = (torch.ones(2**25, device=device) for _ in range(2))
+        return 2 * a.numel() * a.element_size() / _seconds(device, lambda: b.copy_(a)) / 1e9
+
+
+def _seconds(device: torch.device, work: Callable[[], object], rounds: int = 5) -> float:
+    """Return the shortest of a few rounds, after one that does not count."""
+    times = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
