@@ -1,5 +1,6 @@
 """What a capture does to a training, tried with a stand-in for the graph where there is no GPU."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -69,6 +70,62 @@ def test_a_step_that_cannot_be_captured_is_said_and_run_as_it_is(monkeypatch):
     assert "and more" not in str(caught[0].message)
     assert weights.tolist() == [2, 2, 2], "the attempt left no trace"
     assert seen[1:] == [[[1, 2]], [[3, 4]]]
+
+
+def test_an_error_of_the_step_itself_is_no_refusal(monkeypatch):
+    """D8: launch by launch it would fail as well."""
+
+    def broken(step):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(GraphedStep, "capture", staticmethod(broken))
+    weights = torch.zeros(1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        GraphedStep(lambda p: None, [weights], torch.optim.SGD([weights], 0.1))(torch.zeros(1, 2))
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Stand-ins for CUDA's streams; a capture notes the stream it was made on."""
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    outer, record = Stream(), {"captured": [], "current": []}
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: outer)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_stream", record["current"].append)
+
+    def record_on(stream, step):
+        record["captured"].append(stream)
+        if record.get("fails"):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return step
+
+    monkeypatch.setattr(cuda_graph, "record_on", record_on)
+    return record | {"outer": outer, "record": record}
+
+
+def test_every_graph_is_captured_on_a_stream_of_its_own(streams):
+    """D2: graphs of one stream share a cuBLAS workspace, and stream engines replay side by side."""
+    weights = [torch.zeros(1) for _ in range(3)]
+    for w in weights:
+        GraphedStep(lambda p, w=w: w.add_(1), [w], torch.optim.SGD([w], 0.1))(torch.zeros(1, 2))
+    assert len(set(streams["captured"])) == 3
+    assert streams["outer"] not in streams["captured"]
+    assert [w.item() for w in weights] == [1, 1, 1]
+
+
+def test_a_failed_capture_leaves_the_callers_stream_current(streams):
+    """D8."""
+    streams["record"]["fails"] = True
+    w = torch.zeros(1)
+    with pytest.warns(UserWarning, match="without a CUDA graph"):
+        GraphedStep(lambda p: w.add_(1), [w], torch.optim.SGD([w], 0.1))(torch.zeros(1, 2))
+    assert streams["current"] == [streams["outer"]]
+    assert w.item() == 1
 
 
 def test_running_out_of_memory_is_not_taken_for_a_refusal(monkeypatch):

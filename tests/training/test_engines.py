@@ -1,7 +1,10 @@
 """Stacking changes nothing: not against single runs, a plain loop, a diverging neighbour, a seat."""
 
 import copy
+import functools
+import gc
 import math
+import weakref
 from functools import partial
 
 import numpy as np
@@ -26,13 +29,19 @@ from helpers.engines import (
 )
 
 from softadlib._validation import UserError
-from softadlib.data.splits import PARTS, synthetic_splits
+from softadlib.data.splits import PARTS, Splits, synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
 from softadlib.training.device import pick_device
+from softadlib.training.engines import factory
+from softadlib.training.engines import vmap as vmap_module
 from softadlib.training.engines.base import RunBatch, TrainConfig, batches
+from softadlib.training.engines.cuda_graph import GraphedStep
+from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.evaluation import as_rows
 from softadlib.workbook.bench import reference as oracle
 
 PLAIN = {
@@ -235,6 +244,208 @@ def test_networks_given_are_left_as_they_were():
     for net, old in zip(nets, before):
         assert identical(net.state_dict(), old)
         assert net.training
+
+
+# Memory
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("engine", [VmapEngine, StreamEngine, MLPEngine])
+def test_a_dropped_engine_is_freed_without_the_garbage_collector(engine, runs):
+    """D1: on a GPU nothing collects cycles before the memory is needed."""
+    if engine is MLPEngine and runs > 1:
+        pytest.skip("trains a single run")
+    nets = networks(TRIALS[:runs])
+    batch = RunBatch(METHODS["sam"], nets, splits(), TRIALS[:runs], (0.1,) * runs, SETTINGS)
+    made = engine(batch)
+    made.train(TrainConfig("adam", 1e-2, 10, 2), SEEDS, {0, 2})
+    weights = weakref.ref(made.state(0)[0]["0.weight"]._base)
+    assert weights() is not None
+    gc.collect()
+    gc.disable()
+    try:
+        del made
+        assert weights() is None
+    finally:
+        gc.enable()
+
+
+def test_a_step_that_runs_without_a_graph_keeps_no_engine_alive(monkeypatch):
+    """D1, after a refused capture."""
+
+    def refuse(step):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(GraphedStep, "capture", staticmethod(refuse))
+    made = stack("softad")
+    optimizer = SGD.build(list(made.params.values()))
+    step = GraphedStep(functools.partial(made.step, optimizer), [], optimizer)
+    with pytest.warns(UserWarning, match="without a CUDA graph"):
+        step(torch.arange(10).expand(2, -1))
+    engine = weakref.ref(made)
+    gc.collect()
+    gc.disable()
+    try:
+        del made, step
+        assert engine() is None
+    finally:
+        gc.enable()
+
+
+def test_the_footprint_of_a_network_is_found_once(monkeypatch):
+    """D6: it costs a forward pass."""
+    made, calls = stack("softad"), []
+    monkeypatch.setattr(vmap_module, "activations", lambda *args: calls.append(args) or 100)
+    for _ in range(3):
+        made.evaluate_batched([0, 1])
+    assert len(calls) == 1
+
+
+# Precision, settings, layout
+
+
+@pytest.mark.parametrize("method", ["softad", "sam"])
+def test_stacks_in_bf16_train_near_float32(method):
+    """D4: batch norm takes no bfloat16 beside float32 statistics under vmap."""
+    data, recipe = splits(torch.float32), TrainConfig("sgd", 0.05, 10, 5, momentum=0.9)
+    ends = []
+    for bf16 in (False, True):
+        nets = networks((0, 1, 1), torch.float32)
+        batch = RunBatch(
+            METHODS[method], nets, data, (0, 1, 1), (0.1, 0.2, 0.3), SETTINGS, bf16=bf16
+        )
+        ends.append(VmapEngine(batch).train(recipe, SEEDS, {5})[5]["loss_train"])
+    difference = np.abs(ends[0] - ends[1])
+    assert (difference > 0).all(), "another precision"
+    assert (difference < 0.05).all()
+
+
+def test_every_stream_has_its_own_value_of_a_setting():
+    """D11: a tensor (R,) of settings holds one value per run."""
+    settings = {"sigma": torch.tensor([0.1, 1.0, 4.0], dtype=torch.float64), "scale": "code"}
+    batch = RunBatch(
+        METHODS["softad"], networks((0, 0, 0)), splits(), (0, 0, 0), (0.2,) * 3, settings
+    )
+    stacked, streams = VmapEngine(batch), StreamEngine(batch)
+    for made in (stacked, streams):
+        made.train(SGD, SEEDS, ())
+    for run in range(3):
+        assert_near(streams.state(run)[0], stacked.state(run)[0])
+
+
+def test_channels_last_is_another_layout_of_the_same_numbers(monkeypatch):
+    """D5: weights lie as (out, H, W, in), and so do gradients and the optimizer's state."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+        torch.nn.Conv2d(4, 4, 1), torch.nn.Flatten(), torch.nn.Linear(36, 2),
+    ).double()  # fmt: skip
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 3, 5, 5, generator=draw, dtype=torch.float64)
+    index = torch.arange(40)[None]
+    data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
+    data, ends = data.to("cpu", torch.float64), []
+    for channels_last in (False, True):
+        monkeypatch.setattr(
+            vmap_module, "prefers_channels_last", lambda *args, on=channels_last: on
+        )
+        made = VmapEngine(RunBatch(METHODS["sam"], [network], data, [0], [0.1], SETTINGS))
+        ends.append((made, made.train(TrainConfig("adam", 1e-2, 8, 3), [1], {0, 3})))
+        weight = made.state(0)[0]["0.weight"]
+        assert weight.is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert_near(ends[0][0].state(0)[0], ends[1][0].state(0)[0])
+    for epoch in (0, 3):
+        assert_near(ends[0][1][epoch], ends[1][1][epoch])
+
+
+def test_a_single_run_is_measured_without_vmap(monkeypatch):
+    """D12, D13: by its ordinary kernels; several are measured with batch norm folded."""
+    made, one = stack("softad"), stack("softad", [0])
+    for engine in (made, one):
+        engine.device = torch.device("cuda")
+    expected = stack("softad").measure([0, 3])
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("not needed")
+
+    monkeypatch.setattr(one, "evaluate_batched", refuse)
+    assert one.measures([0])["loss_val"].shape == (1,)
+    made.device, evaluate_sequential = torch.device("cuda"), refuse
+    monkeypatch.setattr(made, "evaluate_sequential", evaluate_sequential)
+    monkeypatch.setattr(made, "_call", refuse)  # only folded layers
+    monkeypatch.setattr(torch, "as_tensor", functools.partial(_on_cpu, torch.as_tensor))
+    got = as_rows(made.measures([0, 3]))
+    for name in MEASURES:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-12)
+
+
+def _on_cpu(as_tensor, values, device=None, **more):
+    return as_tensor(values, **more)
+
+
+def test_streams_are_measured_with_one_transfer(monkeypatch):
+    """D12."""
+    nets = networks((0, 1, 0))
+    made = StreamEngine(RunBatch(METHODS["erm"], nets, splits(), (0, 1, 0), [math.nan] * 3))
+    calls = []
+    monkeypatch.setattr(
+        "softadlib.training.engines.streams.as_rows",
+        lambda measures: (
+            calls.append({k: v.shape for k, v in measures.items()}) or as_rows(measures)
+        ),
+    )
+    made.measure([2, 0])
+    assert calls == [dict.fromkeys(MEASURES, torch.Size([2]))]
+
+
+# Which engine
+
+
+def test_the_engine_is_chosen_by_the_network_and_the_device():
+    """D14: by one rule, not by a timing."""
+    perceptron, linear_model = SMALL((2,), 2), torch.nn.Linear(2, 2)
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+    convolutional = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1), torch.nn.Flatten())
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    chosen = {
+        (net, device.type): factory.engine_class(net, device).__name__
+        for net in (perceptron, linear_model, other, convolutional)
+        for device in (cpu, cuda)
+    }
+    assert [chosen[net, "cpu"] for net in (perceptron, linear_model)] == ["MLPEngine"] * 2
+    assert [chosen[net, "cpu"] for net in (other, convolutional)] == ["VmapEngine"] * 2
+    assert [chosen[net, "cuda"] for net in (perceptron, linear_model, other)] == ["VmapEngine"] * 3
+    assert chosen[convolutional, "cuda"] == "StreamEngine"
+    assert factory.engine_class(perceptron, cpu, bf16=True) is VmapEngine
+
+
+def test_an_engine_is_added_by_a_class_and_a_place_in_the_list(monkeypatch):
+    """A toy: it never steps, and takes networks that are a single linear layer."""
+
+    class LazyEngine(VmapEngine):
+        @classmethod
+        def supports(cls, network, device, bf16=False):
+            return type(network) is torch.nn.Linear
+
+        def begin(self, config):
+            self.optimizer = config.build(list(self.params.values()))
+            return lambda order: None
+
+    monkeypatch.setattr(factory, "ENGINES", [LazyEngine, *factory.ENGINES])
+    network = build("linear", (2,), 2, 1).double()
+    made = factory.make_engine(RunBatch(METHODS["erm"], [network], splits(), [0], [math.nan]))
+    assert type(made) is LazyEngine
+    measured = made.train(SGD, SEEDS, {0, 10})
+    assert row(measured[0], 0) == row(measured[10], 0)
+    batch = RunBatch(METHODS["erm"], networks((0,)), splits(), [0], [math.nan])
+    assert type(factory.make_engine(batch)) is MLPEngine
+
+
+def test_batches_whose_parts_disagree_are_refused():
+    nets = networks((0, 1))
+    with pytest.raises(ValueError, match="must be as many"):
+        RunBatch(METHODS["erm"], nets, splits(), (0, 1), [math.nan])
+    with pytest.raises(ValueError, match="adaflood needs aux of every training sample"):
+        RunBatch(METHODS["adaflood"], nets, splits(), (0, 1), [0.1, 0.2])
 
 
 def test_devices_by_name(monkeypatch):

@@ -5,12 +5,16 @@ import json
 import re
 
 import pytest
+import torch
 
+from softadlib.training.engines import mlp_cpu
+from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.trainer import Trainer
 from softadlib.workbook import cli
 from softadlib.workbook.bench import cases as bench_cases
 from softadlib.workbook.bench import reference
 from softadlib.workbook.bench import run as bench
-from softadlib.workbook.bench.cases import CASES, Side, cases, work_through
+from softadlib.workbook.bench.cases import CASES, Clock, Side, cases, work_through
 
 TINY = {"n_test": 40, "model": "linear"}
 
@@ -49,6 +53,8 @@ def test_every_case_gives_a_row_in_each_layout(tiny, tmp_path, capsys):
         assert row["ratio"] == pytest.approx(row["published_s"] / row["ours_s"])
         assert row["published_s"] > 0
         assert row["rounds"] == 1
+        assert row["ratio_range"] == [row["ratio"]] * 2
+        assert row["cpu_ratio"] > 0
         studied = row["case"].startswith("study")
         assert studied == (row["share_of_peak"] is None)
         if not studied:
@@ -78,19 +84,76 @@ def test_both_sides_do_the_same_work(tiny, monkeypatch):
 
     monkeypatch.setattr(reference, "backward", counting("steps", reference.backward))
     monkeypatch.setattr(reference, "final_measures", counting("measures", reference.final_measures))
-    side.published(case.runs(1), "all")
+    run_jobs(side.published(case.runs(1), "all"))
     assert counts == {"steps": 2 * 2, "measures": 3}
     counts.update(steps=0, measures=0)
-    engine = side.sweep.engine(case.runs(1))
-    monkeypatch.setattr(type(engine), "measure", counting("measures", type(engine).measure))
-    monkeypatch.setattr(
-        "softadlib.training.engines.mlp_cpu.backward", counting("steps", lambda *a: {})
-    )
-    with pytest.raises(KeyError):  # the first of our steps got an empty gradient
-        side.ours(case.runs(1), "all")
-    assert counts == {"steps": 1, "measures": 1}
-    monkeypatch.undo()
-    side.ours(case.runs(1), "all")
+    monkeypatch.setattr(MLPEngine, "measure", counting("measures", MLPEngine.measure))
+    monkeypatch.setattr(mlp_cpu, "backward", counting("steps", mlp_cpu.backward))
+    run_jobs(side.ours(case.runs(1), "all"))
+    assert counts == {"steps": 2 * 2, "measures": 3}
+
+
+def run_jobs(jobs):
+    for job in jobs:
+        job(Clock(torch.device("cpu")))
+
+
+def test_networks_and_engines_are_made_outside_of_what_is_timed(tiny, monkeypatch):
+    """D15."""
+    case = tiny(["train-erm"], "cpu")[0]
+    side = Side(case)
+    jobs = {who: getattr(side, who)(case.runs(2), "never") for who in ("ours", "published")}
+
+    def refuse(*args):
+        raise AssertionError("made while the clock runs")
+
+    monkeypatch.setattr(Trainer, "network", refuse)
+    monkeypatch.setattr(Trainer, "engine", refuse)
+    for some in jobs.values():
+        assert len(some) == 2
+        run_jobs(some)
+
+
+def test_on_an_accelerator_the_epoch_that_captures_is_not_timed(tiny, monkeypatch):
+    """D15: the clock starts anew after it, and one epoch more is trained."""
+    case = tiny(["train-erm"], "cpu")[0]
+    side, events = Side(case), []
+    (job,) = side.ours(case.runs(1), "never")
+    job.keywords["engine"].train = lambda config, *rest, progress: [
+        (events.append("epoch"), progress(1)) for _ in range(config.epochs)
+    ]
+    clock = Clock(torch.device("cpu"))
+    clock.start = lambda: events.append("start")
+    job(clock)
+    assert events == ["epoch"] * case.epochs, "on a CPU nothing is captured"
+    events.clear()
+    side.trainer.device = torch.device("mps")
+    monkeypatch.setattr(Trainer, "lots", lambda self: [self.runs])
+    (job,) = side.ours(case.runs(1), "never")
+    job.keywords["engine"].train = lambda config, *rest, progress: [
+        (events.append("epoch"), progress(1)) for _ in range(config.epochs)
+    ]
+    job(clock)
+    assert events == ["epoch", "start"] + ["epoch"] * case.epochs
+
+
+def test_a_busy_machine_is_said(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.getloadavg", lambda: (1.9, 0, 0))
+    assert bench.load_warning() == ""
+    monkeypatch.setattr("os.getloadavg", lambda: (2.5, 0, 0))
+    assert bench.load_warning().startswith("the load is 2.5 on 4 cores")
+
+
+def test_one_case_runs_alone_and_is_written_as_it_ends(tiny, monkeypatch):
+    saved, lines = [], []
+    made = bench.Bench("cpu", 1, lines.append, lambda table: saved.append(len(table["rows"])))
+    made.processes = 1
+    table = made.table(["train-sam"])
+    assert [row["case"] for row in table["rows"]] == ["train-sam"] * 2
+    assert table["growth"] == table["methods"] == []
+    assert saved == [1, 2]
+    assert sum("train-sam" in line for line in lines) == 2
 
 
 def test_replaying_trains_without_curves_and_then_one_run_a_trial_with_them(tiny, monkeypatch):
@@ -98,6 +161,7 @@ def test_replaying_trains_without_curves_and_then_one_run_a_trial_with_them(tiny
 
     def record(case, who, runs, evals, threads):
         calls.append((who, len(runs), evals, threads))
+        return 2.0, 1.0
 
     monkeypatch.setattr(bench, "work_through", record)
     made = bench.Bench("cpu", 1)
