@@ -17,11 +17,11 @@ from softadlib.models import build
 from softadlib.results.folder import ResultFolder
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training import heldout, study
-from softadlib.training.checkpoint import RunWriter
 from softadlib.training.engines import factory
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
+from softadlib.training.run_writer import RunWriter
 from softadlib.training.trainer import Trainer, train_runs
 
 
