@@ -1,6 +1,6 @@
-"""How much of the paper's protocol stands behind results: what a dataset has less of, in words.
+"""How much of the paper's protocol stands behind stored results: what a dataset has less of, in words.
 
-Label noise is not among it: every table is of one level, and says which.
+Label noise is not part of it: every table is of one level and names it.
 """
 
 import pandas as pd
@@ -11,53 +11,62 @@ from softadlib.data.splits import PARTS
 from softadlib.training import profiles
 from softadlib.training.protocol import Protocol
 
-Words = dict[tuple[str, str], str]
-"""(dataset, method) → the word that stands in the place of a grid."""
+NO_PAPER = "no profile paper to hold it against"
 
 
-def words(made: pd.DataFrame) -> Words:
-    """Of `store.provenances`."""
-    found = made[made["word"] != ""]
-    return {(r.dataset, r.method): r.word for r in found.itertuples()}
+def auto_words(provenances: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """(dataset, method) → the word, such as "auto", that stands in place of a grid."""
+    without_grid = provenances[provenances["word"] != ""]
+    return {(r.dataset, r.method): r.word for r in without_grid.itertuples()}
 
 
-def names(made: pd.DataFrame) -> dict[str, str]:
-    """dataset → its name with what it has less of than the paper's protocol beside it."""
-    cut = reductions(made)
-    return {dataset: f"{dataset} ({less})" if less else dataset for dataset, less in cut.items()}
-
-
-def reductions(made: pd.DataFrame) -> dict[str, str]:
-    """What each dataset of `store.provenances` has less of than the paper's protocol; empty for nothing."""
-    if not (_workspace.params_dir() / "paper").is_dir():  # profiles of one's own alone
-        return dict.fromkeys(made["dataset"].unique(), "no profile paper to hold it against")
-    known, facts = profiles.datasets_of("paper", _workspace.params_dir()), tables.effort(made)
-    out = {}
-    for dataset in facts.index:
-        if dataset not in known:
-            out[dataset] = "not in the paper"
-            continue
-        mine, ours = made[made["dataset"] == dataset], facts.loc[dataset]
-        whole = profiles.load("paper", dataset, _workspace.params_dir())
-        cuts = [
-            f"{ours[name]} of {n} {name}"
-            for name, n in {"trials": whole.trials, "epochs": whole.epochs}.items()
-            if mine[name].min() < n
-        ]
-        cuts += _of_grids(mine, whole)
-        samples = " + ".join(str(getattr(whole, f"n_{p}") or "all") for p in PARTS)
-        cuts += [f"{ours['samples']} samples"] if ours["samples"] != samples else []
-        out[dataset] = ", ".join(cuts)
-    return out
-
-
-def _of_grids(mine: pd.DataFrame, whole: Protocol) -> list[str]:
-    grids = {
-        tables.LABELS[r.method]: (r.grid, len(whole.grids[r.method]))
-        for r in mine.itertuples()
-        if r.method in whole.grids and not r.word
+def labels(provenances: pd.DataFrame) -> dict[str, str]:
+    """Dataset → its name, followed in brackets by what it has less of than the paper's protocol."""
+    return {
+        dataset: f"{dataset} ({words})" if words else dataset
+        for dataset, words in shortfalls(provenances).items()
     }
-    short = {label: f"{a} of {b} values" for label, (a, b) in grids.items() if a < b}
-    if len(short) == len(grids) and len(set(short.values())) == 1:
+
+
+def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
+    """Dataset → what it has less of than the paper's protocol; empty for nothing."""
+    params = _workspace.params_dir()
+    if not (params / "paper").is_dir():  # a workspace with profiles of its own alone
+        return dict.fromkeys(provenances["dataset"].unique(), NO_PAPER)
+    datasets, facts = profiles.datasets_of("paper", params), tables.effort(provenances)
+    words = {}
+    for dataset in facts.index:
+        if dataset not in datasets:
+            words[dataset] = "not in the paper"
+            continue
+        stored = provenances[provenances["dataset"] == dataset]
+        protocol = profiles.load("paper", dataset, params)
+        words[dataset] = ", ".join(_cuts(stored, facts.loc[dataset], protocol))
+    return words
+
+
+def _cuts(stored: pd.DataFrame, facts: pd.Series, protocol: Protocol) -> list[str]:
+    """What one dataset's results have less of than `protocol`, a phrase each."""
+    cuts = [
+        f"{facts[name]} of {whole} {name}"
+        for name, whole in (("trials", protocol.trials), ("epochs", protocol.epochs))
+        if stored[name].min() < whole
+    ]
+    cuts += _grid_cuts(stored, protocol)
+    samples = " + ".join(str(getattr(protocol, f"n_{part}") or "all") for part in PARTS)
+    return cuts if facts["samples"] == samples else [*cuts, f"{facts['samples']} samples"]
+
+
+def _grid_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
+    """Grids that are shorter than the protocol's: one phrase where all are cut alike, else one each."""
+    sizes = {
+        tables.LABELS[r.method]: (r.grid, len(protocol.grids[r.method]))
+        for r in stored.itertuples()
+        if r.method in protocol.grids and not r.word
+    }
+    short = {
+        label: f"{have} of {whole} values" for label, (have, whole) in sizes.items() if have < whole
+    }
+    if len(short) == len(sizes) and len(set(short.values())) == 1:
         return [f"{next(iter(short.values()))} per method"]
     return [f"{values} of {label}" for label, values in short.items()]

@@ -1,4 +1,4 @@
-"""What a handful of paired trials can say: intervals and exact tests of differences.
+"""Intervals and exact tests of differences between paired trials.
 
 Trials share data and initial weights between methods, so methods are compared trial by trial.
 """
@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 EXACT = 15
-"""Up to so many differences every assignment of signs is counted, 2¹⁵ of them."""
+"""Up to so many differences the permutation test counts every assignment of signs, 2¹⁵ of them."""
 
 
 class Mean(NamedTuple):
-    """A mean difference, its interval, and over how many pairs."""
+    """A mean, the ends of its interval, and the number of values."""
 
     mean: float
     low: float
@@ -42,18 +43,17 @@ class Signs(NamedTuple):
     p: float
 
 
-def _differences(values: object) -> np.ndarray:
-    d = np.asarray(values, dtype=float)
-    if d.ndim != 1 or not len(d):
-        raise ValueError(f"differences must have shape (n,) with n of at least 1, got {d.shape}")
-    _finite(d)
-    return d
-
-
-def _finite(values: np.ndarray) -> None:
-    bad = ~np.isfinite(values)
-    if bad.any():
-        raise ValueError(f"{bad.sum()} of {bad.size} values are NaN or infinite; leave those out")
+def _finite(values: ArrayLike, dimensions: tuple[int, ...] = (1,), least: int = 1) -> np.ndarray:
+    """`values` as floats. Raises ValueError for another shape, too few rows, NaN or infinity."""
+    array = np.asarray(values, dtype=float)
+    if array.ndim not in dimensions or len(array) < least:
+        shapes = " or ".join("(n,)" if d == 1 else "(n, k)" for d in dimensions)
+        raise ValueError(
+            f"values must have shape {shapes} with n of at least {least}, got {array.shape}"
+        )
+    if bad := int((~np.isfinite(array)).sum()):
+        raise ValueError(f"{bad} of {array.size} values are NaN or infinite; leave those out")
+    return array
 
 
 def _level(level: float) -> float:
@@ -62,61 +62,72 @@ def _level(level: float) -> float:
     return level
 
 
-def paired(a: object, b: object, level: float = 0.95) -> Mean:
-    """mean(a − b) ± t·s/√n, Student's interval of paired differences; a, b (n,) in the same order.
+def mean_interval(values: ArrayLike, level: float = 0.95) -> Mean:
+    """mean ± t·s/√n, Student's interval of the mean of (n,) values.
 
-    s has ddof = 1; infinite for n = 1. Raises ValueError for shapes that disagree, NaN, infinity.
+    s has ddof = 1; the interval is infinite for n = 1. Raises ValueError for NaN and infinity.
     """
+    x, level = _finite(values), _level(level)
+    mean, n = float(x.mean()), len(x)
+    if n == 1:
+        return Mean(mean, -np.inf, np.inf, 1)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1) * x.std(ddof=1) / np.sqrt(n))
+    return Mean(mean, mean - half, mean + half, n)
+
+
+def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Mean:
+    """`mean_interval` of a − b; a, b (n,) in the same order. Raises ValueError for shapes that disagree."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"pairs need as many values on either side, got {a.shape} and {b.shape}")
-    d, level = _differences(a - b), _level(level)
-    if len(d) == 1:
-        return Mean(float(d[0]), -np.inf, np.inf, 1)
-    half = stats.t.ppf((1 + level) / 2, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
-    return Mean(float(d.mean()), float(d.mean() - half), float(d.mean() + half), len(d))
+    return mean_interval(a - b, level)
 
 
 def bootstrap(
-    values: object,
+    values: ArrayLike,
     statistic: Callable[[np.ndarray], float] = np.mean,
     seed: int = 0,
     level: float = 0.95,
     repeats: int = 9999,
 ) -> Estimate:
-    """statistic(values) and the percentile interval of it over `repeats` resamples of the rows.
+    """statistic(values) with its percentile interval over `repeats` resamples of the rows.
 
     `values` (n,) or (n, k), a row per trial: what is paired stays together. The same `seed` gives the
-    same interval. Raises ValueError for fewer than two rows, NaN, infinity.
+    same interval. Of few trials the interval is too short; state n beside it. Raises ValueError for
+    fewer than two rows, NaN, infinity.
     """
-    rows, level = np.asarray(values, dtype=float), _level(level)
-    if rows.ndim not in (1, 2) or len(rows) < 2:
-        raise ValueError(f"a bootstrap needs two rows at least, (n,) or (n, k), got {rows.shape}")
-    _finite(rows)
-    draws = np.random.default_rng(seed).integers(len(rows), size=(repeats, len(rows)))
-    ends = np.quantile(
-        [statistic(rows[draw]) for draw in draws], [(1 - level) / 2, (1 + level) / 2]
-    )
-    return Estimate(float(statistic(rows)), *map(float, ends))
+    rows, level = _finite(values, (1, 2), least=2), _level(level)
+    sampled = stats.bootstrap(
+        (np.arange(len(rows)),),
+        lambda order: statistic(rows[order]),
+        vectorized=False,
+        n_resamples=repeats,
+        confidence_level=level,
+        method="percentile",
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    return Estimate(float(statistic(rows)), float(sampled.low), float(sampled.high))
 
 
-def sign_test(differences: object) -> Signs:
+def sign_test(differences: ArrayLike) -> Signs:
     """Exact two-sided binomial test that a difference is as likely above zero as below.
 
     Zeros count for neither side; p = 1 where there is nothing else.
     """
-    d = _differences(differences)
+    d = _finite(differences)
     above, below = int((d > 0).sum()), int((d < 0).sum())
     p = float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
     return Signs(above, len(d) - above - below, below, p)
 
 
-def permutation_test(differences: object, seed: int = 0) -> float:
+def permutation_test(differences: ArrayLike, seed: int = 0) -> float:
     """Two-sided p of the mean under changes of sign: the share of means as far from 0 or farther.
 
     Exact, all 2ⁿ assignments, for n ≤ 15; beyond, 2¹⁵ draws from `seed`, the observed one counted.
     """
-    d = _differences(differences)
+    d = _finite(differences)
+    if len(d) == 1:
+        return 1.0  # both signs are as far from zero
     test = stats.permutation_test(
         (d,),
         np.mean,

@@ -1,282 +1,239 @@
-"""Selected rows → the paper's tables, theirs and ours side by side."""
+"""Stored rows → tidy tables with typed columns, one renderer of their cells, and the paper's layout."""
 
-from collections.abc import Callable
-from importlib.resources import files
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
-from softadlib.methods import METHODS, PAPER
-from softadlib.results.selection import CASE, select
+from softadlib.analysis import paper
+from softadlib.analysis.statistics import mean_interval
+from softadlib.methods import METHODS
+from softadlib.results.selection import CASE, TIES, select
 
-LABELS = {name: m.label for name, m in METHODS.items()}
+LABELS = {name: method.label for name, method in METHODS.items()}
 DASH = "–"
-COLUMNS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
-"""The paper's datasets, in the order of its tables."""
-
 MEANS = ("loss_train", "loss_test", "acc_test", "model_norm")
 SUMMARY = [*CASE, "gap", "gap_low", "gap_high", *MEANS, "knob", "knob_sd", "tied", "edge", "n"]
 
 
-def paper() -> pd.DataFrame:
-    """The paper's four tables: table, quantity, dataset, method, mean, std (NaN where not printed)."""
-    with files("softadlib.analysis").joinpath("paper_tables.csv").open() as file:
-        return pd.read_csv(file)
+class Cell(NamedTuple):
+    """How a column is rendered: its heading, digits, a factor, and whether the sign is always shown."""
+
+    heading: str
+    digits: int = 3
+    factor: float = 1
+    signed: bool = False
+
+    def text(self, value: float) -> str:
+        """The cell of one value; a dash for NaN."""
+        sign = "+" if self.signed else ""
+        if pd.isna(value):
+            return DASH
+        rounded = round(self.factor * value, self.digits) + 0.0  # no negative zero
+        return f"{rounded:{sign}.{self.digits}f}"
 
 
-def published(table: int) -> pd.DataFrame:
-    """One of the paper's tables, indexed by (dataset, method): mean, std."""
-    rows = paper()
-    return rows[rows["table"] == table].set_index(["dataset", "method"])[["mean", "std"]]
+CELLS = {
+    "paper_gap": Cell("paper's gap"),
+    "paper_knob": Cell("paper", 2),
+    "gap": Cell("gap"),
+    "loss_train": Cell("train loss"),
+    "loss_test": Cell("test loss"),
+    "acc_test": Cell("test accuracy, %", 1, 100),
+    "model_norm": Cell("norm", 1),
+    "knob": Cell("knob", 2),
+    "theta": Cell("θ", 2),
+    "tied": Cell("tied", 1),
+    "acc_change": Cell("its acc. − ERM's, points", 1, 100, signed=True),
+    "loss_change": Cell("its test loss − ERM's", signed=True),
+    "softad_mean": Cell("SoftAD's mean", 2),
+    "flooding_mean": Cell("Flooding's mean", 2),
+    "hours": Cell("hours", 2),
+}
+"""Numeric columns of our tables; all others are written as they are."""
 
 
-def datasets_in(rows: pd.DataFrame, table: int) -> list[str]:
-    """The datasets of a table of the paper, then those that only we have rows of."""
-    theirs = {dataset for dataset, _ in published(table).index}
-    extra = sorted(set(rows["dataset"].unique()) - set(COLUMNS))
-    return [d for d in COLUMNS if d in theirs] + extra
+def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFrame:
+    """Every cell as text: `x` with `x_low`, `x_high` beside it is an interval, with `x_sd` mean (sd)."""
+    text = {}
+    for name in frame:
+        base, _, end = str(name).rpartition("_")
+        if end in ("low", "high", "sd") and base in frame:
+            continue
+        cell = cells.get(name)
+        if cell is None:
+            text[str(name)] = frame[name].astype(str)
+        elif f"{name}_low" in frame:
+            columns = frame[[name, f"{name}_low", f"{name}_high", "n"]].to_numpy(dtype=float)
+            text[f"{cell.heading} [95 %]"] = [_interval(cell, *line) for line in columns]
+        elif f"{name}_sd" in frame:
+            pairs = zip(frame[name], frame[f"{name}_sd"])
+            text[cell.heading] = [_mean_sd(cell, mean, sd) for mean, sd in pairs]
+        else:
+            text[cell.heading] = [cell.text(value) for value in frame[name]]
+    return pd.DataFrame(text, index=frame.index)
 
 
-def methods_in(rows: pd.DataFrame) -> list[str]:
-    """The methods of the paper, then those that only we have rows of."""
-    ours = set(rows["method"].unique())
-    return [*PAPER, *(m for m in METHODS if m not in PAPER and m in ours)]
+def _interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
+    return f"{cell.text(mean)} [{cell.text(low)}, {cell.text(high)}]" if n > 1 else cell.text(mean)
 
 
-def interval(values: pd.Series, level: float = 0.95) -> tuple[float, float]:
-    """Student's t interval of the mean over trials; infinite for fewer than two."""
-    values = np.asarray(values, dtype=float)
-    if len(values) < 2:
-        return (-np.inf, np.inf)
-    half = (
-        special.stdtrit(len(values) - 1, (1 + level) / 2)
-        * values.std(ddof=1)
-        / np.sqrt(len(values))
-    )
-    return (values.mean() - half, values.mean() + half)
+def _mean_sd(cell: Cell, mean: float, sd: float) -> str:
+    return cell.text(mean) if pd.isna(sd) else f"{cell.text(mean)} ({cell.text(sd)})"
 
 
 def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """Per dataset, label noise and method: means over the selected runs of all trials.
 
     `gap` is test minus train cross-entropy (nats) at the final epoch, `gap_low`, `gap_high` its 95 %
-    interval over trials; `knob`, `knob_sd` (ddof = 1) the selected values; `edge` how many trials
-    chose an end of their grid; `n` the trials.
+    Student interval over trials; `knob`, `knob_sd` (ddof = 1) the selected values; `tied` the mean number
+    of values of equal validation accuracy; `edge` the trials that chose an end of their grid; `n` the trials.
     """
-    chosen = select(rows, ties)
-    chosen = chosen.assign(gap=chosen["loss_test"] - chosen["loss_train"])
-    cases = chosen.groupby(CASE)
-    found = cases[["gap", *MEANS, "knob", "tied"]].mean()
-    ends = [interval(values) for _, values in cases["gap"]]
-    found[["gap_low", "gap_high"]] = np.array(ends, dtype=float).reshape(-1, 2)
-    found = found.assign(knob_sd=cases["knob"].std(ddof=1), edge=cases["at_edge"].sum())
-    found = found.assign(n=cases.size()).reset_index()
-    order = {name: i for i, name in enumerate(METHODS)}
-    return found[SUMMARY].sort_values(
-        CASE, key=lambda s: s.map(order) if s.name == "method" else s, ignore_index=True
+    runs = select(rows, ties)
+    runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
+    cases = runs.groupby(CASE)
+    means = cases[["gap", *MEANS, "knob", "tied"]].mean()
+    ends = [mean_interval(values)[1:3] for _, values in cases["gap"]]
+    means[["gap_low", "gap_high"]] = np.array(ends, dtype=float).reshape(-1, 2)
+    means = means.assign(knob_sd=cases["knob"].std(ddof=1), edge=cases["at_edge"].sum())
+    means = means.assign(n=cases.size()).reset_index()
+    rank = {name: i for i, name in enumerate(METHODS)}
+    return means[SUMMARY].sort_values(
+        CASE,
+        key=lambda column: column.map(rank) if column.name == "method" else column,
+        ignore_index=True,
     )
 
 
-def number(value: float, digits: int = 3) -> str:
-    """A cell; a dash for NaN."""
-    return DASH if pd.isna(value) else f"{value:.{digits}f}"
+def loss_gap(rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]) -> pd.DataFrame:
+    """Tables 1 and 3 for reading: the paper's gaps beside ours under both tie rules, as text.
 
-
-def span(low: float, high: float) -> str:
-    """An interval as a cell."""
-    return f"[{low:.3f}, {high:.3f}]" if np.isfinite(low) else "[one trial]"
-
-
-def loss_gap(
-    rows: pd.DataFrame,
-    datasets: list[str],
-    methods: list[str],
-    label_noise: float = 0.0,
-    table: int = 1,
-) -> pd.DataFrame:
-    """Table 1 (or 3) for reading: the paper's gap beside ours under both tie rules.
-
-    Beside every gap its 95 % interval over trials, test loss, test accuracy and n.
+    Beside every gap of ours its 95 % Student interval, test loss, test accuracy and n. `rows` have one
+    label noise; the paper flips no labels, so its columns are missing where `rows` do.
     """
-    cells = {
-        "gap": lambda r: number(r["gap"]),
-        "95 %": lambda r: span(r["gap_low"], r["gap_high"]),
-        "test loss": lambda r: number(r["loss_test"]),
-        "test acc": lambda r: number(r["acc_test"]),
-        "n": lambda r: f"{r['n']:.0f}",
+    ours = ["gap", "gap_low", "gap_high", "loss_test", "acc_test", "n"]
+    printed = {
+        f"Table {table}": paper.printed(table)["mean"].map(CELLS["gap"].text) for table in (1, 3)
     }
-    theirs = published(table)["mean"].map(number)
-    return _side_by_side(_at(rows, label_noise), datasets, methods, theirs, cells)
+    return _beside_the_paper(rows, datasets, methods, printed, ours)
 
 
 def hyperparameters(
-    rows: pd.DataFrame,
-    datasets: list[str],
-    methods: list[str],
-    label_noise: float = 0.0,
-    table: int = 2,
+    rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]
 ) -> pd.DataFrame:
-    """Table 2 (or 4) for reading: mean (sd) of the selected knob, the paper's and ours.
+    """Tables 2 and 4 for reading: mean (sd) of the selected knob, the paper's and ours, as text.
 
     `edge`: trials that chose an end of the grid; `tied`: mean number of values that shared the best
     validation accuracy.
     """
-    cells = {
-        "mean (sd)": lambda r: mean_sd(r["knob"], r["knob_sd"]),
-        "edge": lambda r: f"{r['edge']:.0f}/{r['n']:.0f}",
-        "tied": lambda r: number(r["tied"], 1),
-        "n": lambda r: f"{r['n']:.0f}",
+    printed = {
+        f"Table {table}": paper.printed(table).apply(
+            lambda r: _mean_sd(CELLS["knob"], r["mean"], r["std"]), axis=1
+        )
+        for table in (2, 4)
     }
-    theirs = published(table).apply(lambda r: mean_sd(r["mean"], r["std"]), axis=1)
-    return _side_by_side(_at(rows, label_noise), datasets, methods, theirs, cells)
-
-
-def _at(rows: pd.DataFrame, label_noise: float) -> pd.DataFrame:
-    same = rows["label_noise"] == label_noise
-    return rows if same.all() else rows[same]
-
-
-def _side_by_side(
-    rows: pd.DataFrame,
-    datasets: list[str],
-    methods: list[str],
-    theirs: pd.Series,
-    cells: dict[str, Callable[[pd.Series], str]],
-) -> pd.DataFrame:
-    """The paper's cell, then ours under both tie rules; a dash where there is no number.
-
-    `theirs` by (dataset, method); `cells` make each of our columns from a line of `summary`, and
-    the first of them is what the paper's column holds.
-    """
-    ours = {
-        ties: summary(rows, ties).set_index(["dataset", "method"]).to_dict("index")
-        for ties in ("largest", "smallest")
-    }
-    keys = [(dataset, method) for dataset in datasets for method in methods]
-    columns = {("paper", next(iter(cells))): [theirs.get(key, DASH) for key in keys]}
-    for ties, means in ours.items():
-        for name, cell in cells.items():
-            columns[f"ours, ties to the {ties} value", name] = [
-                cell(means[key]) if key in means else DASH for key in keys
-            ]
-    index = pd.MultiIndex.from_tuples(
-        [(dataset, LABELS[method]) for dataset, method in keys], names=["dataset", "method"]
+    return _beside_the_paper(
+        rows, datasets, methods, printed, ["knob", "knob_sd", "edge", "tied", "n"]
     )
-    return pd.DataFrame(columns, index=index)
 
 
-def mean_sd(mean: float, sd: float) -> str:
-    """A cell; the mean alone where there is one value."""
-    return f"{mean:.2f} ({sd:.2f})" if np.isfinite(sd) else f"{mean:.2f}"
-
-
-def missing_commands(
+def _beside_the_paper(
     rows: pd.DataFrame,
-    profile: str,
-    datasets: list[str],
-    methods: list[str],
-    offered: list[str] | None = None,
-    missing: list[str] | None = None,
-) -> list[str]:
-    """The commands that would fill the table's dashes, one a dataset.
-
-    `offered`: the datasets of the profile; others are trained by profile `paper`. `missing`: those
-    that must be fetched first.
-    """
-    have = set(rows[["dataset", "method"]].drop_duplicates().itertuples(index=False, name=None))
-    out = []
-    for dataset in datasets:
-        lacking = [m for m in methods if (dataset, m) not in have]
-        if lacking:
-            fetch = f"softad data prepare {dataset} && " if dataset in (missing or ()) else ""
-            by = profile if offered is None or dataset in offered else "paper"
-            some = (
-                "" if len(lacking) == len(methods) else "".join(f" --method {m}" for m in lacking)
-            )
-            out.append(f"{fetch}softad run {by} --dataset {dataset}{some}")
-    return out
+    datasets: Sequence[str],
+    methods: Sequence[str],
+    printed: Mapping[str, pd.Series],
+    columns: Sequence[str],
+) -> pd.DataFrame:
+    """The paper's cells by table, then `columns` of `summary` under both tie rules; dashes for no number."""
+    keys = pd.MultiIndex.from_product([datasets, methods], names=["dataset", "method"])
+    blocks = {}
+    if not (rows["label_noise"] > 0).any():
+        cells = {name: series.reindex(keys) for name, series in printed.items()}
+        blocks["paper"] = pd.DataFrame(cells).dropna(axis="columns", how="all")
+    for ties in TIES:
+        ours = summary(rows, ties).set_index(["dataset", "method"])[list(columns)]
+        blocks[f"ties to the {ties}"] = render(ours).reindex(keys)
+    table = pd.concat(blocks, axis="columns").astype(object).fillna(DASH)
+    return table.rename(index=LABELS, level="method")
 
 
-def gap_verdicts(rows: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
-    """Who has the largest and the smallest gap among `methods`, per dataset and tie rule, with n.
+def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) -> pd.DataFrame:
+    """Who has the largest and the smallest mean gap among `methods`, per dataset and tie rule, with n.
 
-    `accuracy` is the test accuracy of the method with the smallest gap minus ERM's, in points, and
-    `test loss` its test cross-entropy minus ERM's, in nats.
+    `acc_change` is the test accuracy of the method with the smallest gap minus ERM's, `loss_change` its
+    test cross-entropy minus ERM's, in nats.
     """
     lines = []
-    for ties in ("largest", "smallest"):
+    for ties in TIES:
         means = summary(rows[rows["method"].isin(methods)], ties)
-        for dataset, part in means.groupby("dataset", sort=False):
-            part = part.set_index("method")
+        for dataset in paper.in_order(means["dataset"]):
+            part = means[means["dataset"] == dataset].set_index("method")
             if "erm" not in part.index or len(part) < 2:
                 continue
-            least = part["gap"].idxmin()
-            difference = (
-                part.loc[least, ["acc_test", "loss_test"]]
-                - part.loc["erm", ["acc_test", "loss_test"]]
-            )
-            lines.append(
-                {
-                    "ties": ties,
-                    "dataset": dataset,
-                    "largest gap": LABELS[part["gap"].idxmax()],
-                    "smallest gap": LABELS[least],
-                    "accuracy": f"{100 * difference['acc_test']:+.1f}",
-                    "test loss": f"{difference['loss_test']:+.3f}",
-                    "n": int(part["n"].min()),
-                }
-            )
-    columns = ["ties", "dataset", "largest gap", "smallest gap", "accuracy", "test loss", "n"]
-    return pd.DataFrame(lines, columns=columns)
+            smallest, erm = part.loc[part["gap"].idxmin()], part.loc["erm"]
+            facts = {
+                "largest gap": LABELS[part["gap"].idxmax()],
+                "smallest gap": LABELS[smallest.name],
+            }
+            facts |= {
+                name: smallest[f"{name}_test"] - erm[f"{name}_test"] for name in ("acc", "loss")
+            }
+            lines.append({"ties": ties, "dataset": dataset, **facts, "n": int(part["n"].min())})
+    columns = ["ties", "dataset", "largest gap", "smallest gap", "acc", "loss", "n"]
+    table = pd.DataFrame(lines, columns=columns)
+    return table.rename(columns={"acc": "acc_change", "loss": "loss_change"})
 
 
 def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding") -> pd.DataFrame:
-    """In how many trials one method's selected θ is above, equal to, below the other's."""
+    """In how many trials one method's selected θ is above, equal to, below the other's; and both means."""
     lines = []
-    for ties in ("largest", "smallest"):
-        chosen = select(rows, ties).pivot_table(
+    for ties in TIES:
+        knobs = select(rows, ties).pivot_table(
             index=["dataset", "trial"], columns="method", values="knob"
         )
-        if not {one, other} <= set(chosen.columns):
+        if not {one, other} <= set(knobs.columns):
             continue
-        sign = np.sign(chosen[one] - chosen[other])
-        for dataset, part in sign.dropna().groupby("dataset"):
+        pairs = knobs[[one, other]].dropna()
+        for dataset in paper.in_order(pairs.index.get_level_values("dataset")):
+            part = pairs.loc[dataset]
+            sign = np.sign(part[one] - part[other])
             counts = {
-                "above": (part > 0).sum(),
-                "equal": (part == 0).sum(),
-                "below": (part < 0).sum(),
+                "above": (sign > 0).sum(),
+                "equal": (sign == 0).sum(),
+                "below": (sign < 0).sum(),
             }
-            lines.append({"ties": ties, "dataset": dataset, **counts, "n": len(part)})
-    return pd.DataFrame(lines, columns=["ties", "dataset", "above", "equal", "below", "n"])
+            means = {f"{one}_mean": part[one].mean(), f"{other}_mean": part[other].mean()}
+            lines.append({"ties": ties, "dataset": dataset, **counts, "n": len(part), **means})
+    columns = ["ties", "dataset", "above", "equal", "below", "n", f"{one}_mean", f"{other}_mean"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
     """How much stands behind a table, per dataset: trials, values per method, epochs, samples.
 
-    `provenances` as `store.provenances` gives them; samples are train + val + test, "all" of a part
-    that was not cut. Where methods differ, both ends are named: 3–15.
+    `provenances` as `results.reader.provenances` gives them; samples are train + val + test, "all" of a
+    part that was not cut. Where methods differ, both ends are named: 3–15.
     """
-    facts = ("trials", "grid", "epochs", "samples", "dtype")
+    facts = ["trials", "grid", "epochs", "samples", "dtype"]
     if provenances.empty:
-        return pd.DataFrame(columns=list(facts))
-    found = provenances.groupby("dataset", sort=False)[list(facts)].agg(_alike)
-    found["grid"] = provenances.groupby("dataset", sort=False)["grid"].max()
-    order = [d for d in COLUMNS if d in found.index] + sorted(set(found.index) - set(COLUMNS))
-    return found.loc[order].rename(columns={"grid": "values per method"})
+        return pd.DataFrame(columns=facts)
+    groups = provenances.groupby("dataset", sort=False)
+    table = groups[facts].agg(_range_words).assign(grid=groups["grid"].max())
+    return table.loc[paper.in_order(table.index)].rename(columns={"grid": "values per method"})
 
 
-def _alike(values: pd.Series) -> Any:
-    """The one value, or the least and the greatest."""
+def _range_words(values: pd.Series) -> Any:
+    """The one value, or the minimum and the maximum."""
     ends = sorted(set(values))
     return ends[0] if len(ends) == 1 else f"{ends[0]}–{ends[-1]}"
 
 
-def marks(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:
+def trajectory_points(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:
     """The numbers of a trajectory: means over trials at the first epoch, the last, and between."""
     epochs = sorted(curves["epoch"].unique())
     at = sorted({epochs[round(i * (len(epochs) - 1) / count)] for i in range(count + 1)})
-    shown = curves[curves["epoch"].isin(at)].groupby(["method", "epoch"])
-    means = shown[["loss_train", "loss_test", "acc_test", "model_norm"]].mean().round(3)
-    return means.unstack("epoch").reindex([m for m in METHODS if m in set(curves["method"])])
+    points = curves[curves["epoch"].isin(at)].groupby(["method", "epoch"])
+    means = points[["loss_train", "loss_test", "acc_test", "model_norm"]].mean().round(3)
+    methods = [name for name in METHODS if name in set(curves["method"])]
+    return means.unstack("epoch").reindex(methods).rename(index=LABELS)

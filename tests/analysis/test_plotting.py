@@ -146,18 +146,26 @@ class TestTrajectories:
         drawn = lines(ax, "softad")  # in place 1; trials 0.0 and 0.1 apart
         np.testing.assert_allclose(drawn["-"], [[0, 1], [2.05, 3.05]])
         np.testing.assert_allclose(drawn["--"], [[0, 1], [1.025, 1.525]])
-        assert ax.get_xlabel() == "epoch (mean of 2 trials)"
+        assert ax.get_xlabel() == "epoch"
         assert ax.get_ylabel() == "cross-entropy (nats)"
 
-    def test_solid_may_be_train(self):
+    def test_test_is_solid_and_train_dashed(self):
         rows = table(["erm"], trials=1, acc_train=0.9, acc_test=0.8)
-        ax = figures.trajectories(rows, "acc", solid="train")
-        assert lines(ax, "erm")["-"][1].tolist() == [0.9, 0.9]
-        assert ax.get_xlabel() == "epoch"
+        drawn = lines(figures.trajectories(rows, "acc"), "erm")
+        assert (drawn["-"][1].tolist(), drawn["--"][1].tolist()) == ([0.8, 0.8], [0.9, 0.9])
+
+    def test_one_part_alone_and_a_running_median(self):
+        rows = table(["erm"], trials=1, epochs=(0, 1, 2))
+        rows["acc_test"] = [0.2, 0.9, 0.4]
+        ax = figures.trajectories(rows, "acc", parts=["test"], median=3)
+        (line,) = ax.get_lines()
+        assert line.get_ydata().tolist() == pytest.approx([0.55, 0.4, 0.65])  # two at either end
 
     def test_legend_in_the_order_of_the_registry(self):
         ax = figures.trajectories(table(["softad", "sam", "erm"]), "acc")
         assert names(ax.get_legend()) == ["ERM", "SAM", "SoftAD", "train", "test"]
+        marks = {line.get_marker() for line in ax.get_legend().get_lines()[:3]}
+        assert len(marks) == 3, "a grey print tells them apart"
 
     def test_norm_is_one_line_a_method(self):
         ax = figures.trajectories(table(["flooding", "iflood"]), "model_norm")
@@ -167,7 +175,7 @@ class TestTrajectories:
 
     def test_one_epoch_is_drawn_as_points(self):
         ax = figures.trajectories(table(["erm"], epochs=(7,)), "loss")
-        assert {line.get_marker() for line in ax.get_lines()} == {"o", "X"}
+        assert {line.get_marker() for line in ax.get_lines()} == {"o"}
 
     @pytest.mark.parametrize("lost", [np.nan, np.inf])
     def test_a_diverged_trial_is_left_out_and_counted(self, lost):
@@ -210,8 +218,8 @@ class TestTrajectories:
     def test_unknown_measure_and_part_name_the_choices(self):
         with pytest.raises(UserError, match="loss, acc, model_norm"):
             figures.trajectories(table(["erm"]), "accuracy")
-        with pytest.raises(UserError, match="test, train"):
-            figures.trajectories(table(["erm"]), "acc", solid="val")
+        with pytest.raises(UserError, match="train, test"):
+            figures.trajectories(table(["erm"]), "acc", parts=["val"])
 
     def test_label_noise_is_an_optional_column(self):
         ax = figures.trajectories(table(["erm"]).drop(columns="label_noise"), "loss")
@@ -221,8 +229,12 @@ class TestTrajectories:
 class TestTrajectoryPanels:
     def test_three_panels_under_one_legend(self):
         fig = figures.trajectory_panels(table(list(PAPER)))
-        assert [ax.get_ylabel() for ax in fig.axes] == list(figures.NAMES.values())
-        assert [len(ax.get_lines()) for ax in fig.axes] == [10, 10, 5]
+        assert [ax.get_ylabel() for ax in fig.axes] == [
+            "cross-entropy (nats)",
+            "test accuracy",
+            "model norm",
+        ]
+        assert [len(ax.get_lines()) for ax in fig.axes] == [10, 5, 5]
         labels = [METHODS[name].label for name in PAPER]
         assert names(fig.legends[0]) == [*labels, "train", "test"]
         assert all(ax.get_legend() is None for ax in fig.axes)
@@ -230,7 +242,7 @@ class TestTrajectoryPanels:
 
     def test_missing_methods_and_epochs(self):
         fig = figures.trajectory_panels(table(["softad"], epochs=(3,), trials=1), log_loss=False)
-        assert [len(ax.get_lines()) for ax in fig.axes] == [2, 2, 1]
+        assert [len(ax.get_lines()) for ax in fig.axes] == [2, 1, 1]
         assert fig.axes[0].get_yscale() == "linear"
 
     def test_all_trials_diverged(self):

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from softadlib.analysis.statistics import bootstrap, paired, permutation_test, sign_test
+from softadlib.analysis.statistics import (
+    bootstrap,
+    mean_interval,
+    paired,
+    permutation_test,
+    sign_test,
+)
 
 
 def test_paired_interval_by_hand():
@@ -29,6 +35,19 @@ def test_pairing_matters():
     a = np.arange(10.0)
     found = paired(a + 0.5, a)  # the trials differ much, the pairs always by a half
     assert (found.low, found.high) == pytest.approx((0.5, 0.5))
+
+
+def test_students_interval_covers_where_the_bootstrap_does_not():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(400, 3))
+    covers = {
+        "student": np.mean([m.low <= 0 <= m.high for m in map(mean_interval, draws)]),
+        "bootstrap": np.mean(
+            [b.low <= 0 <= b.high for b in (bootstrap(d, repeats=200) for d in draws)]
+        ),
+    }
+    assert 0.92 < covers["student"] < 0.98
+    assert covers["bootstrap"] < 0.8
 
 
 def test_one_pair_says_nothing():
@@ -71,6 +90,7 @@ def test_permutation_test_counts_every_sign():
     assert permutation_test(np.ones(15)) == 2 / 2**15  # exact: of all the signs only two are as far
     assert permutation_test(d, seed=1) == permutation_test(d, seed=2)
     assert permutation_test([-1.0, 1.0]) == 1.0
+    assert permutation_test([0.3]) == 1.0, "of one difference both signs are as far"
 
 
 def test_permutation_test_of_many_draws():
@@ -85,7 +105,7 @@ def test_permutation_test_of_many_draws():
         (lambda: paired([1, np.nan], [1, 2]), "1 of 2 values are NaN"),
         (lambda: paired([], []), "n of at least 1"),
         (lambda: paired([1, 2], [1, 2], level=95), "level must lie between 0 and 1, got 95"),
-        (lambda: bootstrap([1.0]), "two rows"),
+        (lambda: bootstrap([1.0]), "n of at least 2"),
         (lambda: bootstrap([1.0, np.inf]), "infinite"),
         (lambda: bootstrap([1.0, 2.0], level=0), "level"),
         (lambda: sign_test([np.nan]), "NaN"),

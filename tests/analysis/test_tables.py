@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from softadlib.analysis import tables
+from softadlib.analysis import paper, tables
 from softadlib.results.schema import MEASURES
 
 
@@ -33,18 +33,21 @@ ROWS = rows_of(
 )
 
 
-def test_paper_tables_are_the_four():
-    paper = tables.paper()
-    assert paper.groupby("table").size().to_dict() == {1: 28, 2: 21, 3: 12, 4: 8}
-    assert tables.published(1).loc[("gaussian", "softad"), "mean"] == 0.004
-    assert tables.published(2).loc[("svhn", "sam")].tolist() == [0.28, 0.20]
+def test_the_four_printed_tables():
+    assert paper.printed_tables().groupby("table").size().to_dict() == {1: 28, 2: 21, 3: 12, 4: 8}
+    assert paper.printed(1).loc[("gaussian", "softad"), "mean"] == 0.004
+    assert paper.printed(2).loc[("svhn", "sam")].tolist() == [0.28, 0.20]
+    assert paper.printed(1, 3).loc[("fashionmnist", "erm"), "mean"] == 0.801, "Table 1 comes first"
+    assert paper.printed(1, 3).loc[("fashionmnist", "iflood"), "mean"] == 0.273
 
 
-def test_interval_by_hand():
-    # mean 0.1, sd 0.02, n 3: t(.975, 2) = 4.30265 -> half width 4.30265 * 0.02 / sqrt(3)
-    low, high = tables.interval(pd.Series([0.08, 0.10, 0.12]))
-    assert (low, high) == pytest.approx((0.1 - 0.0496828, 0.1 + 0.0496828), abs=1e-6)
-    assert tables.interval(pd.Series([0.1])) == (-np.inf, np.inf)
+def test_datasets_stand_in_the_papers_order():
+    assert paper.in_order(["zoo", "svhn", "spiral", "digits", "spiral"]) == [
+        "spiral",
+        "svhn",
+        "digits",
+        "zoo",
+    ]
 
 
 def test_summary_by_hand():
@@ -68,37 +71,54 @@ def test_methods_stand_in_the_registrys_order():
 
 def test_loss_gap_shows_paper_ours_and_dashes():
     out = tables.loss_gap(ROWS, ["gaussian", "spiral"], ["erm", "iflood", "softad"])
-    assert out.loc[("gaussian", "ERM"), ("paper", "gap")] == "0.080"
-    ours = out["ours, ties to the largest value"].loc[("gaussian", "ERM")]
-    assert ours.tolist() == ["0.100", "[0.050, 0.150]", "0.110", "0.980", "3"]
-    assert out["ours, ties to the smallest value"].loc[("gaussian", "SoftAD"), "gap"] == "0.030"
-    assert out.loc[("gaussian", "iFlood"), ("paper", "gap")] == tables.DASH
-    assert set(out["ours, ties to the largest value"].loc[("spiral", "SoftAD")]) == {tables.DASH}
-    assert out.loc[("spiral", "SoftAD"), ("paper", "gap")] == "0.087"
+    assert out.loc[("gaussian", "ERM"), ("paper", "Table 1")] == "0.080"
+    ours = out["ties to the largest"].loc[("gaussian", "ERM")]
+    assert ours.tolist() == ["0.100 [0.050, 0.150]", "0.110", "98.0", "3"]
+    gaps = out["ties to the smallest"]["gap [95 %]"]
+    assert gaps["gaussian", "SoftAD"].startswith("0.030 [")
+    assert out.loc[("gaussian", "iFlood"), ("paper", "Table 1")] == tables.DASH
+    assert set(out["ties to the largest"].loc[("spiral", "SoftAD")]) == {tables.DASH}
+    assert out.loc[("spiral", "SoftAD"), ("paper", "Table 1")] == "0.087"
+    images = tables.loss_gap(ROWS, ["fashionmnist"], ["iflood"])
+    assert images.loc[("fashionmnist", "iFlood"), ("paper", "Table 3")] == "0.273"
 
 
 def test_hyperparameters_show_mean_sd_edge_and_ties():
     out = tables.hyperparameters(ROWS, ["gaussian"], ["sam", "softad"])
-    assert out.loc[("gaussian", "SAM"), ("paper", "mean (sd)")] == "0.36 (0.19)"
-    ours = out["ours, ties to the largest value"].loc[("gaussian", "SoftAD")]
-    assert ours.tolist() == ["0.37 (0.23)", "3/3", "1.7", "3"]
+    assert out.loc[("gaussian", "SAM"), ("paper", "Table 2")] == "0.36 (0.19)"
+    ours = out["ties to the largest"].loc[("gaussian", "SoftAD")]
+    assert ours.tolist() == ["0.37 (0.23)", "3", "1.7", "3"]
 
 
-def test_only_the_asked_label_noise_is_shown():
+def test_flipped_labels_have_no_number_of_the_paper_beside_them():
     noisy = ROWS.assign(label_noise=0.05, loss_test=ROWS["loss_test"] + 1)
-    both = pd.concat([ROWS, noisy])
-    pd.testing.assert_frame_equal(
-        tables.loss_gap(both, ["gaussian"], ["erm"]), tables.loss_gap(ROWS, ["gaussian"], ["erm"])
+    out = tables.loss_gap(noisy, ["gaussian"], ["erm"])
+    assert "paper" not in out
+    assert out["ties to the largest"].loc[("gaussian", "ERM"), "test loss"] == "1.110"
+
+
+def test_cells():
+    frame = pd.DataFrame(
+        {"gap": [-0.0001, math.nan], "gap_low": -1.0, "gap_high": 1.0, "n": [2, 1]}
     )
-    assert tables.loss_gap(both, ["gaussian"], ["erm"], label_noise=0.05).iloc[0, 1] == "1.100"
+    frame = frame.assign(knob=[0.5, 0.25], knob_sd=[0.1, math.nan], acc_change=[-0.0001, 0.012])
+    text = tables.render(frame)
+    assert list(text) == ["gap [95 %]", "n", "knob", "its acc. − ERM's, points"]
+    assert text.iloc[0].tolist() == ["0.000 [-1.000, 1.000]", "2", "0.50 (0.10)", "+0.0"]
+    assert text.iloc[1].tolist() == [tables.DASH, "1", "0.25", "+1.2"]
 
 
 def test_missing_commands_fill_the_dashes():
-    assert tables.missing_commands(ROWS, "quick", ["gaussian"], ["erm", "sam", "softad"]) == [
+    assert paper.missing_commands(ROWS, "quick", ["gaussian"], ["erm", "sam", "softad"]) == [
         "softad run quick --dataset gaussian --method sam"
     ]
-    found = tables.missing_commands(
-        ROWS, "quick", ["gaussian", "spiral", "svhn"], ["erm"], offered=["spiral"], missing=["svhn"]
+    found = paper.missing_commands(
+        ROWS,
+        "quick",
+        ["gaussian", "spiral", "svhn"],
+        ["erm"],
+        offered=["spiral"],
+        not_fetched=["svhn"],
     )
     assert found == [
         "softad run quick --dataset spiral",
@@ -109,8 +129,8 @@ def test_missing_commands_fill_the_dashes():
 def test_verdicts_name_the_ends_and_their_price():
     largest, smallest = tables.gap_verdicts(ROWS, ["erm", "softad"]).to_dict("records")
     assert (largest["largest gap"], largest["smallest gap"], largest["n"]) == ("ERM", "SoftAD", 3)
-    assert largest["accuracy"] == "-1.7"  # (.95 + .97 + .97)/3 against .98, in points
-    assert smallest["test loss"] == "+0.030"  # .14 against .11
+    assert largest["acc_change"] == pytest.approx((0.95 + 0.97 + 0.97) / 3 - 0.98)
+    assert smallest["loss_change"] == pytest.approx(0.14 - 0.11)
 
 
 def test_theta_order_counts_trials():
@@ -120,6 +140,9 @@ def test_theta_order_counts_trials():
     out = tables.theta_order(pd.concat([ROWS, flood])).set_index("ties")
     assert out.loc["largest", ["above", "equal", "below", "n"]].tolist() == [2, 1, 0, 3]
     assert out.loc["smallest", ["above", "equal", "below", "n"]].tolist() == [0, 3, 0, 3]
+    assert out.loc["largest", ["softad_mean", "flooding_mean"]].tolist() == pytest.approx(
+        [1.1 / 3, 0.1]
+    )
 
 
 def test_no_rows_give_dashes_not_errors():
@@ -129,14 +152,16 @@ def test_no_rows_give_dashes_not_errors():
     assert tables.theta_order(empty).empty
 
 
-def test_marks_are_means_at_the_ends_and_between():
+def test_trajectory_points_are_means_at_the_ends_and_between():
     curves = pd.concat(
         [ROWS[ROWS["method"] == "erm"].assign(epoch=e, loss_test=e / 10.0) for e in range(0, 13, 2)]
     )
-    out = tables.marks(curves)
+    out = tables.trajectory_points(curves)
     assert out["loss_test"].columns.tolist() == [0, 4, 8, 12]
-    assert out.loc["erm", "loss_test"].tolist() == [0.0, 0.4, 0.8, 1.2]
-    assert tables.marks(curves[curves["epoch"] == 12])["loss_test"].columns.tolist() == [12]
+    assert out.loc["ERM", "loss_test"].tolist() == [0.0, 0.4, 0.8, 1.2]
+    assert tables.trajectory_points(curves[curves["epoch"] == 12])[
+        "loss_test"
+    ].columns.tolist() == [12]
 
 
 def test_effort_says_what_was_cut():

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from softadlib.analysis import tables
+from softadlib.analysis import paper, tables
 from softadlib.methods import METHODS
 from softadlib.results import reader as store
 from softadlib.results import selection
@@ -85,9 +85,9 @@ def read(every_epoch: bool) -> None:
     start, cpu = time.perf_counter(), time.process_time()
     rows = store.read("many", label_noise=0.0, final=not every_epoch)
     loaded = time.perf_counter() - start
-    names, methods = tables.datasets_in(rows, 1), tables.methods_in(rows)
+    names, methods = paper.datasets_in(rows, 1), paper.methods_in(rows)
     cells = tables.loss_gap(rows, names, methods)
-    tables.hyperparameters(rows, names, [m for m in methods if METHODS[m].knob], table=2)
+    tables.hyperparameters(rows, names, [m for m in methods if METHODS[m].knob])
     done = time.perf_counter() - start
     facts = {
         "rows": len(rows),

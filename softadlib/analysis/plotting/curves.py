@@ -24,11 +24,10 @@ from softadlib._validation import UserError, choose
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
 
-DASHES: dict[str, dict[str, Literal["-", "--"]]] = {
-    "test": {"train": "--", "test": "-"},
-    "train": {"train": "-", "test": "--"},
-}
-"""The part drawn solid → the line style of each part."""
+LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
+"""Each part's line style, the same on every page."""
+MARKS = dict(zip(METHODS, "osD^vPX*<>hd"))
+"""Each method's marker, so that a grey print can be read."""
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
@@ -141,7 +140,7 @@ def _log_loss(ax: Axes) -> None:
     ax.set_yscale("log")
     low, high = max(ax.get_ylim()[0], LOSS_FLOOR), ax.get_ylim()[1]
     ax.set_ylim(low, max(high, 2 * low))
-    _plain_log(ax.yaxis, (1, 2, 5) if high < 100 * low else (1,))
+    _plain_log(ax.yaxis, (1, 2, 5) if high < 100 * low else (1, 3))
 
 
 def _in_order(rows: pd.DataFrame) -> list[str]:
@@ -164,15 +163,16 @@ def _checked(rows: pd.DataFrame, *key: str) -> tuple[pd.DataFrame, list[str]]:
     return rows.replace([np.inf, -np.inf], np.nan), _in_order(rows)
 
 
-def legend_handles(rows: pd.DataFrame, solid: str | None = None) -> list[Line2D]:
-    """The methods of `rows`, with how many runs diverged, and the line styles if `solid` is given."""
+def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
+    """The methods of `rows`, with how many runs diverged, and the line styles of the `parts`."""
     handles, ends = [], rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
         note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
-        handles.append(Line2D([], [], color=PALETTE[name], label=METHODS[name].label + note))
-    dashes = DASHES[solid].items() if solid else ()
-    return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in dashes]
+        style = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
+        handles.append(Line2D([], [], label=METHODS[name].label + note, **style))
+    lines = LINES.items() if parts else ()
+    return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in lines]
 
 
 def trajectories(
@@ -180,44 +180,68 @@ def trajectories(
     measure: str,
     *,
     ax: Axes | None = None,
-    solid: str = "test",
+    parts: Sequence[str] = tuple(LINES),
+    median: int = 1,
     log: bool = False,
     legend: bool = True,
 ) -> Axes:
     """Mean over trials against epoch, a line per method: measure "loss", "acc" or "model_norm".
 
-    `rows`: columns `metrics.COLUMNS`, one dataset, one label noise, one run per method and trial.
-    Loss and accuracy are drawn on train and test; `solid` names the one not dashed. `log` gives the
-    loss a logarithmic axis, down to `LOSS_FLOOR`: it alone shows a training loss of 1e-3 beside a
-    test loss that runs away. Values that are not finite are left out of the means, and counted in
-    the legend. Raises UserError for rows or arguments other than these.
+    `rows`: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
+    Loss and accuracy are drawn for `parts`: test solid, train dashed. `median` > 1 draws the running
+    median of so many measured epochs; `log` gives the loss a logarithmic axis, down to `LOSS_FLOOR`.
+    Values that are not finite are left out of the means and counted in the legend. Raises UserError
+    for rows or arguments other than these.
     """
     choose("measure", measure, NAMES)
-    choose("solid", solid, DASHES)
+    for part in parts:
+        choose("part", part, LINES)
     rows, methods = _checked(rows, "method", "trial", "epoch")
     ax = plt.gca() if ax is None else ax
-    parts = {"": "-"} if measure == "model_norm" else DASHES[solid]
-    dots = {"-": "o", "--": "X"} if rows["epoch"].nunique() == 1 else {}  # a point makes no line
-    hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
-    for part, dash in parts.items():
-        style = {"linestyle": dash, "marker": dots.get(dash), "errorbar": None}
-        sns.lineplot(rows, x="epoch", y=f"{measure}_{part}".strip("_"), ax=ax, **hue, **style)
-    mean = f" (mean of {n} trials)" if (n := rows["trial"].nunique()) > 1 else ""
-    ax.set(xlabel="epoch" + mean, ylabel=NAMES[measure])
+    names = {"": "-"} if measure == "model_norm" else {part: LINES[part] for part in parts}
+    for part, dash in names.items():
+        column = f"{measure}_{part}".strip("_")
+        means = rows.groupby(["method", "epoch"])[column].mean().unstack("method")
+        means = means.rolling(median, center=True, min_periods=1).median()
+        step = max(1, len(means) // 6)
+        for place, name in enumerate(methods):
+            every = (place * step // len(methods), step)  # marks of two methods do not coincide
+            style = {
+                "color": PALETTE[name],
+                "marker": MARKS[name],
+                "markersize": 4,
+                "markevery": every,
+            }
+            ax.plot(means.index, means[name], linestyle=dash, **style)
+    ax.set(xlabel="epoch", ylabel=NAMES[measure])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if log and measure == "loss":
         _log_loss(ax)
     if legend:
-        ax.legend(handles=legend_handles(rows, solid if len(parts) > 1 else None), fontsize="small")
+        ax.legend(handles=legend_handles(rows, len(names) > 1), fontsize="small")
     return ax
 
 
-def trajectory_panels(rows: pd.DataFrame, *, solid: str = "test", log_loss: bool = True) -> Figure:
-    """Loss, accuracy and model norm side by side, as `trajectories` draws them, one legend above."""
-    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.3))
-    for ax, measure in zip(axes, NAMES):
-        trajectories(rows, measure, ax=ax, solid=solid, log=log_loss, legend=False)
-    handles = legend_handles(rows, solid)
+def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
+    """Loss, test accuracy and model norm side by side, one legend above; the title counts the trials.
+
+    The accuracy is a running median over five epochs, or a fiftieth of many: single epochs jump. Its axis starts
+    below all methods' accuracy after the first tenth of training.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.4))
+    epochs = rows["epoch"].nunique()
+    window = max(5, epochs // 50) if epochs >= 20 else 1
+    trajectories(rows, "loss", ax=axes[0], log=log_loss, legend=False)
+    trajectories(rows, "acc", ax=axes[1], parts=["test"], median=window, legend=False)
+    trajectories(rows, "model_norm", ax=axes[2], legend=False)
+    axes[1].set_ylabel("test accuracy")
+    late = [
+        line.get_ydata()[-max(1, 9 * len(line.get_ydata()) // 10) :] for line in axes[1].get_lines()
+    ]
+    low, high = np.nanmin(np.concatenate(late)), np.nanmax(np.concatenate(late))
+    if np.isfinite(low) and high > low:
+        axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    handles = legend_handles(rows, parts=True)
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig
 
@@ -237,7 +261,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
-    dots = {"marker": "o", "markersize": 3, "markeredgewidth": 0}
+    dots = {"style": "method", "markers": MARKS, "dashes": False, "markersize": 4}
     for (i, j), ax in np.ndenumerate(axes):
         column, mine = ("acc_test", "loss_test")[i], rows[symbol == knobs[j]]
         if len(mine):
@@ -253,6 +277,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     _log_loss(axes[1, 0])
     handles = legend_handles(rows)
     for handle, name in zip(handles, methods):
-        handle.set_linestyle("-" if METHODS[name].knob else "--")
+        if not METHODS[name].knob:
+            handle.set(linestyle="--", marker="")
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig

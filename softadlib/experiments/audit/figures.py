@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from softadlib.analysis.tables import COLUMNS
+from softadlib.analysis import paper
 from softadlib.experiments.audit.claims import label
 from softadlib.experiments.audit.controls import WATCHED
 
@@ -34,7 +34,7 @@ def intervals(
     `tables`: tie rule → `audit.compare`. A hollow mark is an interval on both sides of zero.
     """
     every = pd.concat(tables.values())
-    datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
+    datasets, noises = paper.in_order(every["dataset"]), sorted(every["label_noise"].unique())
     rivals = [r for r in order if (every["against"] == r).any()]
     width, height = min(2.7 * len(datasets) + 0.8, 13), 0.42 * len(rivals) + 0.9
     size = (max(width, 4), height * len(noises) + 0.7)
@@ -62,12 +62,6 @@ def intervals(
     return fig
 
 
-def _datasets(rows: pd.DataFrame) -> list[str]:
-    """Those of `rows`, the paper's first and in its order."""
-    have = list(rows["dataset"].unique())
-    return [d for d in COLUMNS if d in have] + sorted(set(have) - set(COLUMNS))
-
-
 def _marks(
     ax: Axes, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour: str, mark: str
 ) -> None:
@@ -93,7 +87,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     """
     every = pd.concat(chosen.values())
     every = every[every["control"] == WATCHED]
-    datasets, noises = _datasets(every), sorted(every["label_noise"].unique())
+    datasets, noises = paper.in_order(every["dataset"]), sorted(every["label_noise"].unique())
     shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(len(ALONG), len(datasets), figsize=(2.6 * len(datasets), 6), **shape)
     for column, dataset in zip(axes.T, datasets):

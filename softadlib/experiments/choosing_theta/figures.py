@@ -10,7 +10,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from softadlib.analysis.tables import interval
+from softadlib.analysis.statistics import mean_interval
 from softadlib.experiments.choosing_theta.strategies import ARMS, CASE, RISK
 from softadlib.functional import LN2
 
@@ -49,7 +49,11 @@ def costs(lines: pd.DataFrame) -> Figure:
         "hue": "label_noise",
         "palette": NOISE,
     }
-    style |= {"errorbar": interval, "linestyle": "none", "legend": False}
+    style |= {
+        "errorbar": lambda values: mean_interval(values)[1:3],
+        "linestyle": "none",
+        "legend": False,
+    }
     style |= {"markersize": 4, "err_kws": {"linewidth": 1.4}, "seed": 0}
     for column, name in zip(axes.reshape(2, -1).T, names):
         own = lines[lines["dataset"] == name]

@@ -1,0 +1,201 @@
+"""Sentences computed from rows: what a table or a picture shows, in words that cannot outlive their numbers."""
+
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+
+from softadlib.analysis import paper, tables
+from softadlib.functional import LN2
+from softadlib.results.selection import TIES, final
+
+DECIDABLE = 6
+"""Trials from which an exact two-sided test of signs can reach 5 %: 2/2⁶ = 3 %."""
+RULES = {"largest": "With ties to the largest value", "smallest": "With ties to the smallest value"}
+POINTS = 0.005
+"""Accuracies no farther apart than this count as alike."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """a, b and c; "no set" for none."""
+    *most, last = list(names) or ["no set"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def bullets(sentences: Iterable[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _split_sentence(subject: str, holds: Mapping[str, bool]) -> str:
+    """Where a statement holds and where not: "… on a and b; not on c."."""
+    yes = [name for name, value in holds.items() if value]
+    no = [name for name, value in holds.items() if not value]
+    if not no:
+        return f"{subject} on every set here: {listed(yes)}."
+    if not yes:
+        return f"{subject} on no set here: not on {listed(no)}."
+    return f"{subject} on {listed(yes)}; not on {listed(no)}."
+
+
+def trials_sentence(counts: Iterable[int]) -> str:
+    """What so many trials of each set can decide."""
+    low, high = min(counts := list(counts)), max(counts)
+    n = f"n = {low}" if low == high else f"n = {low} to {high}"
+    if high < DECIDABLE:
+        return f"At {n} no exact test can find a difference at 5 %: all of this is what was seen."
+    return f"{n}: from n = {DECIDABLE} on an exact test can decide; `beyond_audit` has the tests."
+
+
+def gap_readings(rows: pd.DataFrame) -> list[str]:
+    """Tables 1 and 3 in words, for rows of one label noise: gap, its price, iFlood, what n allows."""
+    sentences = []
+    for ties in TIES:
+        means = tables.summary(rows, ties).set_index(["dataset", "method"])
+        datasets = [
+            d
+            for d in paper.in_order(means.index.get_level_values("dataset"))
+            if {(d, m) for m in paper.COMPARED} <= set(means.index)
+        ]
+        if not datasets:
+            continue
+        by_set = {d: means.loc[d] for d in datasets}
+        sentences += [f"{RULES[ties]}: {line}" for line in _gap_lines(by_set)]
+    if sentences:
+        sentences.append(trials_sentence(rows.groupby("dataset")["trial"].nunique()))
+    return sentences
+
+
+def _gap_lines(by_set: Mapping[str, pd.DataFrame]) -> list[str]:
+    """The sentences of one tie rule, from each dataset's summary by method."""
+    gaps = {d: part.loc[list(paper.COMPARED), "gap"] for d, part in by_set.items()}
+    lines = [
+        _split_sentence(
+            "SoftAD has the smallest mean gap of the four methods of Table 1",
+            {d: gap.idxmin() == "softad" for d, gap in gaps.items()},
+        ),
+        _split_sentence(
+            "ERM has the largest", {d: gap.idxmax() == "erm" for d, gap in gaps.items()}
+        ),
+    ]
+    close = [_runner_up(d, part.loc[list(paper.COMPARED)]) for d, part in by_set.items()]
+    lines += (
+        [
+            f"the interval of the smallest gap holds the second smallest on {listed(filter(None, close))}."
+        ]
+        if any(close)
+        else []
+    )
+    iflood = {d: part for d, part in by_set.items() if "iflood" in part.index}
+    if iflood:
+        below = {
+            d: part.loc["iflood", "gap"] < part.loc["softad", "gap"] for d, part in iflood.items()
+        }
+        lines.append(_split_sentence("iFlood's gap is smaller than SoftAD's", below))
+    losses = [
+        f"{d} {part.loc['softad', 'loss_test']:.3f} against {part.loc['erm', 'loss_test']:.3f}"
+        for d, part in by_set.items()
+    ]
+    above = {
+        d: part.loc["softad", "loss_test"] > part.loc["erm", "loss_test"]
+        for d, part in by_set.items()
+    }
+    price = _split_sentence("SoftAD's test loss is above ERM's", above)
+    lines.append(f"{price} SoftAD against ERM: {'; '.join(losses)}.")
+    alike = {
+        d: abs(part.loc["softad", "acc_test"] - part.loc["erm", "acc_test"]) <= POINTS
+        for d, part in by_set.items()
+    }
+    lines.append(_split_sentence("SoftAD's accuracy is within half a point of ERM's", alike))
+    return lines
+
+
+def _runner_up(dataset: str, part: pd.DataFrame) -> str:
+    """The two smallest gaps where the second lies in the interval of the first, else nothing."""
+    first, second = (part.loc[name] for name in part["gap"].nsmallest(2).index)
+    if first["n"] < 2 or not first["gap_low"] <= second["gap"] <= first["gap_high"]:
+        return ""
+    labels = tables.LABELS[first.name], tables.LABELS[second.name]
+    return f"{dataset} ({labels[0]} {first['gap']:.3f}, {labels[1]} {second['gap']:.3f})"
+
+
+def theta_readings(rows: pd.DataFrame) -> list[str]:
+    """Tables 2 and 4 in words: SoftAD's θ against Flooding's by means and by trials, and what ties do."""
+    order, sentences = tables.theta_order(rows), []
+    for ties, part in order.groupby("ties", sort=False):
+        part = part.set_index("dataset")
+        above = (part["softad_mean"] > part["flooding_mean"]).to_dict()
+        means = [
+            f"{d} {r['softad_mean']:.2f} against {r['flooding_mean']:.2f}"
+            for d, r in part.iterrows()
+        ]
+        counts = [f"{r['above']} of {r['n']} on {d}" for d, r in part.iterrows()]
+        sentence = _split_sentence("SoftAD's mean θ is above Flooding's", above)
+        sentences.append(f"{RULES[str(ties)]}: {sentence} Means: {'; '.join(means)}.")
+        sentences.append(f"{RULES[str(ties)]}: trial by trial it is above in {listed(counts)}.")
+    largest = tables.summary(rows, "largest")
+    soft = largest[largest["method"] == "softad"].set_index("dataset")
+    if len(soft):
+        tied = [f"{soft.loc[d, 'tied']:.1f} on {d}" for d in paper.in_order(soft.index)]
+        sentences.append(
+            f"Values of θ that share the best validation accuracy, on average: {listed(tied)}."
+        )
+    return sentences
+
+
+def trajectory_readings(curves: pd.DataFrame) -> list[str]:
+    """The last epoch of the selected runs of one dataset, in words: norm, order of losses, accuracy."""
+    ends = (
+        final(curves)
+        .groupby("method")[["loss_train", "loss_test", "acc_test", "model_norm"]]
+        .mean()
+    )
+    if len(ends) < 2:
+        return []
+    labels = tables.LABELS
+    norm, train = ends["model_norm"].idxmin(), ends["loss_train"].idxmax()
+    alike = "the same method" if norm == train else "another method"
+    orders = {
+        part: [labels[m] for m in ends[f"loss_{part}"].sort_values().index]
+        for part in ("train", "test")
+    }
+    same = "the same order" if orders["train"] == orders["test"] else "not the same order"
+    sentences = [
+        f"Norm: {labels[norm]}'s is the smallest at the end, {ends.loc[norm, 'model_norm']:.1f}; the highest "
+        f"training loss is that of {alike}, {labels[train]}'s {ends.loc[train, 'loss_train']:.3f}.",
+        f"Training losses from the lowest: {', '.join(orders['train'])}; "
+        f"test losses: {', '.join(orders['test'])} ({same}).",
+    ]
+    if {"softad", "erm"} <= set(ends.index):
+        loss = ends["loss_test"]
+        side = "above" if loss["softad"] > loss["erm"] else "below"
+        change = 100 * (ends.loc["softad", "acc_test"] - ends.loc["erm", "acc_test"])
+        sentences.append(
+            f"SoftAD ends with a test loss of {loss['softad']:.3f}, {side} ERM's {loss['erm']:.3f}, "
+            f"at an accuracy {change:+.1f} points from ERM's."
+        )
+    return sentences
+
+
+def grid_readings(rows: pd.DataFrame) -> list[str]:
+    """SoftAD along its grid in words: across ln 2, and at its smallest θ against ERM, nothing selected."""
+    ends, sentences = final(rows), []
+    for dataset in paper.in_order(ends["dataset"]):
+        part = ends[ends["dataset"] == dataset]
+        means = part[part["method"] == "softad"].groupby("knob")[["acc_test", "loss_test"]].mean()
+        if means.empty:
+            continue
+        below, above = means[means.index < LN2], means[means.index >= LN2]
+        if len(below) and len(above):
+            sentences.append(
+                f"{dataset}: from θ = {below.index[-1]:.2f} to {above.index[0]:.2f}, across ln 2, "
+                f"SoftAD's accuracy goes from {below['acc_test'].iloc[-1]:.1%} to {above['acc_test'].iloc[0]:.1%}."
+            )
+        erm = part.loc[part["method"] == "erm", ["acc_test", "loss_test"]].mean()
+        first = means.iloc[0]
+        side = "below" if first["loss_test"] < erm["loss_test"] else "not below"
+        sentences.append(
+            f"{dataset}: at θ = {means.index[0]:.2f}, the smallest of the grid, SoftAD's test loss "
+            f"{first['loss_test']:.3f} is {side} ERM's {erm['loss_test']:.3f}, "
+            f"at accuracies of {first['acc_test']:.1%} and {erm['acc_test']:.1%}."
+        )
+    return sentences
