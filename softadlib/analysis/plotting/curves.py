@@ -169,7 +169,7 @@ def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
         note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
-        style = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
+        style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
         handles.append(Line2D([], [], label=METHODS[name].label + note, **style))
     lines = LINES.items() if parts else ()
     return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in lines]
@@ -206,7 +206,7 @@ def trajectories(
         step = max(1, len(means) // 6)
         for place, name in enumerate(methods):
             every = (place * step // len(methods), step)  # marks of two methods do not coincide
-            style = {
+            style: dict[str, Any] = {
                 "color": PALETTE[name],
                 "marker": MARKS[name],
                 "markersize": 4,
