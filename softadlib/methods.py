@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from softadlib import functional as F
-from softadlib._validation import choose, real, whole
+from softadlib._validation import UserError, choose, real, whole
 
 
 @dataclass(frozen=True)
@@ -219,3 +219,20 @@ def get_method(name: str) -> Method:
     """The registered method, or a `UserError` that lists them."""
     choose("method", name, METHODS)
     return METHODS[name]
+
+
+def complete_settings(given: object) -> dict[str, dict[str, Any]]:
+    """Every setting of every method: the `given` ones, {method: {name: value}}, else the default.
+
+    Raises UserError for an unknown method or setting, and for a bad value.
+    """
+    if not isinstance(given, Mapping) or not all(isinstance(v, Mapping) for v in given.values()):
+        raise UserError(f"settings must be {{method: {{name: value}}}}, got {given!r}")
+    settings = {name: method.defaults for name, method in METHODS.items() if method.settings}
+    for method, values in given.items():
+        choose("method in settings", method, settings)
+        for name, value in values.items():
+            choose(f"setting of {method}", name, METHODS[method].settings)
+            setting = METHODS[method].settings[name]
+            settings[method][name] = setting.check(f"settings.{method}.{name}", value)
+    return settings

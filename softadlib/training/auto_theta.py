@@ -17,11 +17,12 @@ from softadlib.data.splits import Splits
 from softadlib.losses.threshold.suggest import RULE, Suggestion, suggest_theta
 from softadlib.results.folder import ResultFolder
 from softadlib.training.device import deterministic_math, pick_device
+from softadlib.training.checks import AUTO
 from softadlib.training.executors.local import Executor
 from softadlib.training.heldout import AT_A_TIME, together, trained
 from softadlib.training.inputs import load_splits
 from softadlib.training.progress import no_progress
-from softadlib.training.protocol import AUTO, Protocol, Run
+from softadlib.training.protocol import Protocol, Run
 from softadlib.training.run_writer import RunWriter
 
 

@@ -23,11 +23,12 @@ from softadlib.models import build
 from softadlib.results.folder import ResultFolder
 from softadlib.training.checkpoint import NullCheckpoint
 from softadlib.training.device import deterministic_math, pick_device
+from softadlib.training.checks import check_batches
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.factory import make_engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.progress import ProgressCallback, no_progress
-from softadlib.training.protocol import Protocol, Run, check_batches
+from softadlib.training.protocol import Protocol, Run
 from softadlib.training.run_writer import RunWriter
 from softadlib.training.trainer import Trainer, each_lot_halving_on_oom
 

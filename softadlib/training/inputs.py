@@ -3,7 +3,8 @@
 from softadlib.data.images import load_images
 from softadlib.data.splits import Splits, image_splits, synthetic_splits
 from softadlib.data.synthetic import SYNTHETIC
-from softadlib.training.protocol import Protocol, check_batches
+from softadlib.training.checks import check_batches
+from softadlib.training.protocol import Protocol
 
 
 def load_splits(protocol: Protocol, label_noise: float, trials: int | None = None) -> Splits:

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from softadlib._validation import UserError, choose
-from softadlib.training.protocol import DATASETS, LEGACY_SETTINGS, Protocol
+from softadlib.results.fingerprint import LEGACY_SETTINGS
+from softadlib.training.protocol import DATASETS, Protocol
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]

@@ -1,58 +1,30 @@
 """What is trained: a frozen `Protocol` from YAML, checked whole, and the runs it asks for."""
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import UserError, choose, real, whole
 from softadlib.data.images import IMAGES, known_images
 from softadlib.data.synthetic import HALVES, SYNTHETIC
 from softadlib.functional import LN2
-from softadlib.methods import METHODS, Method, get_method
+from softadlib.methods import METHODS, Method, complete_settings, get_method
 from softadlib.models import MODELS
+from softadlib.results.fingerprint import (
+    LEGACY_SETTINGS,
+    current_fields,
+    fingerprint,
+    where_to_write,
+)
 from softadlib.results.schema import RunKey
+from softadlib.training.checks import check_batches, parse_grid, user_error
 from softadlib.training.engines.base import TrainConfig
 
-NUMERICS_VERSION = 3
-"""Raised by hand whenever the same protocol would give other numbers: old results are set aside."""
-
 DATASETS = (*SYNTHETIC, *IMAGES)
-AUTO = {"auto": "theta", "auto-low": "theta_low", "auto-high": "theta_high"}
-"""Words that stand for a grid of θ, and what each takes of `suggest_theta` in every trial."""
-RUNTIME_FIELDS = ("device", "stack", "folder", "checkpoint_every")
-"""Fields that may change where and how fast a run is made, never its numbers."""
-SELECTION_FIELDS = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
-"""Fields that say which runs and rows there are, never what one run does."""
-LEGACY_SETTINGS: dict[str, tuple[str, ...]] = {
-    "sigma": ("softad",),
-    "scale": ("softad",),
-    "bn_update": ("sam", "asam", "gnp", "fdgr"),
-    "variant": ("asam",),
-    "eta": ("asam",),
-    "radius": ("gnp",),
-    "mixing": ("gnp",),
-    "step_size": ("fdgr",),
-    "scheme": ("fdgr",),
-    "aux": ("adaflood",),
-    "aux_folds": ("adaflood",),
-}
-"""Settings that were fields of the protocol once, and whose they are; fingerprints have them so."""
-LEGACY_DEFAULTS = {"aux": "folds", "aux_folds": 5}
-"""Fields that came after results were made, and what those were made with."""
-
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -151,11 +123,11 @@ class Protocol(BaseModel):
     def __init__(self, **values: Any):
         for name in values:
             if name in LEGACY_SETTINGS:
-                raise UserError(_moved(name, values[name]))
+                raise UserError(where_to_write(name, values[name]))
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise _user_error(error) from None
+            raise user_error(error, self.model_json_schema()) from None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -180,28 +152,18 @@ class Protocol(BaseModel):
     @classmethod
     def _complete_settings(cls, value: Any) -> dict[str, dict[str, Any]]:
         """Every setting of every method: those given, checked, and the others' defaults."""
-        if not _is_nested(value):
-            raise UserError(f"settings must be {{method: {{name: value}}}}, got {value!r}")
-        for name in value:
-            choose("method in settings", name, [m for m in METHODS if METHODS[m].settings])
-        complete = {name: method.defaults for name, method in METHODS.items() if method.settings}
-        for method, given in value.items():
-            for name, setting in given.items():
-                choose(f"setting of {method}", name, METHODS[method].settings)
-                checked = METHODS[method].settings[name].check(f"settings.{method}.{name}", setting)
-                complete[method][name] = checked
-        return complete
+        return complete_settings(value)
 
     @field_validator("grids", mode="before")
     @classmethod
     def _sorted_grids(cls, value: Any) -> dict[str, tuple[float, ...] | str]:
         """The grids in the registry's order, their values sorted."""
         if not isinstance(value, Mapping):
-            raise UserError(f"grids must map methods to knob values, got {value!r}{_hint(value)}")
+            raise UserError(f"grids must map methods to knob values, got {value!r}")
         swept = [m.name for m in METHODS.values() if m.knob]
         for method in value:
             choose("method in grids", method, swept)
-        return {m: _grid(m, value[m]) for m in swept if m in value}
+        return {m: parse_grid(m, value[m]) for m in swept if m in value}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Protocol":
@@ -246,12 +208,7 @@ class Protocol(BaseModel):
     @classmethod
     def from_provenance(cls, values: Mapping[str, Any]) -> "Protocol":
         """Make the protocol of a stored result, also where settings are among its fields."""
-        current = {k: v for k, v in values.items() if k not in LEGACY_SETTINGS}
-        settings = {method: dict(v) for method, v in values.get("settings", {}).items()}
-        for name, methods in LEGACY_SETTINGS.items():
-            for method in methods if name in values else ():
-                settings.setdefault(method, {})[name] = values[name]
-        return cls(**{**current, "settings": settings})
+        return cls(**current_fields(values))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, as YAML and JSON hold them."""
@@ -303,24 +260,8 @@ class Protocol(BaseModel):
         )
 
     def fingerprint(self) -> str:
-        """Hash of what one run does: two protocols that share it may share runs.
-
-        Settings enter as results have had them since before they were the methods': the older ones
-        as fields, the others only where they differ from their default.
-        """
-        skip = {*RUNTIME_FIELDS, *SELECTION_FIELDS, "settings"}
-        facts = {k: v for k, v in self.to_dict().items() if k not in skip}
-        for name, methods in LEGACY_SETTINGS.items():
-            facts[name] = self.settings[methods[0]][name]
-        for method, values in self.settings.items():
-            for name, value in values.items():
-                as_field = method in LEGACY_SETTINGS.get(name, ())
-                usual = facts[name] if as_field else METHODS[method].settings[name].default
-                if value != usual:
-                    facts[f"{method}.{name}"] = value
-        facts = {k: v for k, v in facts.items() if LEGACY_DEFAULTS.get(k) != v}
-        text = json.dumps([NUMERICS_VERSION, facts], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Hash of what one run does: two protocols that share it may share runs."""
+        return fingerprint(self.to_dict())
 
     def cliff_note(self) -> str | None:
         """One line when grids cross θ = ln 2, where accuracy falls off; None when they do not."""
@@ -335,116 +276,3 @@ class Protocol(BaseModel):
             f"{self.dataset}: theta >= ln 2 = {LN2:.4f} for {', '.join(parts)} grid values; with "
             "cross-entropy the minimiser there predicts the wrong class"
         )
-
-
-def check_batches(n_train: int, batch_size: int) -> None:
-    """Raise UserError where the last batch would be a single sample, on which batch norm cannot train."""
-    if n_train % batch_size == 1:
-        raise UserError(
-            f"batch_size {batch_size} leaves a last batch of one of {n_train} samples, "
-            "on which batch norm cannot train; choose another batch_size"
-        )
-
-
-def _grid(method: str, values: Any) -> tuple[float, ...] | str:
-    """Knob values of one method: a list, or {linspace: [start, stop, count]}; sorted, unique.
-
-    Of θ also a word of `AUTO`.
-    """
-    name, knob = f"grids.{method}", METHODS[method].knob
-    if isinstance(values, str):
-        if knob != "theta":
-            takers = ", ".join(m.name for m in METHODS.values() if m.knob == "theta")
-            raise UserError(
-                f"{name} must be a list of numbers, got {values!r}; {takers} take a word"
-            )
-        choose(f"word for {name} in place of a list of numbers", values, AUTO)
-        return values
-    if isinstance(values, Mapping):
-        values = _linspace(name, values)
-    if not isinstance(values, (list, tuple)):
-        raise UserError(f"{name} must be a list of numbers, got {values!r}")
-    if not values:
-        raise UserError(f"{name} is empty; give at least one {knob}, or leave the method out")
-    grid = [real(f"{knob} in {name}", v, low=0) for v in values]
-    if max(grid) >= METHODS[method].below:
-        raise UserError(
-            f"{knob} in {name} must be below {METHODS[method].below:g}, got {max(grid)!r}"
-        )
-    if max(grid) > METHODS[method].most:
-        raise UserError(
-            f"{knob} in {name} must be at most {METHODS[method].most:g}, got {max(grid)!r}"
-        )
-    if len(set(grid)) != len(grid):
-        raise UserError(f"{name} names a value twice: {values!r}")
-    return tuple(sorted(grid))
-
-
-def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
-    """The values of {linspace: [start, stop, count]}."""
-    ends = values.get("linspace")
-    if set(values) != {"linspace"} or not isinstance(ends, (list, tuple)):
-        raise UserError(
-            f"{name} must be a list or {{linspace: [start, stop, count]}}, got {dict(values)!r}"
-        )
-    if len(ends) != 3:
-        raise UserError(f"{name}.linspace takes start, stop, count, got {ends!r}")
-    start, stop = (real(f"{name} {end}", v, low=0) for end, v in zip(("start", "stop"), ends))
-    return np.linspace(start, stop, whole(f"{name} count", ends[2], 1)).tolist()
-
-
-def _is_nested(value: Any) -> bool:
-    """Whether `value` maps names to mappings."""
-    return isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values())
-
-
-def _hint(value: Any) -> str:
-    """What to do about a value that YAML has read as a string."""
-    return " (a string: write it without quotes, lists as YAML)" if isinstance(value, str) else ""
-
-
-def _moved(name: str, value: Any) -> str:
-    """Where a setting is written that was a field of the protocol once."""
-    places = " or ".join(f"{{{m}: {{{name}: {value}}}}}" for m in LEGACY_SETTINGS[name])
-    return (
-        f"parameter {name!r} belongs to a method; write settings: {places}, "
-        f"on the command line -p settings.{LEGACY_SETTINGS[name][0]}.{name} {value}"
-    )
-
-
-def _user_error(error: ValidationError) -> UserError:
-    """The first of pydantic's errors as one line: name, what is allowed, value."""
-    first = error.errors()[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, UserError):
-        return cause
-    name, value = str(first["loc"][0]), first["input"]
-    if first["type"] == "missing":
-        return UserError(f"parameter {name!r} is missing")
-    try:
-        choose("parameter", name, Protocol.names())
-        facts = Protocol.model_json_schema()["properties"][name]
-        if "enum" in facts:
-            choose(name, value, facts["enum"])
-    except UserError as refusal:
-        return refusal
-    return UserError(f"{name} must be {allowed(facts)}, got {value!r}{_hint(value)}")
-
-
-def allowed(facts: Mapping[str, Any]) -> str:
-    """What a property of the JSON schema allows, in words."""
-    if "anyOf" in facts:
-        return ", or ".join(allowed(part) for part in facts["anyOf"])
-    if "const" in facts or "enum" in facts:
-        return ", ".join(map(str, facts.get("enum", [facts.get("const")])))
-    if "pattern" in facts:
-        return "a plain folder name"
-    kinds = {"integer": "a whole number", "number": "a number", "string": "a text"}
-    words = [kinds.get(facts.get("type", ""), "a mapping")]
-    if "minimum" in facts:
-        words.append(f"of at least {facts['minimum']:g}")
-    if "exclusiveMinimum" in facts:
-        words.append(f"above {facts['exclusiveMinimum']:g}")
-    if "maximum" in facts:
-        words.append(f"and at most {facts['maximum']:g}")
-    return " ".join(words)

@@ -25,11 +25,12 @@ from softadlib.results.folder import ResultFolder, claim, read_provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
+from softadlib.training.checks import AUTO
 from softadlib.training.device import pick_device
 from softadlib.training.executors import local as executors
 from softadlib.training.memory import Flops, protocol_flops
 from softadlib.training.progress import ProgressCallback, StudyProgress, no_progress
-from softadlib.training.protocol import AUTO, Protocol, Run
+from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import train_runs
 
 OnRows = Callable[[pd.DataFrame], object]

@@ -25,10 +25,10 @@ from softadlib._validation import UserError
 from softadlib.analysis import tables
 from softadlib.methods import METHODS
 from softadlib.results import reader, selection
+from softadlib.results.fingerprint import RUNTIME_FIELDS, SELECTION_FIELDS
 from softadlib.results.folder import profile_dir, read_provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import load as load_rows
-from softadlib.training.protocol import RUNTIME_FIELDS, SELECTION_FIELDS
 from softadlib.workbook import report
 
 BATCH = 1000

@@ -163,6 +163,6 @@ def test_an_unknown_dataset_and_an_outdated_sweep_are_one_line(home, capsys, mon
     sweep(home)
     assert main(["audit", "tiny", "--dataset", "svhn"]) == 2
     assert "dataset 'svhn' unknown; choose from gaussian" in capsys.readouterr().err
-    monkeypatch.setattr("softadlib.training.protocol.NUMERICS_VERSION", -1)
+    monkeypatch.setattr("softadlib.results.fingerprint.NUMERICS_VERSION", -1)
     assert main(["audit", "tiny"]) == 2
     assert "made by other code" in capsys.readouterr().err

@@ -340,7 +340,10 @@ def test_a_model_that_diverged_gives_nan_and_the_run_is_lost_not_the_study(aux):
         ({"aux_folds": 1}, "aux_folds must be a whole number of at least 2, got 1"),
         ({"aux_folds": 2.0}, "aux_folds must be a whole number of at least 2, got 2.0"),
         ({"aux_folds": 21}, "aux_folds is 21, but n_train is 20; give at most that"),
-        ({"grids": {"adaflood": [1.5]}}, "gamma in grids.adaflood must be at most 1, got 1.5"),
+        (
+            {"grids": {"adaflood": [1.5]}},
+            "gamma in grids.adaflood must be a number of at least 0 and at most 1, got 1.5",
+        ),
         ({"grids": {"adaflood": [-0.5]}}, "gamma in grids.adaflood must be a number of at least 0"),
     ],
 )

@@ -8,15 +8,9 @@ from helpers.workspace import TINY, make_home
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, PAPER
+from softadlib.results.fingerprint import LEGACY_SETTINGS, RUNTIME_FIELDS, SELECTION_FIELDS
 from softadlib.training.profiles import datasets_of, load
-from softadlib.training.protocol import (
-    LEGACY_SETTINGS,
-    RUNTIME_FIELDS,
-    SELECTION_FIELDS,
-    Protocol,
-    Run,
-    trial_seeds,
-)
+from softadlib.training.protocol import Protocol, Run, trial_seeds
 
 BASE = {"profile": "tiny", "dataset": "gaussian", **TINY}
 

@@ -13,9 +13,10 @@ from softadlib._validation import UserError
 from softadlib._workspace import params_dir
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.models import build
+from softadlib.training.checks import AUTO
 from softadlib.training.memory import forward_flops
 from softadlib.training.profiles import datasets_of, load
-from softadlib.training.protocol import AUTO, Protocol
+from softadlib.training.protocol import Protocol
 
 SHAPES = {"digits": (1, 8, 8), "fashionmnist": (1, 28, 28)}
 """Of one sample, where a set has neither two coordinates nor 3 × 32 × 32 as the others have."""

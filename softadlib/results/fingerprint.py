@@ -1,0 +1,73 @@
+"""The identity of a result: a hash of what one run does, and how older versions wrote the same facts."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from softadlib.methods import METHODS
+
+NUMERICS_VERSION = 3
+"""Raised by hand whenever the same protocol would give other numbers: old results are set aside."""
+
+RUNTIME_FIELDS = ("device", "stack", "folder", "checkpoint_every")
+"""Fields that may change where and how fast a run is made, never its numbers."""
+SELECTION_FIELDS = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
+"""Fields that say which runs and rows there are, never what one run does."""
+LEGACY_SETTINGS: dict[str, tuple[str, ...]] = {
+    "sigma": ("softad",),
+    "scale": ("softad",),
+    "bn_update": ("sam", "asam", "gnp", "fdgr"),
+    "variant": ("asam",),
+    "eta": ("asam",),
+    "radius": ("gnp",),
+    "mixing": ("gnp",),
+    "step_size": ("fdgr",),
+    "scheme": ("fdgr",),
+    "aux": ("adaflood",),
+    "aux_folds": ("adaflood",),
+}
+"""Settings that were fields of the protocol once, and whose they are; fingerprints have them so."""
+LEGACY_DEFAULTS = {"aux": "folds", "aux_folds": 5}
+"""Fields that came after results were made, and what those were made with."""
+
+
+def fingerprint(values: Mapping[str, Any]) -> str:
+    """Hash what one run does, given all fields of a protocol.
+
+    Settings enter as they did in the results that exist: the older ones as fields, the others only
+    where they differ from their default.
+    """
+    skip = {*RUNTIME_FIELDS, *SELECTION_FIELDS, "settings"}
+    facts = {name: value for name, value in values.items() if name not in skip}
+    settings = values["settings"]
+    for name, methods in LEGACY_SETTINGS.items():
+        facts[name] = settings[methods[0]][name]
+    for method, own_settings in settings.items():
+        for name, value in own_settings.items():
+            is_field = method in LEGACY_SETTINGS.get(name, ())
+            usual = facts[name] if is_field else METHODS[method].settings[name].default
+            if value != usual:
+                facts[f"{method}.{name}"] = value
+    facts = {k: v for k, v in facts.items() if LEGACY_DEFAULTS.get(k) != v}
+    text = json.dumps([NUMERICS_VERSION, facts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def current_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a stored protocol, with settings moved from its fields to their methods."""
+    settings = {method: dict(v) for method, v in values.get("settings", {}).items()}
+    for name, methods in LEGACY_SETTINGS.items():
+        for method in methods if name in values else ():
+            settings.setdefault(method, {})[name] = values[name]
+    current = {name: value for name, value in values.items() if name not in LEGACY_SETTINGS}
+    return {**current, "settings": settings}
+
+
+def where_to_write(name: str, value: Any) -> str:
+    """Say where a setting is written now that was a field of the protocol once."""
+    places = " or ".join(f"{{{m}: {{{name}: {value}}}}}" for m in LEGACY_SETTINGS[name])
+    return (
+        f"parameter {name!r} belongs to a method; write settings: {places}, "
+        f"on the command line -p settings.{LEGACY_SETTINGS[name][0]}.{name} {value}"
+    )
