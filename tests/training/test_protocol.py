@@ -4,7 +4,7 @@ import math
 
 import pytest
 import yaml
-from helpers.workspace import TINY, make_home
+from helpers.workspace import REPOSITORY, TINY, make_home
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, PAPER
@@ -286,7 +286,6 @@ def test_a_bad_file_is_named(tmp_path, text, words):
 
 
 def test_every_committed_profile_is_sound():
-    from helpers.workspace import REPOSITORY
 
     params = REPOSITORY / "params"
     for profile in ("smoke", "quick", "paper"):
@@ -299,3 +298,51 @@ def test_every_committed_profile_is_sound():
     for method, grid in quick.grids.items():
         assert len(grid) >= 6
         assert set(grid) <= set(paper.grids[method]), "quick sweeps values of the paper's grid"
+
+
+def test_fingerprints_of_all_profiles_are_those_of_the_stored_results():
+    """A changed hash sets every stored result aside; change the list only where that is meant."""
+    params = REPOSITORY / "params"
+    frozen = json.loads((REPOSITORY / "tests/training/fingerprints.json").read_text())
+    profiles = sorted(p.name for p in params.iterdir() if p.is_dir())
+    names = [(profile, dataset) for profile in profiles for dataset in datasets_of(profile, params)]
+    assert {f"{p}/{d}": load(p, d, params).fingerprint() for p, d in names} == frozen
+
+
+def test_a_file_holds_what_differs_from_the_one_it_extends(tmp_path):
+    params = make_home(tmp_path) / "params"
+    other = params / "tiny" / "spiral.yaml"
+    other.write_text("extends: tiny/gaussian\nlr: 1e-2\ngrids.sam: [0.5, 1e-1]\n")
+    base, child = load("tiny", "gaussian", params), load("tiny", "spiral", params)
+    grids = {**base.grids, "sam": (0.1, 0.5)}
+    assert child == base.replace(dataset="spiral", lr=0.01, grids=grids)
+    (params / "other").mkdir()
+    third = params / "other" / "spiral.yaml"
+    third.write_text("extends: tiny/spiral\ngrids: {sam: [1]}\ngrids.softad: 1e2\n")
+    with pytest.raises(UserError, match=r"spiral\.yaml: grids.softad must be a list of numbers, "):
+        load("other", "spiral", params)
+    third.write_text("extends: tiny/spiral\ngrids.softad: null\nsettings.softad.sigma: 2\n")
+    last = load("other", "spiral", params, {"grids.sam": [3.0], "settings.softad.scale": "text"})
+    assert last.grids == {"sam": (3.0,)}
+    assert last.settings_of("softad") == {"sigma": 2.0, "eta": 1.0, "scale": "text"}
+    assert (last.lr, last.profile, last.dataset) == (0.01, "other", "spiral")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extends: tiny/gaussian", "extends 'tiny/gaussian', which extends it in turn"),
+        ("extends: tiny/spiral", "extends 'tiny/gaussian', which extends it in turn"),
+        ("extends: tiny/moons", "extends 'tiny/moons', but "),
+        ("extends: 3", "is not there; name it PROFILE/DATASET"),
+        ("lr.rate: 3", "lr must be a number above 0, got {'rate': 3}"),
+    ],
+)
+def test_what_cannot_be_extended_is_one_line(tmp_path, text, words):
+    params = make_home(tmp_path) / "params"
+    (params / "tiny" / "spiral.yaml").write_text("extends: tiny/gaussian\n")
+    (params / "tiny" / "gaussian.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load("tiny", "gaussian", params)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
