@@ -16,8 +16,8 @@ from softadlib._validation import UserError
 from softadlib.data.splits import Splits
 from softadlib.losses.threshold.suggest import RULE, Suggestion, suggest_theta
 from softadlib.results.folder import ResultFolder
-from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.checks import AUTO
+from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.executors.local import Executor
 from softadlib.training.heldout import AT_A_TIME, together, trained
 from softadlib.training.inputs import load_splits

@@ -22,8 +22,8 @@ from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.results.folder import ResultFolder
 from softadlib.training.checkpoint import NullCheckpoint
-from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.checks import check_batches
+from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.factory import make_engine
 from softadlib.training.inputs import load_splits
