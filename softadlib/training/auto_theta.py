@@ -14,7 +14,7 @@ from torch import nn
 
 from softadlib._validation import UserError
 from softadlib.data.splits import Splits
-from softadlib.losses.threshold.suggest import RULE, Suggestion, suggest_theta
+from softadlib.losses.threshold.suggest import FLOOR, RULE, Suggestion, suggest_theta
 from softadlib.results.folder import ResultFolder
 from softadlib.training.checks import AUTO
 from softadlib.training.device import deterministic_math, pick_device
@@ -27,13 +27,16 @@ from softadlib.training.run_writer import RunWriter
 
 
 def resolve_auto(protocol: Protocol, runs: Sequence[Run], place: ResultFolder) -> tuple[Run, ...]:
-    """`runs` of one method with θ where a suggestion is stored; NaN stays where there is none yet."""
+    """`runs` of one method with θ where a suggestion is stored; NaN stays where there is none yet.
+
+    A study trains at the smallest θ where `suggest_theta` advises against every one.
+    """
     word = protocol.grids.get(runs[0].method)
     if word not in AUTO:
         return tuple(runs)
     kept = (_read(place, run.label_noise, run.trial) for run in runs)
     return tuple(
-        dataclasses.replace(run, knob=getattr(s, AUTO[word]) if s else math.nan)
+        dataclasses.replace(run, knob=max(FLOOR, getattr(s, AUTO[word]) or 0.0) if s else math.nan)
         for run, s in zip(runs, kept)
     )
 
@@ -46,7 +49,7 @@ def suggestions(
     tick: Callable[[int], None] = lambda units: None,
     checkpoints: Path | None = None,
 ) -> dict[int, Suggestion]:
-    """What `suggest_theta` makes of an ordinary run of each trial, its own certificate included.
+    """What `suggest_theta` makes of an ordinary run of each trial.
 
     `place` keeps them and is asked first. `checkpoints` is a folder for trainings under way.
     `tick` is told of the epochs trained. Raises UserError for validation logits that cannot be

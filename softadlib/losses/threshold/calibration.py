@@ -1,109 +1,174 @@
-"""What a network's validation logits say once they are calibrated, and what SoftAD would make of them.
+"""Temperature scaling: one number that divides the logits of a trained network.
 
-Arrays or tensors in, float64 numbers out; nothing here is differentiated.
+Guo et al. (2017). Arrays or tensors in, plain numbers out; nothing here is differentiated.
+Logarithms are natural. Large inputs are read in chunks of rows, in their own precision.
 """
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from softadlib.functional import LN2
-from softadlib.losses.threshold.bayes import Values, array, between, class_indices
+from softadlib._validation import real
+from softadlib.losses.threshold.bayes import Values, as_tensor, class_indices
 
-SCALES = (0.05, 50.0)
+BOUNDS = (1e-3, 1e3)
 """1/T is sought between these."""
+CHUNK = 1 << 21
+"""Logits that are read at a time."""
 
 
-def logsumexp(z: np.ndarray) -> np.ndarray:
-    """ln Σ exp, (…, K) → (…)."""
-    top = z.max(-1)
-    return top + np.log(np.exp(z - top[..., None]).sum(-1))
+class Calibration(NamedTuple):
+    """What temperature scaling does to a network, on the samples it was fitted on."""
+
+    temperature: float
+    before: float
+    """Mean cross-entropy in nats of the logits as they are."""
+    after: float
+    """Mean cross-entropy in nats of the scaled logits, leave-one-out."""
+    error: float
+    """Standard error of `after`."""
+    gain_error: float
+    """Standard error of `before` − `after`."""
+    at_bound: bool
+    """Whether the fit ran into `BOUNDS`."""
 
 
-def cross_entropy_at(z: np.ndarray, y: np.ndarray, scale: float | np.ndarray = 1.0) -> np.ndarray:
-    """Cross-entropies in nats at the logits times `scale`: (…, n, K), (n,), (…) → (…, n)."""
-    z = z * np.asarray(scale)[..., None, None]
-    return logsumexp(z) - np.take_along_axis(z, _columns(z, y), -1)[..., 0]
+class _Moments(NamedTuple):
+    """Per sample, (n,): the loss ℓ at logits s·z, and its first two derivatives in s."""
+
+    loss: Tensor
+    slope: Tensor
+    curvature: Tensor
 
 
-def _columns(z: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(targets[:, None], (*z.shape[:-1], 1))
+def check_validation(logits: Values, targets: Values) -> tuple[Tensor, Tensor]:
+    """Logits (n, K) and targets (n,) as tensors on the CPU, of float32 or float64.
 
-
-def inverse_temperature(z: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """1/T by Newton's method inside a shrinking bracket: the objective is convex in 1/T."""
-    n, classes = z.shape[-2:]
-    doubt = 1 / (n + 2)
-    own = np.take_along_axis(z, _columns(z, y), -1)
-    others = (z.sum(-1, keepdims=True) - own) / (classes - 1)
-    gap = z - ((1 - doubt) * own + doubt * others)
-    low, high = (np.full(z.shape[:-2], end) for end in SCALES)
-    scale = np.ones(z.shape[:-2])
-    for _ in range(100):
-        p = softmax(scale[..., None, None] * z)
-        first = (p * gap).sum(-1)
-        slope, bend = first.mean(-1), ((p * gap**2).sum(-1) - first**2).mean(-1)
-        low, high = np.where(slope < 0, scale, low), np.where(slope < 0, high, scale)
-        newton = scale - slope / np.where(bend > 0, bend, 1)
-        inside = (bend > 0) & (low < newton) & (newton < high)
-        before, scale = scale, np.where(inside, newton, np.sqrt(low * high))
-        if (np.abs(scale - before) <= 1e-10 * scale).all():
-            break
-    return scale
-
-
-def softmax(z: np.ndarray) -> np.ndarray:
-    """Probabilities, (…, K) → (…, K)."""
-    return np.exp(z - logsumexp(z)[..., None])
-
-
-def validation(logits: Values, targets: Values) -> tuple[np.ndarray, np.ndarray]:
-    """Logits (n, K) and targets (n,) as arrays; ValueError in one line for what cannot be used."""
-    z = array("logits", logits).astype(np.float64)
+    Raises ValueError in one line for what cannot be used, as probabilities in place of logits.
+    """
+    z = as_tensor("logits", logits)
     if z.ndim != 2 or z.shape[1] < 2:
-        raise ValueError(f"logits must have shape (n, K), a column for each class, got {z.shape}")
+        raise ValueError(
+            f"logits must have shape (n, K), a column for each class, got {tuple(z.shape)}; "
+            "for one logit z of two classes pass the columns 0 and z"
+        )
     if len(z) < 2:
         raise ValueError(f"logits of {len(z)} validation samples; at least 2 are needed")
     y = class_indices(targets, *z.shape)
     if y.min() == y.max():
         raise ValueError(f"targets are all of class {y[0]}; validation needs two classes at least")
+    # rounding of a probability grows with the classes that were added up
+    tolerance = 4 * _precision(logits) * math.sqrt(z.shape[1])
+    if z.min() >= 0 and (z.sum(1) - 1).abs().max() < tolerance:
+        raise ValueError("logits are probabilities, rows that sum to one; pass their logarithms")
     return z, y
 
 
-def temperature_scale(logits: Values, targets: Values) -> float:
-    """T that minimises the cross-entropy of logits/T, (n, K) and (n,) → a positive number.
+def _precision(values: Values) -> float:
+    """The spacing of numbers near one in the caller's dtype, at least that of float32."""
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    half = str(dtype) == "float16"
+    return torch.finfo(torch.float16 if half else torch.float32).eps
 
-    The target class counts (n+1)/(n+2), the others share the rest, so that T stays positive where
-    the classes are separated. 1/T is kept in [0.05, 50]. Raises ValueError for shapes, NaN, targets
-    out of range, or one class alone. Guo et al. (2017); the smoothing is Platt's (1999).
+
+def fit_temperature(logits: Values, targets: Values, *, prior: float = 1.0) -> float:
+    r"""T that minimises Σ CE(logits/T, targets) + prior·(1/T − 1 + ln T).
+
+    The second term is a Gamma prior on 1/T with its mode at T = 1, of the weight of `prior` nats.
+    It keeps T near 1 where the samples say nothing, as where none of them is wrong and the
+    likelihood alone would let T run to zero. Against n samples with mistakes it counts little.
+    `prior=0` is maximum likelihood. The objective is convex in 1/T; 1/T is kept in `BOUNDS`.
+
+    Args:
+        logits: (n, K), array or tensor.
+        targets: (n,) class indices.
+        prior: weight of the prior, in nats; at least 0.
+
+    Returns:
+        T > 0. Divide logits by it.
+
+    Raises:
+        ValueError: shapes that disagree, NaN, one class alone, probabilities in place of logits.
+
+    Example:
+        >>> round(fit_temperature([[3.0, 0.0], [0.0, 3.0]], [0, 1], prior=0), 3)
+        0.001
+        >>> round(fit_temperature([[3.0, 0.0], [0.0, 3.0]], [0, 1]), 2)
+        0.83
     """
-    return 1 / float(inverse_temperature(*validation(logits, targets)))
+    return calibrate(*check_validation(logits, targets), prior=prior).temperature
 
 
-def minimiser_loss(confidence: Values, theta: float) -> float:
-    """The mean cross-entropy, in nats, of the minimiser of SoftAD at θ (σ = 1, "code" or "text").
+def calibrate(z: Tensor, y: Tensor, *, prior: float = 1.0) -> Calibration:
+    """Fit T to checked logits z (n, K) and targets y (n,); the losses before and after.
 
-    `confidence` (n,): probabilities η of one of two classes. SoftAD is no proper loss: it is least
-    at p with η·φ(−ln p − θ)/p = (1−η)·φ(−ln(1−p) − θ)/(1−p), 1 − e^−θ ≤ p ≤ e^−θ, so that without any
-    memorising it holds the loss at max(θ, mean h(η)) or above, even at θ = 0. Rises with θ.
-    Raises ValueError unless 0 ≤ θ < ln 2.
+    `after` leaves every sample out of its own fit by one Newton step from the common one: with
+    slopes g_i and curvatures h_i in 1/T, and H their sum with the prior's, 1/T moves by g_i/(H − h_i).
     """
-    theta = between("theta", theta, 0, LN2, "h")
-    eta = array("confidence", confidence).astype(np.float64)
-    if eta.ndim != 1 or not len(eta) or eta.min() < 0 or eta.max() > 1:
-        raise ValueError("confidence must be (n,) probabilities")
-    # in ln(p/(1−p)), where both ends keep their digits; sure to within 1e-15 counts as sure
-    end = min(36.0, -theta - math.log(-math.expm1(-theta)) if theta else math.inf)
-    low, high = np.full(eta.shape, -end), np.full(eta.shape, end)
-    for _ in range(60):
-        middle = (low + high) / 2
-        own, other = np.logaddexp(0, -middle), np.logaddexp(0, middle)
-        rising = eta * _pull(own, theta) > (1 - eta) * _pull(other, theta)
-        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
-    return float((eta * own + (1 - eta) * other).mean())
+    prior = real("prior", prior, low=0)
+    low, high = BOUNDS
+    scale, first = 1.0, _moments(z, y, 1.0)
+    at, total = first, 0.0
+    for step in range(60):
+        slope = float(at.slope.sum()) + prior * (1 - 1 / scale)
+        total = float(at.curvature.sum()) + prior / scale**2
+        low, high = (scale, high) if slope < 0 else (low, scale)
+        newton = scale - slope / total if total > 0 else math.nan
+        before = scale
+        # Newton crawls where the loss falls exponentially, and may leave the bracket: halve that
+        inside = low < newton < high and step < 20
+        scale = newton if inside else math.sqrt(low * high)
+        at = _moments(z, y, scale)
+        if abs(scale - before) <= 1e-7 * scale:
+            break
+    at_bound = not 1.001 * BOUNDS[0] < scale < 0.999 * BOUNDS[1]
+    rest = (total - at.curvature).clamp_min(1e-12)
+    moved = (at.slope / rest).clamp(-0.5 * scale, 0.5 * scale)
+    after = at.loss + at.slope * moved + at.curvature * moved**2 / 2
+    error, gain_error = (
+        float(values.std()) / math.sqrt(len(y)) for values in (after, first.loss - after)
+    )
+    return Calibration(
+        1 / scale, float(first.loss.mean()), float(after.mean()), error, gain_error, at_bound
+    )
 
 
-def _pull(loss: np.ndarray, theta: float) -> np.ndarray:
-    """φ(ℓ − θ)/p at p = e^−ℓ: minus the slope of ρ(ℓ − θ) in p."""
-    x = loss - theta
-    return x / np.hypot(1, x) * np.exp(loss)
+def _moments(z: Tensor, y: Tensor, scale: float) -> _Moments:
+    """ℓ = lse(s·z) − s·z_y, its slope E_p[z] − z_y and its curvature Var_p[z], in float64."""
+    parts = []
+    for gap, own in _centred(z, y):
+        logp = torch.log_softmax(scale * gap, 1)
+        p = logp.exp()
+        mean = (p * gap).sum(1, keepdim=True)
+        spread = (p * (gap - mean) ** 2).sum(1)
+        loss = -logp.gather(1, own)[:, 0]
+        parts.append((loss, (mean - gap.gather(1, own))[:, 0], spread))
+    return _Moments(*(torch.cat(part).double() for part in zip(*parts)))
+
+
+def _centred(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Chunks of the logits less each row's largest, and their targets as columns."""
+    for logits, own in zip(z.split(_rows(z)), y.split(_rows(z))):
+        # beyond 1e15 a square overflows float32, and no probability is left anyway
+        yield (logits - logits.amax(1, keepdim=True)).clamp_min(-1e15), own[:, None]
+
+
+def _rows(z: Tensor) -> int:
+    """Rows of z that make a chunk."""
+    return max(1, CHUNK // z.shape[1])
+
+
+def scaled(z: Tensor, temperature: float) -> tuple[Tensor, float]:
+    """The largest probability of each row at z/T, (n,) float64, and the mean entropy in nats."""
+    top, entropy = [], 0.0
+    for logits in z.split(_rows(z)):
+        logp = torch.log_softmax(logits / temperature, 1)
+        p = logp.exp()
+        top.append(p.amax(1).double())
+        entropy -= float((p * logp).sum(dtype=torch.float64))
+    return torch.cat(top), entropy / len(z)
