@@ -108,7 +108,7 @@ class TestTemperature:
         # right by a margin of 2 with n = 100: the likelihood alone wants T = 0
         y = np.arange(100) % 2
         z = 2 * np.eye(2)[y]
-        assert fit_temperature(z, y, prior=0) == pytest.approx(1e-3, rel=1e-3)
+        assert fit_temperature(z, y, prior=0) < 0.01
         # 1/T = s where 2n/(1+e^2s) = prior·(1 − 1/s)
         s = 1 / fit_temperature(z, y)
         assert 200 / (1 + math.exp(2 * s)) == pytest.approx(1 - 1 / s, rel=1e-4)

@@ -22,7 +22,7 @@ def minimiser_loss(confidence: Values, theta: float) -> float:
         ValueError: θ outside [0, ln 2), what is no probability.
 
     Example:
-        >>> minimiser_loss([1.0, 0.0], 0.2)  # certain: every loss is θ
+        >>> round(minimiser_loss([1.0, 0.0], 0.2), 6)  # certain: every loss is θ
         0.2
     """
     theta = real("theta", theta, low=0, below=LN2)
