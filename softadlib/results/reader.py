@@ -1,5 +1,6 @@
 """Finished results of `outputs/` as they are read; `place` has how they lie and who writes them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def read(
             known = read_provenance(path / "provenance.json")["protocol"]["label_noise"]
             files[path / "metrics.parquet"] = known[0]
     return load(files, label_noise, final)
+
+
+def suggestions(profile: str) -> pd.DataFrame:
+    """What `suggest_theta` said: a line per dataset, method, label noise and trial, with its facts."""
+    lines = []
+    for path in sorted(profile_dir(profile).glob("*/*/suggested/*.json")):
+        dataset, method = path.parts[-4:-2]
+        _, label_noise, trial = path.stem.split("-")
+        key = {"dataset": dataset, "method": method, "label_noise": float(label_noise)}
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        lines.append(key | {"trial": int(trial)} | facts)
+    return pd.DataFrame(lines)
 
 
 def provenances(profile: str) -> pd.DataFrame:

@@ -21,7 +21,7 @@ RULE = 2
 """Raised by hand whenever the same logits would give another θ: stored suggestions are made anew."""
 FLOOR = 0.01
 """The smallest θ that is suggested."""
-CONVENTION = {"two classes": 0.1, "more classes": 0.01}
+TWO_CLASSES, MORE_CLASSES = 0.1, 0.01
 """θ where nothing is known of the labels."""
 CAP = 0.9 * LN2
 """The largest θ that is suggested: from ln 2 on, the wrong one of two classes wins."""
@@ -107,17 +107,21 @@ def suggest_theta(
     # where the scaled probabilities are less sure than the losses are small, the former count
     saved = fit.before - max(fit.after, entropy)
     high = _break_even(confidence, saved)
+    wanted = TWO_CLASSES if z.shape[1] == 2 else MORE_CLASSES
     if noise is not None:
         wanted = max(FLOOR, -math.log1p(-noise))
-    else:
-        wanted = CONVENTION["two classes" if z.shape[1] == 2 else "more classes"]
     guesses = _guesses(z, y, fit)
     theta = None if guesses or high < FLOOR else min(wanted, high)
-    predicted = fit.after + excess_loss(confidence, FLOOR if theta is None else theta)
-    reasons = [_scaling_reason(fit), noise_reason, *_warnings(fit, len(y), guesses)]
-    reasons.append(_theta_reason(theta, wanted, high, fit.before, predicted, guesses))
+    predicted = fit.after + excess_loss(confidence, theta or FLOOR)
+    losses = f"predicted loss {predicted:.3g}, of the ordinary run {fit.before:.3g}"
+    scaling = (
+        f"temperature scaling alone: T = {fit.temperature:.3g}, loss {fit.before:.3g} before and "
+        f"{fit.after:.3g} after (leave-one-out)"
+    )
+    warnings = _warnings(fit, len(y), guesses)
+    reasons = (scaling, noise_reason, *warnings, _theta_reason(theta, wanted, guesses, losses))
     return Suggestion(
-        theta, FLOOR, high, fit.temperature, fit.before, fit.after, predicted, tuple(reasons)
+        theta, FLOOR, high, fit.temperature, fit.before, fit.after, predicted, reasons
     )
 
 
@@ -132,10 +136,9 @@ def _label_noise(
         rate = real("flip_rate", flip_rate, low=0, below=1 - 1 / classes)
         return rate, f"label noise: {rate:g} of the labels are flipped, as given"
     if soft_labels is None:
-        words = f"{classes} classes" if classes > 2 else "two classes"
         return None, (
             "label noise: none assumed, since mistakes of a network do not tell it from few data; "
-            f"θ starts from a convention for {words}"
+            f"θ starts from a convention for {classes} classes"
         )
     beta = bayes_error(soft_labels)
     shape = tuple(as_tensor("soft labels", soft_labels).shape)
@@ -174,14 +177,6 @@ def _guesses(z: Tensor, y: Tensor, fit: Calibration) -> bool:
     return accuracy < majority + 2 * error and fit.after + 2 * fit.error > constant
 
 
-def _scaling_reason(fit: Calibration) -> str:
-    """What temperature scaling alone would give."""
-    return (
-        f"temperature scaling alone: T = {fit.temperature:.3g}, loss {fit.before:.3g} before and "
-        f"{fit.after:.3g} after (leave-one-out)"
-    )
-
-
 def _warnings(fit: Calibration, n: int, guesses: bool) -> list[str]:
     """Reasons to trust the suggestion less."""
     warnings = []
@@ -199,23 +194,13 @@ def _warnings(fit: Calibration, n: int, guesses: bool) -> list[str]:
     return warnings
 
 
-def _theta_reason(
-    theta: float | None,
-    wanted: float,
-    high: float,
-    loss: float,
-    predicted: float,
-    guesses: bool,
-) -> str:
+def _theta_reason(theta: float | None, wanted: float, guesses: bool, losses: str) -> str:
     """Why θ is what it is."""
-    losses = f"predicted loss {predicted:.3g}, of the ordinary run {loss:.3g}"
     if theta is None and guesses:
         return "no θ: a network that guesses says nothing of one; train it to learn first"
+    too_much = "SoftAD would cost more than it saves"
     if theta is None:
-        return (
-            f"no θ: even at {FLOOR:g} SoftAD would cost more than it saves ({losses}); "
-            "keep the ordinary run and divide its logits by T"
-        )
-    if theta < wanted:
-        return f"θ = {theta:.3g}: at {wanted:.3g} SoftAD would cost more than it saves ({losses})"
-    return f"θ = {theta:.3g}: {losses}"
+        advice = "keep the ordinary run and divide its logits by T"
+        return f"no θ: even at {FLOOR:g} {too_much} ({losses}); {advice}"
+    why = f"at {wanted:.3g} {too_much}; " if theta < wanted else ""
+    return f"θ = {theta:.3g}: {why}{losses}"
