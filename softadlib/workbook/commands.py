@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         work = prepare(cli_options.selection(args), cluster)
         notebooks = plan.plan(work)
         jobs = cli_options.jobs(args.jobs, work.protocols)
+        for name, methods in notebooks.lacking.items():
+            say(f"note: {name} is not drawn; it needs {methods} of one dataset")
         if args.dry_run:
             return _print_plan(work, jobs, [task.name for task in notebooks.drawings])
         _notes(work)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from softadlib import _workspace
 from softadlib.results import reader
 from softadlib.training.executors import shards, slurm
-from softadlib.training.profiles import datasets_of
+from softadlib.training.profiles import datasets_of, load
 from softadlib.training.study import Study
 from softadlib.workbook.notebooks.progress_bar import duration
 from softadlib.workbook.prepare import Work
@@ -41,17 +41,29 @@ def progress(work: Work, jobs: int) -> str:
 
 
 def seconds_left(study: Study, jobs: int) -> float:
-    """Estimate the time of a study's missing runs from the speed of stored results.
-
-    A network that no stored result has timed is taken to be as fast as the others are.
-    """
+    """Estimate the time of a study's missing runs from the speed of stored results."""
     if study.done():
         return 0.0
-    speeds = slurm.speeds()
-    speed = speeds.get(study.protocol.model) or statistics.median(speeds.values() or [2e10])
-    cost = sum(unit.cost for unit in shards.units([(study.protocol, study.method)]))
     missing = 1 - study.stored() / max(len(study.runs), 1)
-    return max(cost * missing, 1) / speed / jobs
+    cost = sum(unit.cost for unit in shards.units([(study.protocol, study.method)]))
+    return max(cost * missing / _speed(study.protocol.model), 1.0) / jobs
+
+
+def whole_costs(profile: str) -> dict[str, float]:
+    """Return the seconds that every dataset of a profile would take one process, results or not."""
+    params = _workspace.params_dir()
+    costs = {}
+    for dataset in datasets_of(profile, params):
+        protocol = load(profile, dataset, params)
+        units = shards.units([(protocol, method) for method in protocol.methods])
+        costs[dataset] = sum(unit.cost for unit in units) / _speed(protocol.model)
+    return costs
+
+
+def _speed(model: str) -> float:
+    """Return operations per second; a network without stored results is as fast as the others are."""
+    speeds = slurm.speeds()
+    return speeds.get(model) or statistics.median(speeds.values() or [2e10])
 
 
 def parameters(work: Work) -> str:

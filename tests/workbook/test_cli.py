@@ -163,6 +163,48 @@ def test_report_without_results_says_what_to_run(capsys, home):
     assert "profile 'nosuch' unknown" in refused(capsys, "report", "nosuch")
 
 
+NEW = [
+    (("run", "tiny", "--emit-slurm", "3"), "now: softad slurm PROFILE --shards N"),
+    (("run", "tiny", "--shard", "1/2"), "now: softad train PROFILE --shard i/N"),
+    (("results", "tiny"), "now: softad report PROFILE --format md"),
+    (("export", "mlflow", "tiny"), "now: softad export PROFILE --to mlflow"),
+    (("export", "tiny", "--to", "wandb"), "'wandb' unknown; choose from mlflow"),
+    (("report", "tiny", "--format", "pdf"), "'pdf' unknown; choose from html, md, csv"),
+    (("report", "tiny", "--output", "x"), "--output is for --format md and csv"),
+    (("report", "tiny", "--format", "md"), "tiny"),
+    (("run", "figures", "--method", "erm"), "leave --method out"),
+    (("show", "nosuch"), "profile 'nosuch' unknown; choose from tiny"),
+    (("show", "tiny", "--method", "ishida"), "'ishida' unknown; choose from erm, sam, softad"),
+    (("slurm", "tiny", "--shards", "0"), "--shards must be a number of jobs from 1 to 10000"),
+    (("train", "tiny", "--as", "../x"), "use a plain name"),
+    (("train", "tiny", "--dataset", "gaussian,moons"), "dataset 'moons' unknown"),
+    (("slurm", "tiny", "--shards", "2", "-j", "0"), "--jobs must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"), NEW, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
+)
+def test_bad_input_of_other_commands(capsys, home, argv, words):
+    before = tree(home)
+    assert words in refused(capsys, *argv)
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["run", "--help"]])
+def test_help_does_not_wait_for_torch(argv):
+    code = (
+        "import sys, time\nfrom softadlib.workbook import cli\n"
+        f"try: cli.main({argv})\nexcept SystemExit: pass\n"
+        "heavy = [m for m in ('torch', 'numpy', 'pandas') if m in sys.modules]\n"
+        "print(heavy, time.process_time(), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    heavy, seconds = done.stderr.splitlines()[-1].rsplit(" ", 1)
+    assert heavy == "[]"
+    assert float(seconds) < 0.5
+
+
 def test_outside_a_workbook(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "elsewhere"))
     assert "SOFTAD_HOME" in refused(capsys, "run", "tiny")

@@ -86,9 +86,16 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     # the report is one page that needs nothing beside it
     assert cli.main(["report", "tiny"]) == 0
     page = (folder / "index.html").read_text()
-    assert page.index("Table 1") < page.index("How each was run")
-    assert page.count("data:image/png;base64,") == 6
+    assert page.index("What was run") < page.index("Loss gaps") < page.index("How each was run")
+    assert page.count("data:image/png;base64,") == 6 + 2, "six in the notebooks, two shown first"
+    assert page.count("data:image/svg+xml;base64,") == 2, "one per dataset"
     assert "gaussian: 2 trials, up to 2 values per swept method, 4 epochs, 8 runs" in page
+    assert "No description has been provided" not in page
+    identifiers = re.findall(r'\sid="([^"]+)"', page)
+    assert len(identifiers) == len(set(identifiers))
+    for raw in ("erm", "loss_test", "NaN"):
+        assert f">{raw}</td>" not in page
+        assert f">{raw}</th>" not in page
     assert "<script" not in page
     assert 'src="http' not in page
     assert 'href="http' not in page
@@ -303,3 +310,63 @@ def test_a_digest_covers_the_modules_that_a_notebook_uses(tmp_path):
     assert {"analysis/tables.py", "methods.py", "analysis/paper_tables.csv"} <= used
     write_notebook(path, "x = (")
     assert PACKAGE / "workbook/cli.py" in modules_used(path), "all of it, where it cannot be read"
+
+
+def test_a_notebook_that_needs_other_methods_is_not_drawn(home, capsys):
+    write_notebook(
+        home / "notebooks" / "pair.ipynb",
+        "print(1)",
+        parameters="profile: str = 'tiny'  # the results to read; needs sam and softad",
+    )
+    assert plans.needed_methods(home / "notebooks" / "pair.ipynb") == {"sam", "softad"}
+    plan = plans.plan(prepare(Selection("tiny", ["spiral"])))
+    assert plan.lacking == {"pair": "sam, softad"}
+    assert "pair" in [t.name for t in plans.plan(prepare(Selection("tiny"))).drawings]
+    assert cli.main(["run", "tiny", "--dataset", "spiral", "--dry-run"]) == 0
+    assert "softad: note: pair is not drawn; it needs sam, softad of one dataset" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
+    before = tree(home)
+    assert cli.main([command, "tiny", "--dry-run", "-p", "epochs", "2", "-j", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [
+        "dataset", "method", "values", "trials", "runs", "epochs", "done", "time", "left",
+    ]  # fmt: skip
+    assert lines[3].split()[:7] == ["gaussian", "softad", "2", "2", "4", "2", "0%"]
+    assert ("notebooks to draw" in lines[-1]) == (command == "run")
+    assert tree(home) == before
+
+
+def test_changed_parameters_as_a_profile_of_their_own(home, capsys):
+    argv = ["train", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]
+    assert cli.main(argv) == 0
+    before = tree(home / "outputs" / "tiny")
+    other = [*argv, "-p", "epochs", "2", "--as", "short"]
+    assert cli.main([*other, "--dry-run"]) == 0
+    assert not (home / "params" / "short").exists()
+    assert cli.main(other) == 0
+    assert tree(home / "outputs" / "tiny") == before, "the profile's own results stay"
+    assert store.read("short")["epoch"].max() == 2
+    assert cli.main(["train", "short", "-j", "1"]) == 0, "it is a profile like any other"
+    assert cli.main(other) == 0, "the same again is no contradiction"
+    capsys.readouterr()
+    assert cli.main([*argv, "-p", "epochs", "3", "--as", "short"]) == 2
+    assert "has other parameters; choose another name for --as" in capsys.readouterr().err
+
+
+def test_show_lists_profiles_and_what_one_holds(home, capsys):
+    assert cli.main(["show"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["tiny", "0", "gaussian,", "spiral"]
+    assert cli.main(["show", "tiny", "--dataset", "spiral", "-j", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "spiral   softad" in out
+    assert "batch_size" in out
+    assert cli.main(["train", "tiny", "--dataset", "spiral", "-j", "1"]) == 0
+    assert cli.main(["show", "tiny", "--dataset", "spiral", "-j", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "100%" in out
+    assert "everything is trained" in out

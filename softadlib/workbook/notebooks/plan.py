@@ -67,6 +67,8 @@ class Plan:
     trainings: list[Task] = field(default_factory=list)
     drawings: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    """Notebooks that cannot be drawn yet, and the methods that they need."""
 
 
 def plan(work: Work) -> Plan:
@@ -85,11 +87,22 @@ def plan(work: Work) -> Plan:
         (result.skipped if done else result.trainings).append(task)
     result.trainings.sort(key=lambda task: -task.units)  # the longest first: none is left for last
     whole = work.selection.datasets is None and work.selection.methods is None
+    methods: dict[str, set[str]] = {}
+    for dataset, method in [*work.pairs, *_stored(work.profile)]:
+        methods.setdefault(dataset, set()).add(method)
     for task in drawings(work.profile, list(work.protocols)):
-        if task.reads or whole:
+        needs = needed_methods(task.source)
+        if needs and not any(needs <= trained for trained in methods.values()):
+            result.lacking[task.name] = ", ".join(sorted(needs))
+        elif task.reads or whole:
             done = task.is_current() and not (task.reads and result.trainings)
             (result.skipped if done else result.drawings).append(task)
     return result
+
+
+def _stored(profile: str) -> list[tuple[str, str]]:
+    """Return (dataset, method) of every finished result."""
+    return [(folder.parent.name, folder.name) for folder in reader.places(profile)]
 
 
 def plan_figures() -> Plan:
@@ -141,11 +154,23 @@ def _sources() -> dict[str, Path]:
 
 def parameters_of(notebook: Path) -> dict[str, str]:
     """Return the defaults of a notebook's cell tagged `parameters`, without quotes, by name."""
+    return {name: str(facts["default"]).strip("\"'") for name, facts in _inspect(notebook).items()}
+
+
+def needed_methods(notebook: Path) -> set[str]:
+    """Return the methods that one dataset must have; the comment on `profile` names them.
+
+    `profile: str = "audit"  # the results to read; needs flooding and softad`
+    """
+    words = str(_inspect(notebook).get("profile", {}).get("help") or "").partition("; needs ")[2]
+    return set(words.split(" and ")) if words else set()
+
+
+def _inspect(notebook: Path) -> dict[str, dict[str, Any]]:
     import papermill
 
     with silence_papermill():
-        inferred = papermill.inspect_notebook(str(notebook))
-    return {name: str(facts["default"]).strip("\"'") for name, facts in inferred.items()}
+        return dict(papermill.inspect_notebook(str(notebook)))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,204 @@
+"""What the top of the page says, computed from the rows: three cards, a picture, one table."""
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from softadlib._validation import UserError
+from softadlib.analysis import tables
+from softadlib.methods import METHODS
+from softadlib.results import reader
+from softadlib.results.selection import CASE, select
+
+LABELS = tables.LABELS
+WORDS = {
+    "loss_train": "training loss",
+    "loss_test": "test loss",
+    "loss_val": "validation loss",
+    "acc_train": "training accuracy",
+    "acc_val": "validation accuracy",
+    "acc_test": "test accuracy",
+    "model_norm": "norm of the weights",
+    "label_noise": "label noise",
+    "knob": "value",
+    "NaN": tables.DASH,
+    "nan": tables.DASH,
+}
+"""Names of columns and values that a reader should not meet."""
+
+
+def readable(body: str) -> str:
+    """Write the cells of HTML tables with labels in place of the names that programs use."""
+    for name, word in (LABELS | WORDS).items():
+        for tag in ("th", "td"):
+            body = body.replace(f">{name}</{tag}>", f">{word}</{tag}>")
+    return body
+
+
+def summarise(profile: str, facts: pd.DataFrame) -> dict[str, Any]:
+    """Return the template's values: cards, overview, gaps, notes."""
+    from markupsafe import Markup
+
+    rows = reader.read(profile, final=True) if len(facts) else pd.DataFrame()
+    result: dict[str, Any] = {"overview": [], "gaps": "", "notes": []}
+    agree: list[str] = []
+    differ: list[str] = []
+    if len(rows):
+        means = tables.summary(rows)
+        clean = means[means["label_noise"] == 0]
+        agree, differ = compare(clean)
+        result["gaps"] = Markup(gap_table(clean))
+        chosen = select(rows, "largest").groupby(CASE)["loss_test"]
+        ends = {case: tables.interval(values) for case, values in chosen}
+        cases = means[CASE].itertuples(index=False, name=None)
+        means[["test_low", "test_high"]] = [ends[case] for case in cases]
+        result["overview"] = pictures(means)
+    result["notes"] = not_run(profile, facts)
+    nothing = ["Nothing here can be compared with the paper."]
+    result["cards"] = [
+        {"title": "What was run", "lines": what_was_run(facts)},
+        {"title": "What agrees with the paper", "lines": agree or nothing},
+        {
+            "title": "What does not",
+            "lines": differ or (["Nothing that was compared."] if agree else nothing),
+        },
+    ]
+    return result
+
+
+def what_was_run(facts: pd.DataFrame) -> list[str]:
+    """Return one line for all datasets that were trained alike."""
+    if facts.empty:
+        return ["No training results yet."]
+    alike: dict[str, list[str]] = {}
+    for dataset, part in facts.groupby("dataset", sort=False):
+        trials, noise = part["trials"].max(), part["label_noise"].max()
+        words = (
+            f"{trials} trial{'s' if trials > 1 else ''}, up to {part['grid'].max()} values per swept "
+            f"method, {part['epochs'].max()} epochs, {part['runs'].sum()} runs"
+        )
+        words += f" (label noise {noise})" if noise != "0" else ""
+        alike.setdefault(words, []).append(str(dataset))
+    return [
+        f"{', '.join(names)}: {'each ' if len(names) > 1 else ''}{words}"
+        for words, names in alike.items()
+    ]
+
+
+def compare(means: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Compare with the paper's tables which method's gap is the smallest and which the largest.
+
+    Only methods count whose gap the paper prints for the dataset. Returns what agrees and what does
+    not, one line per statement.
+    """
+    agree: dict[str, list[str]] = {}
+    differ: dict[str, list[str]] = {}
+    published = _published()
+    for dataset, part in means.groupby("dataset", sort=False):
+        ours = part.set_index("method")["gap"]
+        names = [name for name in ours.index if (dataset, name) in published.index]
+        if len(names) < 2:
+            continue
+        theirs = pd.Series({name: published[dataset, name] for name in names})
+        who = f"{dataset} (n = {int(part['n'].min())})"
+        for word in ("smallest", "largest"):
+            end = pd.Series.idxmin if word == "smallest" else pd.Series.idxmax
+            paper, mine = LABELS[str(end(theirs))], LABELS[str(end(ours[names]))]
+            if paper == mine:
+                agree.setdefault(f"{mine} has the {word} gap", []).append(who)
+            else:
+                words = f"{mine} has the {word} gap, in the paper {paper}"
+                differ.setdefault(words, []).append(who)
+    return _lines(agree), _lines(differ)
+
+
+def _lines(datasets: dict[str, list[str]]) -> list[str]:
+    return [f"{words}: {', '.join(names)}" for words, names in datasets.items()]
+
+
+def _published() -> pd.Series:
+    """Return the paper's gaps by (dataset, method), of Table 1 and then of Table 3."""
+    published = pd.concat([tables.published(1), tables.published(3)])["mean"]
+    return published[~published.index.duplicated()]
+
+
+def gap_table(means: pd.DataFrame) -> str:
+    """Render the paper's gap beside ours by method and dataset; the minimum of each is marked."""
+    published = _published()
+    datasets = list(dict.fromkeys(means["dataset"]))
+    methods = [name for name in METHODS if name in set(means["method"])]
+    gaps = means.set_index(["dataset", "method"])["gap"]
+    frame = pd.DataFrame(index=[LABELS[name] for name in methods])
+    for dataset in datasets:
+        for who, source in (("paper", published), ("ours", gaps)):
+            values = [source.get((dataset, name), float("nan")) for name in methods]
+            if any(value == value for value in values):
+                frame[dataset, who] = values
+    if frame.empty:
+        return ""
+    frame.columns = pd.MultiIndex.from_tuples(frame.columns)
+    minimum = frame.eq(frame.min()).replace({True: "minimum", False: ""})
+    styler = frame.style.format("{:.3f}", na_rep=tables.DASH).set_uuid("gaps")
+    return str(styler.set_td_classes(minimum).to_html())
+
+
+def pictures(means: pd.DataFrame) -> list[dict[str, str]]:
+    """Draw gap and test loss of every method with their intervals, one picture per dataset."""
+    shown = []
+    for (dataset, noise), part in means.groupby(["dataset", "label_noise"], sort=False):
+        title = f"{dataset}, {noise:.0%} of labels flipped" if noise else str(dataset)
+        words = [
+            f"{LABELS[row['method']]} gap {row['gap']:.3f}, test loss {row['loss_test']:.3f}"
+            for row in part.to_dict("records")
+        ]
+        alt = f"{title}: {'; '.join(words)}"
+        shown.append({"source": _draw(part.set_index("method"), title), "alt": alt})
+    return shown
+
+
+def _draw(part: pd.DataFrame, title: str) -> str:
+    """Draw one dataset as SVG and return it as a data URI."""
+    from matplotlib.figure import Figure
+
+    methods = [name for name in reversed(METHODS) if name in part.index]
+    figure = Figure(figsize=(3.2, 1.4 + 0.36 * len(methods)), layout="constrained")
+    axes = figure.subplots(2, 1)
+    for axis, label, columns in (
+        (axes[0], "loss gap (nats)", ["gap", "gap_low", "gap_high"]),
+        (axes[1], "test loss (nats)", ["loss_test", "test_low", "test_high"]),
+    ):
+        for level, method in enumerate(methods):
+            value, low, high = part.loc[method, columns]
+            colour = METHODS[method].colour
+            axis.plot([low, high], [level, level], color=colour, linewidth=2)
+            axis.plot([value], [level], "o", color=colour, markersize=5)
+        axis.set_yticks(range(len(methods)), [LABELS[method] for method in methods])
+        axis.set_ylim(-0.6, len(methods) - 0.4)
+        axis.set_xlabel(label)
+        axis.grid(axis="x", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_title(title, fontsize="medium")
+    content = io.BytesIO()
+    figure.savefig(content, format="svg")
+    return f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def not_run(profile: str, facts: pd.DataFrame) -> Sequence[str]:
+    """Say in one line which datasets of the profile have no results, and what they would cost."""
+    from softadlib.workbook import show
+    from softadlib.workbook.notebooks.progress_bar import duration
+
+    try:
+        costs = show.whole_costs(profile)
+    except UserError:
+        return []
+    trained = set(facts["dataset"]) if len(facts) else set()
+    words = [
+        f"{dataset} (about {duration(seconds)} with one process)"
+        for dataset, seconds in costs.items()
+        if dataset not in trained
+    ]
+    return [f"Not run: {', '.join(words)}."] if words else []
