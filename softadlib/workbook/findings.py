@@ -5,10 +5,11 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib.analysis import tables
+from softadlib.analysis import paper, statistics, tables
 from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import CASE, select
@@ -52,7 +53,7 @@ def summarise(profile: str, facts: pd.DataFrame) -> dict[str, Any]:
         agree, differ = compare(clean)
         result["gaps"] = Markup(gap_table(clean))
         chosen = select(rows, "largest").groupby(CASE)["loss_test"]
-        ends = {case: tables.interval(values) for case, values in chosen}
+        ends = {case: _interval(values) for case, values in chosen}
         cases = means[CASE].itertuples(index=False, name=None)
         means[["test_low", "test_high"]] = [ends[case] for case in cases]
         result["overview"] = pictures(means)
@@ -67,6 +68,14 @@ def summarise(profile: str, facts: pd.DataFrame) -> dict[str, Any]:
         },
     ]
     return result
+
+
+def _interval(values: pd.Series) -> tuple[float, float]:
+    """Return the 95 % interval of a mean; infinite where a run diverged."""
+    if not np.isfinite(values).all():
+        return -np.inf, np.inf
+    mean = statistics.mean_interval(values)
+    return mean.low, mean.high
 
 
 def what_was_run(facts: pd.DataFrame) -> list[str]:
@@ -96,7 +105,7 @@ def compare(means: pd.DataFrame) -> tuple[list[str], list[str]]:
     """
     agree: dict[str, list[str]] = {}
     differ: dict[str, list[str]] = {}
-    published = _published()
+    published = paper.printed(1, 3)["mean"].dropna()
     for dataset, part in means.groupby("dataset", sort=False):
         ours = part.set_index("method")["gap"]
         names = [name for name in ours.index if (dataset, name) in published.index]
@@ -106,11 +115,11 @@ def compare(means: pd.DataFrame) -> tuple[list[str], list[str]]:
         who = f"{dataset} (n = {int(part['n'].min())})"
         for word in ("smallest", "largest"):
             end = pd.Series.idxmin if word == "smallest" else pd.Series.idxmax
-            paper, mine = LABELS[str(end(theirs))], LABELS[str(end(ours[names]))]
-            if paper == mine:
+            theirs_label, mine = LABELS[str(end(theirs))], LABELS[str(end(ours[names]))]
+            if theirs_label == mine:
                 agree.setdefault(f"{mine} has the {word} gap", []).append(who)
             else:
-                words = f"{mine} has the {word} gap, in the paper {paper}"
+                words = f"{mine} has the {word} gap, in the paper {theirs_label}"
                 differ.setdefault(words, []).append(who)
     return _lines(agree), _lines(differ)
 
@@ -119,16 +128,10 @@ def _lines(datasets: dict[str, list[str]]) -> list[str]:
     return [f"{words}: {', '.join(names)}" for words, names in datasets.items()]
 
 
-def _published() -> pd.Series:
-    """Return the paper's gaps by (dataset, method), of Table 1 and then of Table 3."""
-    published = pd.concat([tables.published(1), tables.published(3)])["mean"]
-    return published[~published.index.duplicated()]
-
-
 def gap_table(means: pd.DataFrame) -> str:
     """Render the paper's gap beside ours by method and dataset; the minimum of each is marked."""
-    published = _published()
-    datasets = list(dict.fromkeys(means["dataset"]))
+    published = paper.printed(1, 3)["mean"].dropna()
+    datasets = paper.in_order(means["dataset"])
     methods = [name for name in METHODS if name in set(means["method"])]
     gaps = means.set_index(["dataset", "method"])["gap"]
     frame = pd.DataFrame(index=[LABELS[name] for name in methods])
@@ -173,7 +176,8 @@ def _draw(part: pd.DataFrame, title: str) -> str:
         for level, method in enumerate(methods):
             value, low, high = part.loc[method, columns]
             colour = METHODS[method].colour
-            axis.plot([low, high], [level, level], color=colour, linewidth=2)
+            if np.isfinite(low) and np.isfinite(high):
+                axis.plot([low, high], [level, level], color=colour, linewidth=2)
             axis.plot([value], [level], "o", color=colour, markersize=5)
         axis.set_yticks(range(len(methods)), [LABELS[method] for method in methods])
         axis.set_ylim(-0.6, len(methods) - 0.4)

@@ -14,6 +14,7 @@ from softadlib._validation import choose
 from softadlib.data.images import available
 from softadlib.data.splits import PARTS, Splits
 from softadlib.training.device import deterministic_math
+from softadlib.training.engines.base import Engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import forward_flops
 from softadlib.training.protocol import Protocol, Run
@@ -132,6 +133,10 @@ Job = Callable[[Clock], object]
 """Work to be timed; it may start the clock anew after a part that does not count."""
 
 
+def _measuring(engine: Engine) -> Job:
+    return lambda clock: engine.measure(range(len(engine)))
+
+
 class Side:
     """One process's end of a case: data loaded once, networks and engines made outside of the timed part."""
 
@@ -145,7 +150,7 @@ class Side:
         lots = Trainer(protocol, runs, splits=self.trainer.splits).lots()
         engines = [self.trainer.engine(lot) for lot in lots]
         if evals == "only":
-            return [lambda clock, e=engine: e.measure(range(len(e))) for engine in engines]
+            return [_measuring(engine) for engine in engines]
         # On a GPU the first epoch captures the step: of a single epoch's or step's time it is no part.
         warm = int(self.trainer.device.type != "cpu" and self.case.per != "study")
         config = dataclasses.replace(protocol.recipe, epochs=self.case.epochs + warm)

@@ -208,7 +208,7 @@ class Bench:
         rows = []
         for name in names:
             ratios = [a / b for a, b in zip(times[name], times["erm"])]
-            row = {"method": name, "step_s": statistics.median(times[name])}
+            row: dict[str, Any] = {"method": name, "step_s": statistics.median(times[name])}
             row |= {"over_erm": statistics.median(ratios), "gradients": METHODS[name].gradients}
             rows.append(row)
             self.say(
