@@ -1,35 +1,75 @@
 """The device: which one, how much of its memory is free, and how it computes."""
 
 import contextlib
+import json
 import platform
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from softadlib import _workspace
 from softadlib._validation import UserError, choose
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is CUDA, then Apple's MPS, then the CPU.
+def available_devices() -> list[str]:
+    """Return the devices of this machine, the fastest first; the CPU is the last."""
+    backends = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [*(name for name, there in backends.items() if there), "cpu"]
 
-    Raises UserError for an unknown name, and for a device that this machine does not have.
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of that name.
+
+    `auto` is CUDA, then Apple's MPS, where `softad check-device` has passed on that kind of device
+    with this torch; otherwise the CPU. Raises UserError for an unknown name, and for a device that
+    this machine does not have.
     """
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    choose("device", name, ["auto", *available])
+    available = available_devices()
+    choose("device", name, ["auto", "cpu", "cuda", "mps"])
     if name == "auto":
-        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
-    if not available[name]:
+        found = torch.device(available[0])
+        if found.type == "cpu" or is_checked(found):
+            return found
+        warnings.warn(
+            f"device auto takes the CPU: nobody has checked {device_name(found)} with torch "
+            f"{torch.__version__}; run: softad check-device --device {found.type}",
+            stacklevel=2,
+        )
+        return torch.device("cpu")
+    if name not in available:
         raise UserError(
-            f"device {name!r} is not available here; choose from auto, "
-            f"{', '.join(d for d, ok in available.items() if ok)}"
+            f"device {name!r} is not available here; choose from auto, {', '.join(available)}"
         )
     return torch.device(name)
+
+
+def _checked_file() -> Path:
+    """Where the devices that passed `softad check-device` are remembered."""
+    return _workspace.home() / "outputs" / ".checked-devices.json"
+
+
+def _checked_devices() -> list[list[str]]:
+    """Return [name, torch version] of each; none where the file is missing or damaged."""
+    try:
+        devices = json.loads(_checked_file().read_text())
+    except (OSError, ValueError, UserError):
+        return []
+    return devices if isinstance(devices, list) else []
+
+
+def is_checked(device: torch.device) -> bool:
+    """Tell whether this kind of device has passed `softad check-device` with this torch."""
+    return [device_name(device), torch.__version__] in _checked_devices()
+
+
+def remember_checked(device: torch.device) -> None:
+    """Remember that this kind of device has passed `softad check-device` with this torch."""
+    if not is_checked(device):
+        devices = [*_checked_devices(), [device_name(device), torch.__version__]]
+        _workspace.write(_checked_file(), json.dumps(devices, indent=1) + "\n")
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -140,6 +140,14 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--rounds", type=int, default=3, metavar="N", help="take the median of N (default 3)"
     )
     command.add_argument("--json", metavar="FILE", help="write the figures there too")
+    command = add(
+        "check-device", "Check that a device computes what the CPU does.", commands.check_device, ""
+    )
+    command.add_argument("--device", default="best", help="cpu, cuda or mps (default: the fastest)")
+    command.add_argument(
+        "--budget", type=float, default=300, metavar="S", help="begin nothing after S seconds"
+    )
+    command.add_argument("--json", metavar="FILE", help="write the report there too")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -240,6 +240,23 @@ def bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_device(args: argparse.Namespace) -> int:
+    import json
+
+    from softadlib import _workspace
+    from softadlib.training.device import available_devices, pick_device
+    from softadlib.workbook import check_device as checks
+
+    device = pick_device(available_devices()[0] if args.device == "best" else args.device)
+    report = checks.check_device(device, args.budget, lambda c: print(checks.line(c), flush=True))
+    print(
+        f"{report['device']}, torch {report['torch']}: {'passed' if report['passed'] else 'FAILED'}"
+    )
+    if args.json:
+        _workspace.write(Path(args.json), json.dumps(report, indent=1) + "\n")
+    return 0 if report["passed"] else 1
+
+
 def audit(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
