@@ -39,7 +39,7 @@ class Images:
     y_test: np.ndarray
     pool: np.ndarray = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         pool, cut = np.concatenate([self.x_train, self.x_test]), len(self.x_train)
         for name, value in (("pool", pool), ("x_train", pool[:cut]), ("x_test", pool[cut:])):
             object.__setattr__(self, name, value)

@@ -33,7 +33,7 @@ class Splits:
     dtype: torch.dtype = torch.float32
     """Of what `inputs` returns."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
             bad = (~torch.isfinite(self.x.flatten(1))).any(1).nonzero().flatten()
             raise UserError(

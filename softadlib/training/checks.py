@@ -59,7 +59,8 @@ def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
     if len(ends) != 3:
         raise UserError(f"{name}.linspace takes start, stop, count, got {ends!r}")
     start, stop = (real(f"{name} {end}", v, low=0) for end, v in zip(("start", "stop"), ends))
-    return np.linspace(start, stop, whole(f"{name} count", ends[2], 1)).tolist()
+    values_between = np.linspace(start, stop, whole(f"{name} count", ends[2], 1))
+    return [float(value) for value in values_between]
 
 
 def user_error(error: ValidationError, schema: Mapping[str, Any]) -> UserError:

@@ -1,0 +1,134 @@
+"""`params/schema.json` and `params/README.md`: what a profile may hold, for editors and for people.
+
+`python -m softadlib.workbook.schema` writes both from the protocol and the registry of methods.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+from softadlib import _workspace
+from softadlib.methods import METHODS, Method, Setting
+from softadlib.models import MODELS
+from softadlib.training.checks import AUTO, allowed
+from softadlib.training.protocol import DATASETS, Protocol
+
+MARKS = re.compile(r"(<!-- parameters -->\n).*?(<!-- end of parameters -->)", re.DOTALL)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a file `params/<profile>/<dataset>.yaml`."""
+    document = Protocol.model_json_schema()
+    document.pop("required")  # the path says profile and dataset
+    fields = document["properties"]
+    for facts in fields.values():
+        facts.pop("title", None)
+    fields["model"]["enum"] = list(MODELS)
+    fields["dataset"]["examples"] = list(DATASETS)
+    fraction = {"type": "number", "minimum": 0, "maximum": 1}
+    fields["label_noise"] |= {"anyOf": [fraction, {"type": "array", "items": fraction}]}
+    fields["label_noise"].pop("type")
+    fields["label_noise"].pop("items")
+    methods = [m for m in METHODS.values() if m.settings]
+    fields["settings"]["properties"] = {m.name: _settings_schema(m) for m in methods}
+    fields["settings"] |= {"additionalProperties": False, "default": {}}
+    swept = [m for m in METHODS.values() if m.knob]
+    fields["grids"]["properties"] = {m.name: _grid_schema(m) for m in swept}
+    fields["grids"]["additionalProperties"] = False
+    words = "PROFILE/DATASET whose values hold where this file has none."
+    document["properties"] = {"extends": {"type": "string", "description": words}, **fields}
+    document["patternProperties"] = {r"^(grids|settings)\.": {}}
+    return document
+
+
+def _grid_schema(method: Method) -> dict[str, Any]:
+    """What a grid of one method may be."""
+    values: dict[str, Any] = {"type": "array", "items": {"type": "number", "minimum": 0}}
+    linspace = {"type": "object", "required": ["linspace"], "additionalProperties": False}
+    linspace["properties"] = {"linspace": {"type": "array", "minItems": 3, "maxItems": 3}}
+    words = [{"enum": list(AUTO)}] if method.knob == "theta" else []
+    return {"description": f"Values of {method.knob}.", "anyOf": [values, linspace, *words]}
+
+
+def _settings_schema(method: Method) -> dict[str, Any]:
+    """What the settings of one method may be."""
+    fields = {name: setting_schema(setting) for name, setting in method.settings.items()}
+    return {"type": "object", "properties": fields, "additionalProperties": False}
+
+
+def setting_schema(setting: Setting) -> dict[str, Any]:
+    """One setting as a property of the JSON schema."""
+    facts: dict[str, Any] = {"description": setting.meaning, "default": setting.default}
+    if setting.choices:
+        return {**facts, "enum": list(setting.choices)}
+    facts["type"] = "integer" if isinstance(setting.default, int) else "number"
+    bounds = {"minimum": setting.low, "exclusiveMinimum": setting.above}
+    return facts | {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
+
+
+def reference() -> str:
+    """The tables of `params/README.md`: every parameter, every setting, every knob."""
+    properties = schema()["properties"]
+    lines = ["| parameter | default | values | meaning |", "|---|---|---|---|"]
+    for name, facts in properties.items():
+        field = Protocol.model_fields.get(name)
+        default = "" if field is None or field.is_required() else _code(field.default)
+        lines.append(_row(f"`{name}`", default, _values(name, facts), facts["description"]))
+    lines += ["", "Settings of methods, `settings: {METHOD: {NAME: VALUE}}`:", ""]
+    lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+    for method in METHODS.values():
+        for name, setting in method.settings.items():
+            facts = setting_schema(setting)
+            default, values = _code(setting.default), _values(name, facts)
+            lines.append(_row(f"`{method.name}.{name}`", default, values, setting.meaning))
+    lines += ["", "Knobs, swept by `grids: {METHOD: VALUES}`:", ""]
+    lines += ["| method | knob | axis | values |", "|---|---|---|---|"]
+    for method in METHODS.values():
+        if method.knob:
+            top = f" and at most {method.most:g}" if math.isfinite(method.most) else ""
+            top = f" and below {method.below:g}" if math.isfinite(method.below) else top
+            lines.append(_row(f"`{method.name}`", method.knob, method.axis, f"at least 0{top}"))
+    return "\n".join(lines) + "\n"
+
+
+def _code(value: object) -> str:
+    """A default as YAML writes it."""
+    plain = list(value) if isinstance(value, tuple) else value
+    return f"`{json.dumps(plain)}`"
+
+
+def _values(name: str, facts: dict[str, Any]) -> str:
+    """What a parameter may be, in words."""
+    special = {
+        "extends": "PROFILE/DATASET",
+        "dataset": f"{', '.join(DATASETS)}, or your own",
+        "folder": "a path",
+        "label_noise": "a fraction, or a list of them",
+        "grids": "see below",
+        "settings": "see below",
+    }
+    return special.get(name) or allowed(facts)
+
+
+def _row(*cells: str) -> str:
+    """One line of a Markdown table."""
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def with_reference(readme: str) -> str:
+    """The text of `params/README.md` with the tables between its marks."""
+    return MARKS.sub(lambda match: f"{match[1]}{reference()}{match[2]}", readme)
+
+
+def write() -> None:
+    """Write both files of this workbook, the reference between the marks of the README."""
+    params = _workspace.params_dir()
+    text = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    _workspace.write(params / "schema.json", text)
+    readme = (params / "README.md").read_text(encoding="utf-8")
+    _workspace.write(params / "README.md", with_reference(readme))
+
+
+if __name__ == "__main__":
+    write()
