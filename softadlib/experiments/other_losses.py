@@ -15,6 +15,8 @@ from softadlib.losses.levels import Levels
 from softadlib.training.evaluation import model_norm
 
 Part = tuple[Tensor, Tensor]
+PerSample = Callable[[Tensor, Tensor], Tensor]
+"""(input, target) → one value per sample."""
 CRITERIA = {"flooding": Flooding, "iflood": IFlood, "softad": SoftAD}
 PARTS = ("train", "val", "test")
 
@@ -184,7 +186,7 @@ def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
     found = {}
     for name, level in levels.items():
         mine = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
-        edges = [-math.inf, level.right_below, level.equal, math.inf]
+        edges = [-math.inf, level.calibrated_below, level.uniform, math.inf]
         places = ["below `right below`", "between", "above equal scores"]
         place = pd.cut(mine["theta"], edges, right=False, labels=places)
         for where, part in mine.groupby(place, observed=True):
@@ -196,3 +198,44 @@ def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
                 "greatest": accuracy.max(),
             }
     return pd.DataFrame(found).T.astype({"runs": int})
+
+
+def _gaussian(sd: float, points: int = 4001) -> tuple[Tensor, Tensor]:
+    """Values of Gaussian noise, evenly spaced to 8 sd, and their probabilities."""
+    z = torch.linspace(-8, 8, points, dtype=torch.float64)
+    density = torch.exp(-z.square() / 2)
+    return sd * z, density / density.sum()
+
+
+def bias(criterion: PerSample, sd: float = 1.0, limit: float = 3.0) -> float:
+    """The b in [0, `limit`·sd] that minimises E criterion(b + u, 0) for noise u of N(0, sd²).
+
+    What a regression does at a point where it has all data: 0 is the conditional mean. `criterion`
+    takes (input, target) and gives one value per sample (`reduction="none"`).
+    """
+    noise, weight = _gaussian(sd)
+    shifts = torch.linspace(0, limit * sd, 301, dtype=torch.float64)
+    input = shifts[:, None] + noise
+    risk = (criterion(input, torch.zeros_like(input)) * weight).sum(1)
+    return float(shifts[risk.argmin()])
+
+
+def unbiased_below(
+    make: Callable[[float], PerSample], sd: float = 1.0, limit: float = 20.0
+) -> float:
+    """The θ at which the conditional mean stops being a minimum of E make(θ)(b + u, 0), u of N(0, sd²).
+
+    The place where the second derivative in b, E f(u)·(u²/sd² − 1)/sd², changes sign. Squared error:
+    iFlood sd² times the median of χ² with 3 degrees of freedom, 2.366; SoftAD 3·sd² as σ → ∞.
+    """
+    noise, weight = _gaussian(sd)
+    curvature_weight = weight * ((noise / sd).square() - 1)
+
+    def curvature(theta: float) -> float:
+        return float((make(theta)(noise, torch.zeros_like(noise)) * curvature_weight).sum())
+
+    low, high = 0.0, limit * sd**2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if curvature(middle) > 0 else (low, middle)
+    return low

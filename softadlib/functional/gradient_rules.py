@@ -11,22 +11,37 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softadlib._validation import choose
+from softadlib._validation import UserError, choose
 from softadlib.functional.reduction import check_number
 
 Grads = dict[str, Tensor]
 ASAM_VARIANTS = {"official": 1e-16, "davda54": 1e-12}
 """The two public ASAMs, and what each adds to the norm it divides by."""
+USE_BFLOAT = "use bfloat16, or float32 parameters under torch.autocast"
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
 BN_UPDATES = ("both", "first")
 
 
 def global_norm(grads: Grads) -> Tensor:
-    """L2 norm of all entries of all tensors together, ()."""
-    return torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])
-    )
+    """L2 norm of all entries of all tensors together, (), on the device of the first.
+
+    Raises ValueError for float16, whose squares overflow and in which 1e-12 is 0.
+    """
+    norms = []
+    for name, g in grads.items():
+        if g.dtype == torch.float16:
+            raise UserError(
+                f"the gradient of {name} is float16, whose norm overflows; {USE_BFLOAT}"
+            )
+        norms.append(torch.linalg.vector_norm(g))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return norm
+
+
+def _beside(tensor: Tensor, factor: float | Tensor) -> float | Tensor:
+    """`factor` on the device of `tensor`: a model may lie on several."""
+    return factor.to(tensor.device) if isinstance(factor, Tensor) else factor
 
 
 def perturb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
@@ -35,7 +50,7 @@ def perturb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
     `radius` in weight space. Foret et al. (2021), eq. 2 with p = 2.
     """
     factor = torch.as_tensor(radius / (global_norm(grads) + 1e-12))
-    return {name: torch.addcmul(p, grads[name], factor) for name, p in params.items()}
+    return {name: torch.addcmul(p, grads[name], factor.to(p.device)) for name, p in params.items()}
 
 
 def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
@@ -47,8 +62,8 @@ def sam_gradient(
     gradient: Callable[..., Grads], params: Grads, radius: float | Tensor, bn_update: str = "both"
 ) -> Grads:
     """g(w + r·g(w)/‖g(w)‖): two calls of `gradient`. Foret et al. (2021)."""
-    climbed = perturb(params, gradient(params), radius)
-    return gradient(climbed, track=bn_update == "both")
+    perturbed = perturb(params, gradient(params), radius)
+    return gradient(perturbed, track=bn_update == "both")
 
 
 def asam_perturb(
@@ -74,7 +89,9 @@ def asam_perturb(
         sizes = {name: p.abs() for name, p in params.items()}
     scaled = {name: size * grads[name] for name, size in sizes.items()}
     factor = radius / (global_norm(scaled) + ASAM_VARIANTS[variant])
-    return {name: p + factor * (sizes[name] * scaled[name]) for name, p in params.items()}
+    return {
+        name: p + _beside(p, factor) * (sizes[name] * scaled[name]) for name, p in params.items()
+    }
 
 
 def asam_gradient(
@@ -86,8 +103,8 @@ def asam_gradient(
     eta: float | Tensor = 0.01,
 ) -> Grads:
     """g at `asam_perturb`, w + r·T²g/‖Tg‖: two calls of `gradient`. Kwon et al. (2021)."""
-    climbed = asam_perturb(params, gradient(params), radius, variant, eta)
-    return gradient(climbed, track=bn_update == "both")
+    perturbed = asam_perturb(params, gradient(params), radius, variant, eta)
+    return gradient(perturbed, track=bn_update == "both")
 
 
 def gnp_gradient(
@@ -105,11 +122,11 @@ def gnp_gradient(
     """
     choose("mixing", mixing, GNP_MIXINGS)
     grads = gradient(params)
-    there = gradient(perturb(params, grads, radius), track=bn_update == "both")
-    own = 1 - alpha
+    ahead = gradient(perturb(params, grads, radius), track=bn_update == "both")
+    share = 1 - alpha
     if mixing == "official":
-        own = own / (global_norm(grads) + 1e-12)
-    return {name: own * g + alpha * there[name] for name, g in grads.items()}
+        share = share / (global_norm(grads) + 1e-12)
+    return {name: _beside(g, share) * g + alpha * ahead[name] for name, g in grads.items()}
 
 
 def fdgr_gradient(
@@ -130,11 +147,11 @@ def fdgr_gradient(
     check_number("step_size", step_size, above=0)
     track = bn_update == "both"
     grads = gradient(params)
-    base, width = grads, step_size
+    back, width = grads, step_size
     up = gradient({name: p + step_size * grads[name] for name, p in params.items()}, track=track)
     if scheme == "centered":
-        base = gradient(
+        back = gradient(
             {name: p - step_size * grads[name] for name, p in params.items()}, track=track
         )
         width = 2 * step_size
-    return {name: g + strength * ((up[name] - base[name]) / width) for name, g in grads.items()}
+    return {name: g + strength * ((up[name] - back[name]) / width) for name, g in grads.items()}

@@ -1,9 +1,10 @@
-"""The mathematics: per-sample losses in, scalar objectives out; gradient rules from `rules`. No state.
+"""Objectives of per-sample losses: SoftAD, Flooding, iFlood, AdaFlood, ERM. Functions without state.
 
-Every criterion takes `losses` of shape (n,) and returns a 0-d tensor. All of them are traceable by
-`torch.func` (grad, vmap) and `torch.compile`; half-precision losses are computed in float32.
-`weights` (n,) say how much each sample counts: means are Σ wᵢvᵢ/Σ wᵢ of the transformed losses vᵢ,
-NaN where nothing counts; `reduction` "sum" gives Σ wᵢvᵢ and "none" wᵢvᵢ, (n,).
+Every objective takes `losses` of shape (n,) and returns a 0-d tensor. All of them are traceable by
+`torch.func` (grad, vmap) and `torch.compile`. Half-precision losses are computed in float32.
+`weights` (n,) say how much each sample counts: the mean is Σ wᵢvᵢ/Σ wᵢ of the transformed losses vᵢ.
+It is NaN for an empty batch and where nothing counts, as torch's. `reduction` "sum" gives Σ wᵢvᵢ,
+"none" gives wᵢvᵢ, (n,). `UserError` (a ValueError) for weights of another shape.
 """
 
 import math
@@ -12,10 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softadlib._validation import choose
+from softadlib._validation import UserError, choose
 from softadlib.functional.reduction import check_losses, check_number, reduce
 
 SCALES = ("code", "text")
+MIN_SIGMA = 1e-30
+"""Smallest σ: below it (ℓ − θ)/σ overflows float32, and gradients are NaN."""
 LN2 = math.log(2)
 """θ at and above which SoftAD and iFlood with cross-entropy stop being classification-calibrated."""
 
@@ -47,8 +50,8 @@ def phi(x: Tensor) -> Tensor:
     >>> phi(torch.tensor([0.0, 0.75, -float("inf")]))
     tensor([ 0.0000,  0.6000, -1.0000])
     """
-    most = torch.finfo(x.dtype).max
-    x = x.clamp(-most, most)
+    largest = torch.finfo(x.dtype).max
+    x = x.clamp(-largest, largest)
     return x / torch.hypot(torch.ones_like(x), x)
 
 
@@ -109,8 +112,9 @@ def softad(
     Per-sample gradient weights are σφ((ℓ−θ)/σ) under "code", the authors' implementation, and
     φ((ℓ−θ)/σ) under "text", the paper's figures; they coincide at σ = 1. `theta` in nats, float, ()
     or (n,); `sigma` > 0 in nats. η moves the value only, never the gradient in the weights.
-    Raises ValueError for σ ≤ 0 or an unknown scale. NaN for a loss of ∞. Holland & Nakatani (2024),
-    Sec. 3.
+    Raises ValueError for σ below 1e-30 or an unknown scale. A tensor σ that cannot be read (under
+    `vmap`, `compile`, a trace or on a GPU) gives NaN where it is not positive. NaN for a loss of ∞.
+    Holland & Nakatani (2024), Sec. 3.
 
     >>> softad(torch.tensor([0.25, 1.75]), 1.0)  # 1 + ρ(0.75)
     tensor(1.2500)
@@ -118,14 +122,26 @@ def softad(
     tensor([1.2500, 1.2500])
     """
     choose("scale", scale, SCALES)
-    check_number("sigma", sigma, above=0)
-    losses = check_losses(losses, theta)
-    gap = losses - theta
-    one = not isinstance(sigma, Tensor) and sigma == 1  # every kernel counts on small batches
-    spread = _rise(gap, gap if one else gap / sigma)
-    if scale == "text" and not one:
-        spread = spread / sigma
+    gap = check_losses(losses, theta) - theta
+    if _is_one(sigma):
+        spread = _rise(gap, gap)
+    else:
+        sigma = _checked_sigma(sigma)
+        spread = _rise(gap, gap / sigma)
+        if scale == "text":
+            spread = spread / sigma
     return reduce(eta * theta + spread, weights, reduction)
+
+
+def _is_one(sigma: float | Tensor) -> bool:
+    """Whether σ is the plain number 1: every kernel left out counts on small batches."""
+    return type(sigma) in (int, float) and bool(sigma == 1)
+
+
+def _checked_sigma(sigma: float | Tensor) -> float | Tensor:
+    """σ, NaN where it is a tensor that is not positive and cannot be read; `UserError` otherwise."""
+    check_number("sigma", sigma, low=MIN_SIGMA)
+    return torch.where(sigma > 0, sigma, math.nan) if isinstance(sigma, Tensor) else sigma
 
 
 def softad_weights(
@@ -141,13 +157,15 @@ def softad_weights(
     η is taken as `softad` takes it, and is in no gradient.
 
     σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends. θ and σ in
-    nats. Holland & Nakatani (2024), Sec. 3.
+    nats, checked as in `softad`. Holland & Nakatani (2024), Sec. 3.
 
     >>> softad_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)  # φ(0.75) = 0.6
     tensor([-0.6000,  0.0000,  0.6000])
     """
-    if not isinstance(sigma, Tensor) and sigma == 1:  # every kernel counts on small batches
+    choose("scale", scale, SCALES)
+    if _is_one(sigma):
         return phi(losses - theta)
+    sigma = _checked_sigma(sigma)
     weights = phi((losses - theta) / sigma)
     return sigma * weights if scale == "code" else weights
 
@@ -189,7 +207,7 @@ def adaflood(
     """
     if not isinstance(theta, Tensor) or theta.shape != check_losses(losses).shape:
         got = tuple(theta.shape) if isinstance(theta, Tensor) else repr(theta)
-        raise ValueError(f"theta must have shape {tuple(losses.shape)}, one per loss, got {got}")
+        raise UserError(f"theta must have shape {tuple(losses.shape)}, one per loss, got {got}")
     return iflood(losses, theta, weights=weights, reduction=reduction)
 
 
@@ -218,5 +236,5 @@ def adaflood_at(losses: Tensor, gamma: float | Tensor, aux: Tensor) -> Tensor:
 
     Where `aux` is NaN, value and gradient are: the sign alone would make that gradient 0.
     """
-    known = torch.where(aux.isnan(), aux, 1)
-    return adaflood(known * losses, flood_levels(aux, gamma))
+    nan_or_one = torch.where(aux.isnan(), aux, 1)
+    return adaflood(nan_or_one * losses, flood_levels(aux, gamma))

@@ -1,64 +1,90 @@
-"""What every function of per-sample losses does first and last: check them, and reduce."""
+"""The first and the last step of every objective: check what is given, and reduce."""
 
 import torch
 from torch import Tensor
 
-from softadlib._validation import choose, real
+from softadlib._validation import UserError, choose, real
 
 REDUCTIONS = ("mean", "sum", "none")
+HALF = (torch.float16, torch.bfloat16)
 
 
 def check_losses(
     losses: Tensor, knob: float | Tensor = 0.0, per_sample: bool = True, name: str = "theta"
 ) -> Tensor:
-    """The losses, in float32 at least; ValueError for shapes and types that would give nonsense."""
+    """Return the losses in float32 at least; raise `UserError` for wrong shapes and types."""
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
+        raise UserError(
             f"losses must be a float tensor of per-sample values, shape (n,), got {kind}"
         )
     if losses.ndim == 0:
-        raise ValueError(
+        raise UserError(
             "losses must be a float tensor of per-sample values, shape (n,), got a single value; "
             "use reduction='none'"
         )
     if isinstance(knob, Tensor) and knob.ndim and not (per_sample and knob.shape == losses.shape):
         wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
-        raise ValueError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
-    return losses.float() if losses.dtype in (torch.float16, torch.bfloat16) else losses
+        raise UserError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
+    return losses.float() if losses.dtype in HALF else losses
+
+
+def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
+    """Return `weights`; raise `UserError` unless there is one for each loss."""
+    fits = isinstance(weights, Tensor) and (_is_jit_traced() or weights.shape == losses.shape)
+    if not fits:
+        got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise UserError(
+            f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {got}"
+        )
+    return weights
+
+
+def is_empty(values: Tensor) -> bool:
+    """Whether there is no value at all; False in a trace, which holds for batches of other sizes."""
+    return not _is_jit_traced() and not values.numel()
 
 
 def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean") -> Tensor:
-    """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; ValueError for an unknown one."""
+    """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; the mean of nothing is NaN."""
     choose("reduction", reduction, REDUCTIONS)
-    if reduction == "mean":
-        if weights is None:
-            return values.mean()
-        # divided before they meet the graph: nothing to differentiate
-        weights = weights / weights.sum(dtype=values.dtype)
-    values = values if weights is None else values * weights
+    if reduction == "mean" and (weights is None or is_empty(values)):
+        return values.mean()
+    if weights is not None:
+        weights = check_weights(weights, values)
+        if reduction == "mean":
+            # Divided before they meet the graph: nothing to differentiate.
+            weights = weights / weights.sum(dtype=values.dtype)
+        values = values * weights
     return values if reduction == "none" else values.sum()
 
 
 def is_traced() -> bool:
-    """Whether the code runs once to be recorded, so that no look at a value may decide anything."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    """Whether this call is recorded, so that no look at a value may decide anything."""
+    return torch.compiler.is_compiling() or _is_jit_traced()
+
+
+def _is_jit_traced() -> bool:
+    """Whether `torch.jit.trace` records this call: shapes are tensors in it, and branches are lost."""
+    return torch._C._get_tracing_state() is not None
 
 
 def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
     """Raise `UserError` unless `value` lies within `bounds`, those of `_validation.real`.
 
-    A tensor's values are read on a CPU only, and not under `vmap`, `compile` or a trace, where
-    nothing can be read without a wait or an error.
+    A tensor is read on a CPU only, and not under `vmap`, `compile` or a trace: elsewhere a look
+    would wait for the device, or there is no value to look at.
     """
     if not isinstance(value, Tensor):
         real(name, value, **bounds)
         return
-    if value.device.type != "cpu" or is_traced():
+    if is_traced() or value.device.type != "cpu" or not value.numel():
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # under `vmap` or `grad`
         return
     try:
-        extremes = [v.item() for v in value.detach().aminmax()]
-    except RuntimeError:  # a batched, fake or proxy tensor has no value to read
+        extremes = [extreme.item() for extreme in value.detach().aminmax()]
+    except RuntimeError:  # a fake or a proxy tensor has no value
         return
     for extreme in extremes:
         real(name, extreme, **bounds)

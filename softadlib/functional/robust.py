@@ -1,15 +1,16 @@
-"""Monotone functions of per-sample losses: CVaR, χ²-DRO, tilted. `functional` offers them too.
+"""Robust objectives of per-sample losses: CVaR, χ²-DRO and tilted. Each is monotone in every loss.
 
-`weights` (n,) of at least 0 say how much each sample counts, as if it were there that many times;
-what counts 0 changes nothing. NaN where nothing counts.
+`weights` (n,) of at least 0 say how much each sample counts, as if it were there that many times.
+What counts 0 changes nothing. NaN for an empty batch and where nothing counts, as torch's mean.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from softadlib.functional.reduction import check_losses, check_number
+from softadlib.functional.reduction import check_losses, check_number, check_weights, is_empty
 
 
 def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -23,30 +24,42 @@ def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None)
     tensor(3.5000)
     """
     check_number("beta", beta, low=0, below=1)
-    worst, each, before, total = _ranked(
-        check_losses(losses, beta, per_sample=False, name="beta"), weights
-    )
-    kept = torch.as_tensor((1 - beta) * total, dtype=worst.dtype, device=worst.device)
-    taken = (kept - before).clamp(min=0).minimum(each) / kept
-    return (taken * worst).sum()
+    losses = check_losses(losses, beta, per_sample=False, name="beta")
+    if is_empty(losses):
+        return losses.mean()
+    ranked = _rank(losses, weights)
+    total = (1 - beta) * ranked.total
+    total = torch.as_tensor(total, dtype=losses.dtype, device=losses.device)
+    share = (total - ranked.before).clamp(min=0).minimum(ranked.weights) / total
+    return (share * ranked.losses).sum()
 
 
-def _ranked(
-    losses: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
-    """Losses from the worst, how much each counts, how much counts before it, and all: (n,) thrice, ().
+class Ranked(NamedTuple):
+    """Per-sample losses from the worst to the best, and how much counts where. Shapes (n,) and ()."""
 
-    What counts nothing stands last, at the least of the others.
-    """
-    losses = losses.flatten()
+    losses: Tensor
+    weights: Tensor
+    """How much each loss counts."""
+    before: Tensor
+    """How much counts before each loss: Σ of the weights of worse ones."""
+    total: float | Tensor
+    """How much counts in all."""
+
+
+def _rank(losses: Tensor, weights: Tensor | None) -> Ranked:
+    """Sort losses from the worst. What counts nothing stands last, at the minimum of the others."""
     if weights is None:
-        place = torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
-        return losses.sort(descending=True).values, torch.ones_like(place), place, len(losses)
-    weights = weights.flatten().to(losses.dtype)
-    least = torch.where(weights > 0, losses, math.inf).amin().detach()
-    worst, order = torch.where(weights > 0, losses, least).sort(descending=True, stable=True)
-    each = weights[order]
-    return worst, each, each.cumsum(0) - each, each.sum()
+        losses = losses.flatten()
+        before = torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
+        worst_first = losses.sort(descending=True).values
+        return Ranked(worst_first, torch.ones_like(before), before, len(losses))
+    weights = check_weights(weights, losses).flatten().to(losses.dtype)
+    losses = losses.flatten()
+    minimum = torch.where(weights > 0, losses, math.inf).amin().detach()
+    counted = torch.where(weights > 0, losses, minimum)
+    worst_first, order = counted.sort(descending=True, stable=True)
+    weights = weights[order]
+    return Ranked(worst_first, weights, weights.cumsum(0) - weights, weights.sum())
 
 
 def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -54,30 +67,37 @@ def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None =
 
     The ball: weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or (); 0 is
     the mean, mean + √(2r·Var) where no sample is left out, the maximum from n ≤ 1 + 2r. Solved
-    exactly, by the number of samples that keep weight. Raises ValueError for r < 0. Duchi &
-    Namkoong (2019).
+    exactly, by the number of samples that keep weight. Raises ValueError for r < 0. Squares losses:
+    ∞ from about 1e19 in float32, NaN for a loss of ∞. Duchi & Namkoong (2019).
 
     >>> chi2_dro(torch.tensor([1.0, 3.0]), 0.125)  # 2 + √(2·0.125·1)
     tensor(2.5000)
     """
     check_number("radius", radius, low=0)
     losses = check_losses(losses, radius, per_sample=False, name="radius")
-    worst, each, before, n = _ranked(losses, weights)
+    if is_empty(losses):
+        return losses.mean()
+    worst, each, before, n = _rank(losses, weights)
     top = worst[0].detach()  # subtracted, so that losses which share the maximum are exactly 0
     worst = worst - top
-    # k, how many keep weight: the first at which the dual no longer falls as θ falls to the next loss
+    # The dual θ + √((1+2r)·S(θ)/n), S(θ) = Σ wᵢ(ℓᵢ − θ)₊², is convex. Between two neighbouring
+    # losses a fixed set of samples keeps weight. Its slope at θ is 1 − √((1+2r)/n)·A/√S with
+    # A = Σ wᵢ(ℓᵢ − θ)₊, so it still falls as θ falls to the loss z of rank k + 1 where
+    # (1+2r)/n·A² > S. With W, Σ and Q the sums of w, wℓ and wℓ² over the k worst,
+    # A = Σ − W·z and S = Q − 2z·Σ + W·z².
     z = worst.detach()
     count, following = before[1:], z[1:]
     sums, squares = (each * z).cumsum(0)[:-1], (each * z**2).cumsum(0)[:-1]
     above = sums - count * following
     above_squared = squares - 2 * following * sums + count * following**2
     keep = 1 + ((1 + 2 * radius) / n * above**2 <= above_squared).sum()
-    kept = torch.where(torch.arange(len(z), device=z.device) < keep, each, 0)
-    k = kept.sum()
-    mean = (each * torch.where(kept > 0, worst, 0)).sum() / k
-    variance = (each * torch.where(kept > 0, (worst - mean) ** 2, 0)).sum() / k
+    weight = torch.where(torch.arange(len(z), device=z.device) < keep, each, 0)
+    k = weight.sum()
+    # The minimum over those that keep weight: their mean + √(variance·((1+2r)·k − n)/n).
+    mean = (each * torch.where(weight > 0, worst, 0)).sum() / k
+    variance = (each * torch.where(weight > 0, (worst - mean) ** 2, 0)).sum() / k
     square = variance * ((k - n + 2 * radius * k) / n).clamp(min=0)
-    # the slope of √ is infinite at 0; there all that keep weight keep the same
+    # The slope of √ is infinite at 0; there all that keep weight keep the same.
     root = torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0)
     return top + mean + root
 
@@ -86,24 +106,30 @@ def tilted(losses: Tensor, t: float | Tensor, *, weights: Tensor | None = None) 
     """ln(mean exp(tℓ))/t, (n,) → (): from the minimum (t → −∞) by the mean (0) to the maximum.
 
     Gradient weights are softmax(tℓ). `t` per nat, float or (). Nothing overflows at large tℓ, and
-    nothing cancels at small t. Raises ValueError for a t that is not finite. Li et al. (2021).
+    nothing cancels at small t. Raises ValueError for a t that is not finite. NaN for a loss of ∞.
+    Li et al. (2021).
 
     >>> tilted(torch.tensor([0.0, math.log(3)]), 1.0)  # ln((1 + 3)/2)
     tensor(0.6931)
     """
     check_number("t", t)
-    losses = check_losses(losses, t, per_sample=False, name="t").flatten()
+    losses = check_losses(losses, t, per_sample=False, name="t")
+    if is_empty(losses):
+        return losses.mean()
     t = torch.as_tensor(t, dtype=losses.dtype, device=losses.device)
     if weights is None:
+        losses = losses.flatten()
         mean, share = losses.mean(), None
     else:
-        share = weights.flatten() / weights.sum(dtype=losses.dtype)
+        share = check_weights(weights, losses).flatten() / weights.sum(dtype=losses.dtype)
+        losses = losses.flatten()
         losses = torch.where(share > 0, losses, 0)
         mean = (share * losses).sum()
-    rate = torch.where(t == 0, 1, t)
+    no_tilt = t.abs() < torch.finfo(t.dtype).tiny  # 1/t overflows: the mean
+    rate = torch.where(no_tilt, 1, t)
     z = rate * (losses - mean)
     z = z if share is None else torch.where(share > 0, z, 0)
     far = z.logsumexp(0) - math.log(len(z)) if share is None else (z + share.log()).logsumexp(0)
     growth = torch.expm1(z.clamp(-1, 1))
     near = torch.log1p(growth.mean() if share is None else (share * growth).sum())
-    return mean + torch.where(t == 0, 0, torch.where(z.abs().amax() < 1, near, far) / rate)
+    return mean + torch.where(no_tilt, 0, torch.where(z.abs().amax() < 1, near, far) / rate)

@@ -7,31 +7,43 @@ import torch
 from torch import Tensor, nn
 
 from softadlib import functional as F
-from softadlib.losses.base import Base, samples
-from softadlib.losses.flooding import _Thresholded
+from softadlib.losses.base import Base, Thresholded, per_sample_losses
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
 
 
-def _world(group: "ProcessGroup | None" = None) -> int:
-    found = torch.distributed
-    return found.get_world_size(group) if found.is_available() and found.is_initialized() else 1
+def _world_size(group: "ProcessGroup | None" = None) -> int:
+    """Processes in the group, 1 where none is running."""
+    dist = torch.distributed
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-class AccumulatedFlooding(_Thresholded):
+class AccumulatedFlooding(Thresholded):
     """Flooding of a batch that comes in micro-batches, in DDP processes, or both: sign(R − θ)·∇R.
 
-    `forward` gives the sum of a part's losses and keeps it; `finish(parameters)`, once per batch,
-    takes the mean loss R of every part of every process and turns the gradients of the sums into
-    those of θ + |R − θ|, which it returns. Parts may differ in size. Gradients must be zero before
-    the first part, and averaged over the processes, as DDP leaves them. (n, C), (n,) → (). θ in nats.
-    Raises ValueError for a θ that is no finite number. Flooding is of Ishida et al. (2020).
+    Call it with each part and `backward()` the sum that it gives. Then call
+    `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
+    size. Gradients must be zero before the first part, and averaged over the processes, as DDP
+    leaves them. Calls without gradients, as in validation under `torch.no_grad()`, are not parts.
 
-    >>> model, flooding = nn.Linear(3, 2), FloodingParts(theta=0.1)
-    >>> for x, y in [(torch.ones(4, 3), torch.zeros(4).long()), (torch.ones(2, 3), torch.tensor([1, 0]))]:
-    ...     flooding(model(x), y).backward()
-    >>> value = flooding.finish(model.parameters())  # then optimizer.step()
+    Args:
+        theta: flood level in nats, any finite number. It cannot be learned.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+
+    Shape:
+        input (n, C), target (n,) → (), the sum of the part's weighted losses.
+
+    Raises:
+        ValueError: for a θ that is no finite number, and as `Criterion`.
+
+    Flooding is of Ishida et al. (2020).
+
+    Example:
+        >>> model, flooding = nn.Linear(3, 2), AccumulatedFlooding(theta=0.1)
+        >>> for x, y in [(torch.ones(4, 3), torch.zeros(4).long()), (torch.ones(2, 3), torch.tensor([1, 0]))]:
+        ...     flooding(model(x), y).backward()
+        >>> value = flooding.scale_gradients(model.parameters())  # then optimizer.step()
     """
 
     def __init__(self, theta: float, *, base: Base | None = None):
@@ -39,30 +51,41 @@ class AccumulatedFlooding(_Thresholded):
         self._sums: Tensor | None = None
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet turned."""
-        losses, weights = samples(self.base, input, target)
+        """The sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet scaled."""
+        losses, weights = per_sample_losses(self.base, input, target)
         losses = losses.flatten()
         weights = torch.ones_like(losses) if weights is None else weights.flatten()
         total = F.erm(losses, weights=weights, reduction="sum")
-        sums = torch.stack([total.detach(), weights.sum().to(total)])
-        self._sums = sums if self._sums is None else self._sums + sums
+        if total.requires_grad:
+            sums = torch.stack([total.detach(), weights.sum().to(total)])
+            self._sums = sums if self._sums is None else self._sums + sums
         return total
 
     @torch.no_grad()
-    def finish(
+    def scale_gradients(
         self, parameters: Iterable[nn.Parameter], group: "ProcessGroup | None" = None
     ) -> Tensor:
-        """θ + |R − θ|, (); multiplies every gradient, in place. RuntimeError before any part.
+        """Turn the gradients of the sums into those of θ + |R − θ|, in place, and return that value.
 
-        `group`: the process group that shares the batch, default all. Every process must call it.
+        R is the mean loss of every part of every process. Every process must call this.
+
+        Args:
+            parameters: those whose gradients are scaled.
+            group: the process group that shares the batch. Default: all processes.
+
+        Raises:
+            RuntimeError: before any part with gradients.
         """
         if self._sums is None:
-            raise RuntimeError("FloodingParts.finish needs the losses of at least one part first")
-        sums, self._sums, world = self._sums, None, _world(group)
+            raise RuntimeError(
+                "AccumulatedFlooding.scale_gradients needs a part first: call the criterion with gradients "
+                "and backward() its value"
+            )
+        sums, self._sums, world = self._sums, None, _world_size(group)
         if world > 1:
             torch.distributed.all_reduce(sums, group=group)
         risk = sums[0] / sums[1]
-        # DDP has divided the sum over processes by their number
+        # DDP has divided the sum over processes by their number.
         factor = world * torch.sign(risk - self.theta) / sums[1]
         for p in parameters:
             if p.grad is not None:
@@ -73,25 +96,25 @@ class AccumulatedFlooding(_Thresholded):
 def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor:
     """The losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
 
-    N = Σ n over the processes of `group`, default all, each of which must call it; n may differ. Only
-    one's own carry a gradient, times the number of processes, since DDP divides by it: the average
-    is then the gradient of the whole batch. One process: `losses` itself.
+    N = Σ n over the processes of `group`, default all, each of which must call it. n may differ. Only
+    the losses of this process carry a gradient, times the number of processes, by which DDP divides:
+    the average is then the gradient of the whole batch. One process gets `losses` back.
 
-    >>> F.cvar(gathered(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
+    >>> F.cvar(gather_losses(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
     tensor(3.5000)
     """
-    world = _world(group)
+    world = _world_size(group)
     if world == 1:
         return losses
     losses = losses.flatten()
-    own, n = losses.detach(), torch.tensor([len(losses)], device=losses.device)
+    values, n = losses.detach(), torch.tensor([len(losses)], device=losses.device)
     lengths = [torch.zeros_like(n) for _ in range(world)]
     torch.distributed.all_gather(lengths, n, group=group)
     counts = [int(length) for length in lengths]
-    padded = torch.zeros(max(counts), dtype=own.dtype, device=own.device)
-    padded[: len(own)] = own
+    padded = torch.zeros(max(counts), dtype=values.dtype, device=values.device)
+    padded[: len(values)] = values
     parts = [torch.zeros_like(padded) for _ in range(world)]
     torch.distributed.all_gather(parts, padded, group=group)
     parts = [part[:count] for part, count in zip(parts, counts)]
-    parts[torch.distributed.get_rank(group)] = own + world * (losses - own)
+    parts[torch.distributed.get_rank(group)] = values + world * (losses - values)
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Monotone criteria: what SoftAD and flooding are held against.
+"""Robust criteria: monotone functions of the losses, what SoftAD and flooding are held against.
 
 Raising a loss never lowers them and no sample gets a negative weight: they never ascend.
 """
@@ -6,32 +6,41 @@ Raising a loss never lowers them and no sample gets a negative weight: they neve
 from torch import Tensor
 
 from softadlib import functional as F
-from softadlib._validation import real
-from softadlib.losses.base import Base, classifies
-from softadlib.losses.flooding import Criterion
+from softadlib._validation import UserError, real
+from softadlib.losses.base import Base, Criterion, is_classification
 
 
 class BatchCriterion(Criterion):
-    """Ignored targets are left out; a class `weight` is refused, for it has no one meaning here."""
+    """A function of the batch as a whole. Refuses class weights, which have no one meaning in it."""
 
-    whole = True
+    decomposes = False
 
     def __init__(self, base: Base | None = None):
         super().__init__(base)
-        if classifies(self.base) and self.base.weight is not None:
+        if is_classification(self.base) and self.base.weight is not None:
             name = type(self).__name__
-            raise ValueError(f"{name} takes no class weights; leave out weight= of {self.base!r}")
+            raise UserError(f"{name} takes no class weights; leave out weight= of {self.base!r}")
 
 
 class CVaR(BatchCriterion):
     """min over θ of θ + mean(ℓ − θ)₊/(1−β): the mean of the worst share 1 − β of the losses.
 
-    (n, C), (n,) → (). `beta` in [0, 1), a share of the batch, 0 is ERM. Raises ValueError for another
-    β and for class weights. Over processes use `gather_losses`. Rockafellar & Uryasev (2000).
+    Args:
+        beta: share of the batch that is left out, in [0, 1); 0 is ERM.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
 
-    >>> import torch
-    >>> CVaR(0.5, base=torch.nn.L1Loss())(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.zeros(4))  # (4 + 3)/2
-    tensor(3.5000)
+    Shape:
+        input (n, C), target (n,) → (). Over processes use `gather_losses`.
+
+    Raises:
+        ValueError: for another β, for class weights, and as `Criterion`.
+
+    Rockafellar & Uryasev (2000).
+
+    Example:
+        >>> import torch
+        >>> CVaR(0.5, base=torch.nn.L1Loss())(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.zeros(4))  # (4 + 3)/2
+        tensor(3.5000)
     """
 
     def __init__(self, beta: float, *, base: Base | None = None):
@@ -48,12 +57,22 @@ class CVaR(BatchCriterion):
 class ChiSquareDRO(BatchCriterion):
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²): the worst mean over reweightings q of the batch.
 
-    (n, C), (n,) → (). ½·mean (nq − 1)² ≤ `radius`, without a unit, 0 is ERM. Raises ValueError for a
-    radius below 0 and for class weights. Over processes use `gather_losses`. Duchi & Namkoong (2019).
+    Args:
+        radius: bound of ½·mean (nq − 1)², at least 0, without a unit; 0 is ERM.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
 
-    >>> import torch
-    >>> ChiSquareDRO(0.125, base=torch.nn.L1Loss())(torch.tensor([1.0, 3.0]), torch.zeros(2))  # 2 + √(2·0.125)
-    tensor(2.5000)
+    Shape:
+        input (n, C), target (n,) → (). A loss of ∞ gives NaN. Over processes use `gather_losses`.
+
+    Raises:
+        ValueError: for a radius below 0, for class weights, and as `Criterion`.
+
+    Duchi & Namkoong (2019).
+
+    Example:
+        >>> import torch
+        >>> ChiSquareDRO(0.125, base=torch.nn.L1Loss())(torch.tensor([1.0, 3.0]), torch.zeros(2))  # 2 + √(2·0.125)
+        tensor(2.5000)
     """
 
     def __init__(self, radius: float, *, base: Base | None = None):
@@ -70,12 +89,22 @@ class ChiSquareDRO(BatchCriterion):
 class Tilted(BatchCriterion):
     """ln(mean exp(tℓ))/t: towards the worst loss as t grows, the best as it falls; 0 is ERM.
 
-    (n, C), (n,) → (). `t` per nat. Raises ValueError for a t that is no finite number and for class
-    weights. Over processes use `gather_losses`. Li et al. (2021).
+    Args:
+        t: tilt per nat, any finite number.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
 
-    >>> import torch
-    >>> Tilted(1, base=torch.nn.L1Loss())(torch.tensor([0.0, 3.0]).log1p(), torch.zeros(2))  # ln((1 + 4)/2)
-    tensor(0.9163)
+    Shape:
+        input (n, C), target (n,) → (). A loss of ∞ gives NaN. Over processes use `gather_losses`.
+
+    Raises:
+        ValueError: for a t that is no finite number, for class weights, and as `Criterion`.
+
+    Li et al. (2021).
+
+    Example:
+        >>> import torch
+        >>> Tilted(1, base=torch.nn.L1Loss())(torch.tensor([0.0, 3.0]).log1p(), torch.zeros(2))  # ln((1 + 4)/2)
+        tensor(0.9163)
     """
 
     def __init__(self, t: float, *, base: Base | None = None):

@@ -1,4 +1,4 @@
-"""What the optimizers of `optimizers` share: a gradient rule in front of a `torch.optim` optimizer."""
+"""What all optimizers here share: a gradient rule in front of a `torch.optim` optimizer."""
 
 import contextlib
 import functools
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softadlib._validation import choose
-from softadlib.functional.gradient_rules import BN_UPDATES, Grads
+from softadlib._validation import UserError, choose, real
+from softadlib.functional.gradient_rules import BN_UPDATES, USE_BFLOAT, Grads
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def _without_scaler() -> Iterator[None]:
     except RuntimeError as error:
         if "unscale_()" not in str(error):
             raise
-        raise ValueError(
+        raise UserError(
             "GradScaler unscales once a step, and the closure runs more than once: train in bfloat16 "
             "(torch.autocast, no scaler), or divide the gradients by a fixed scale in the closure"
         ) from error
@@ -55,40 +55,60 @@ def _marks(params: list[Tensor]) -> dict[int, tuple[int, int]]:
 
 
 def accept_class(init: Callable[..., None]) -> Callable[..., None]:
-    """Lets `base` be a class too: SAM(SGD, parameters, radius=0.05, lr=0.1) makes the SGD itself.
+    """Let an optimizer class stand for the base: SAM(SGD, params, lr=0.1), SAM(params, SGD, rho=0.05).
 
-    A setting whose name both know is the wrapper's. TypeError for a class without parameters.
+    `rho` is another word for `radius`. TypeError for a class without parameters, and for a setting
+    that both know.
     """
-    ours = set(inspect.signature(init).parameters)
+    names = set(inspect.signature(init).parameters)
 
     @functools.wraps(init)
-    def either(self: Optimizer, base: Any, *values: Any, **settings: Any) -> None:
-        args = list(values)
-        if isinstance(base, type) and issubclass(base, Optimizer):
-            if not args and "params" not in settings:
-                name, given = type(self).__name__, base.__name__
+    def wrapper(self: Optimizer, *args: Any, **settings: Any) -> None:
+        def is_class(value: object) -> bool:
+            return isinstance(value, type) and issubclass(value, Optimizer)
+
+        if "base_optimizer" in settings:  # of davda54/sam
+            args = (*args, settings.pop("base_optimizer"))
+        if len(args) > 1 and is_class(args[1]):
+            args = (args[1], args[0], *args[2:])
+        if args and is_class(args[0]):
+            base, *rest = args
+            known = set(inspect.signature(base).parameters)
+            name, given = type(self).__name__, base.__name__
+            if "rho" in settings and "radius" in names and "rho" not in known:
+                settings["radius"] = settings.pop("rho")
+            if both := names & known & set(settings):
+                raise TypeError(
+                    f"{min(both)} is a setting of {name} and of {given}: give each its own, "
+                    f"{name}({given}(model.parameters(), {min(both)}=…), {min(both)}=…)"
+                )
+            if not rest and "params" not in settings:
                 raise TypeError(
                     f"{name}({given}) needs what to optimize: "
                     f"{name}({given}, model.parameters(), lr=0.1) or {name}({given}(…))"
                 )
-            params, *args = args or [settings.pop("params")]
-            base = base(params, **{k: settings.pop(k) for k in set(settings) - ours})
-        init(self, base, *args, **settings)
+            params, *rest = rest or [settings.pop("params")]
+            base = base(params, **{k: settings.pop(k) for k in set(settings) - names})
+            args = (base, *rest)
+        elif "rho" in settings and "radius" in names:
+            settings["radius"] = settings.pop("rho")
+        init(self, *args, **settings)
 
-    return either
+    return wrapper
 
 
 class ClosureOptimizer(Optimizer):
-    """Steps `base` with the direction that a gradient rule makes of several runs of the closure.
+    """Steps `base` with the combination that a gradient rule makes of several runs of the closure.
 
     Learning rate, weight decay and state are those of `base`, so schedulers take either. Clip what
     is stepped with in `base.register_step_pre_hook`; clipping inside the closure clips every pass.
     Sparse gradients are made dense for the rule and sparse again for `base`. Subclasses write
-    `direction`.
+    `combine`.
     """
 
     first_sync = True
     _left: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    """Marks of the gradients that the last step left behind."""
     _zeroed = False
 
     def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
@@ -100,12 +120,33 @@ class ClosureOptimizer(Optimizer):
             )
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
-            raise ValueError("bn_update='first' needs model=, to find its batch norm layers")
+            raise UserError("bn_update='first' needs model=, to find its batch norm layers")
         self.base, self.bn_update, self.model = base, bn_update, model
+        self._check_base()
         super().__init__(base.param_groups, base.defaults)
         self.param_groups, self.state = base.param_groups, base.state  # one set, not two
 
-    def direction(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+    def _check_base(self) -> None:
+        """Refuse optimizers that cannot be stepped with a gradient from elsewhere."""
+        ours, theirs = type(self).__name__, type(self.base).__name__
+        closure = inspect.signature(self.base.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UserError(
+                f"{ours} cannot wrap {theirs}, which evaluates the loss itself; "
+                "take an optimizer whose step needs no closure, such as SGD or Adam"
+            )
+        for group in self.base.param_groups:
+            if group.get("maximize"):
+                raise UserError(
+                    f"{ours} climbs up the loss, and {theirs}(maximize=True) too: "
+                    "minimise the negative loss instead"
+                )
+            if any(p.dtype == torch.float16 for p in group["params"]):
+                raise UserError(
+                    f"{ours} takes no float16 parameters, whose gradient norm overflows; {USE_BFLOAT}"
+                )
+
+    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
         """The gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
         raise NotImplementedError
 
@@ -113,13 +154,13 @@ class ClosureOptimizer(Optimizer):
         return [str(i) for i in range(len(params))]
 
     @torch.no_grad()
-    def step(  # type: ignore[override]  # torch has closures give float; theirs give tensors
+    def step(  # type: ignore[override]  # torch's closures give floats; users' give tensors
         self, closure: Callable[[], Tensor] | None = None
     ) -> Tensor:
         """One update. Returns the loss at w, the first of the closure's calls."""
         if closure is None:
             name = type(self).__name__
-            raise ValueError(
+            raise UserError(
                 f"{name}.step needs a closure: it evaluates the loss more than once. GradScaler gives "
                 "none: train in bfloat16 (torch.autocast, no scaler), or in float32. Hugging Face's "
                 "Trainer gives none either: use a loop of your own, or Lightning"
@@ -127,7 +168,7 @@ class ClosureOptimizer(Optimizer):
         every = [p for group in self.param_groups for p in group["params"]]
         evaluate = torch.enable_grad()(closure)
         with contextlib.nullcontext() if self.first_sync else self._no_sync()():
-            loss = self._first(evaluate, every)
+            loss = self._first_pass(evaluate, every)
         named = {n: p for n, p in zip(self._names(every), every) if p.grad is not None}
         if not named:
             raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
@@ -135,45 +176,37 @@ class ClosureOptimizer(Optimizer):
         sparse = {name: p.grad.sparse_dim() for name, p in named.items() if p.grad.is_sparse}
 
         def gradient(params: Grads, track: bool = True) -> Grads:
-            if params is not start:  # there, the closure has been called already
+            if params is not start:  # at the start the closure has been called already
                 for name, p in named.items():
                     p.copy_(params[name])
                 with _frozen_statistics(None if track else self.model), _without_scaler():
                     evaluate()
-            grads = {}
-            for name, p in named.items():
-                taken, p.grad = p.grad, None  # so that the next pass cannot write into it
-                if taken is None:
-                    taken = torch.zeros_like(p)
-                elif taken.is_sparse:
-                    taken = taken.to_dense()
-                elif (
-                    taken._is_view()
-                ):  # into a bucket of DDP's, which the next pass does write into
-                    taken = taken.clone()
-                grads[name] = taken
-            return grads
+            return {name: _take_gradient(p) for name, p in named.items()}
 
         try:
-            direction = self.direction(gradient, start)
+            combined = self.combine(gradient, start)
         finally:
             for name, p in named.items():
                 p.copy_(start[name])  # a stored copy: subtracting would not restore the bits
         for name, p in named.items():
-            final = direction[name]
-            p.grad = final.to_sparse(sparse[name]) if name in sparse else final
+            p.grad = combined[name].to_sparse(sparse[name]) if name in sparse else combined[name]
         self.base.step()
         self._left = _marks(every)
         return loss
 
-    def _first(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
-        """The closure's first call; RuntimeError where it adds to gradients that were there."""
-        marks, self._zeroed = _marks(params), False
-        others = [
-            (p, p.grad) for p in params if id(p) in marks and self._left.get(id(p)) != marks[id(p)]
-        ]
+    def _first_pass(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
+        """The closure's first call; RuntimeError where it adds to gradients that were there.
+
+        Gradients that the last step left are this optimizer's: they go, so that a closure which
+        forgets `zero_grad` does not add to them.
+        """
+        for p in params:
+            if p.grad is not None and self._left.get(id(p)) == (id(p.grad), p.grad._version):
+                p.grad = None
+        earlier = [(p, p.grad) for p in params if p.grad is not None]
+        self._zeroed = False
         loss = evaluate()
-        if not self._zeroed and any(p.grad is grad for p, grad in others):
+        if not self._zeroed and any(p.grad is grad for p, grad in earlier):
             name = type(self).__name__
             raise RuntimeError(
                 f"{name}.step found gradients of an earlier backward(), and the closure added to them; "
@@ -187,29 +220,67 @@ class ClosureOptimizer(Optimizer):
         self._zeroed = True
         super().zero_grad(set_to_none)
 
-    def _sync_first(self, first_sync: bool) -> None:
-        """Only for rules that use the first gradient to climb and for nothing else."""
+    def _set_first_sync(self, first_sync: bool) -> None:
+        """Only for rules that perturb by the first gradient and use it for nothing else."""
         self.first_sync = first_sync
         if not first_sync:
             self._no_sync()
 
     def _no_sync(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        found = getattr(self.model, "no_sync", None)
-        if found is None:
-            raise ValueError(
-                "first_sync=False needs model=, the DistributedDataParallel of the run"
-            )
-        return found
+        """DDP's context without an exchange of gradients; `UserError` without a DDP model."""
+        no_sync: Callable[[], contextlib.AbstractContextManager[None]] = getattr(
+            self.model, "no_sync", None
+        )
+        if no_sync is None:
+            raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
+        return no_sync
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
         return self.__dict__.copy()
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state; the settings are arguments, not state."""
+        """The base optimizer's state, and the radius of each group; other settings are arguments."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the base optimizer's state."""
+        """Restore the base optimizer's state, and the radius where the state has one."""
         self.base.load_state_dict(state_dict)
         self.param_groups, self.state = self.base.param_groups, self.base.state
+
+
+class RadiusOptimizer(ClosureOptimizer):
+    """A rule that perturbs the weights by a radius, which every parameter group shows."""
+
+    def __init__(self, base: Optimizer, radius: float, bn_update: str, model: nn.Module | None):
+        super().__init__(base, bn_update, model)
+        self.radius = radius
+
+    @property
+    def radius(self) -> float:
+        """Length of the perturbation, in every group, where schedules, logs and checkpoints see it."""
+        default = self.defaults["radius"]
+        values = {group.setdefault("radius", default) for group in self.param_groups}
+        if len(values) > 1:
+            raise UserError(
+                f"parameter groups have the radii {sorted(values)}; {type(self).__name__} perturbs "
+                "all parameters together: give every group the same"
+            )
+        return real("radius", values.pop(), low=0)
+
+    @radius.setter
+    def radius(self, value: float) -> None:
+        self.defaults["radius"] = real("radius", value, low=0)
+        for group in self.param_groups:
+            group["radius"] = self.defaults["radius"]
+
+
+def _take_gradient(p: Tensor) -> Tensor:
+    """The dense gradient of `p`, taken off it so that the next pass cannot write into it."""
+    grad, p.grad = p.grad, None
+    if grad is None:
+        return torch.zeros_like(p)
+    if grad.is_sparse:
+        return grad.to_dense()
+    # A view lies in a bucket of DDP's, which the next pass does write into.
+    return grad.clone() if grad._is_view() else grad

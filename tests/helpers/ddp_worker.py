@@ -13,7 +13,7 @@ from softadlib.losses.flooding import ERM, AdaFlood, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
 from softadlib.optim.sharpness import ASAM, FDGR, GNP, SAM
 
-LEVELS = torch.linspace(0.2, 1.4, 12)
+LEVELS = torch.linspace(0.2, 1.4, 12, dtype=torch.float64)
 CRITERIA = {
     "erm": ERM,
     "iflood": lambda: IFlood(0.6),
@@ -39,14 +39,14 @@ WRAPPERS = {
 
 def batch():
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(12, 4, generator=generator)
+    x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
     return x, torch.arange(12) % 3, torch.arange(12)
 
 
 def train(criterion: str, wrapper: str | None, parts: list[slice], process: int | None = None):
     """The parameters after 20 steps and the last loss; alone, or as one process of two."""
     torch.manual_seed(0)
-    model = net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    model = net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     if process is not None:
         net = DDP(model, gradient_as_bucket_view=wrapper in ("gnp", "fdgr"))
     base = SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=0.01)
@@ -67,7 +67,7 @@ def train(criterion: str, wrapper: str | None, parts: list[slice], process: int 
                 extra = [index[part]] if criterion == "adaflood" else []
                 loss = loss_of(net(x[part]), y[part], *extra) / len(parts)
             loss.backward()
-        return flooding.finish(model.parameters()) if flooding else loss
+        return flooding.scale_gradients(model.parameters()) if flooding else loss
 
     for _ in range(20):
         loss = optimizer.step(closure)
@@ -110,7 +110,7 @@ def warned() -> list[str]:
 def own_climb(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One step of SAM with `first_sync=False`: the weight after it, and what it should be."""
     torch.manual_seed(0)
-    model = nn.Linear(4, 3)
+    model = nn.Linear(4, 3).double()
     net, (x, y, _) = DDP(model), batch()
     optimizer = SAM(SGD(model.parameters(), lr=0.3), 0.5, model=net, first_sync=False)
     start = model.weight.detach().clone(), model.bias.detach().clone()

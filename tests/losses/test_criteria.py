@@ -71,6 +71,7 @@ def test_erm_is_cross_entropy_in_value_and_gradient():
 # The base loss
 
 
+@pytest.mark.filterwarnings("ignore:.*has reduction='sum':UserWarning")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
 def test_a_reducing_base_is_copied(make, reduction):
@@ -120,7 +121,7 @@ def test_bad_theta_is_refused_in_one_line_naming_it(make, bad):
 
 @pytest.mark.parametrize("bad", [*BAD, 0, -0.5], ids=repr)
 def test_bad_sigma_is_refused_in_one_line_naming_it(bad):
-    with pytest.raises(ValueError, match="sigma must be a number above 0, got ") as error:
+    with pytest.raises(ValueError, match="sigma must be a number of at least 1e-30, got ") as error:
         SoftAD(0.1, bad)
     assert repr(bad) in str(error.value)
     assert "\n" not in str(error.value)
@@ -308,10 +309,12 @@ def test_smoothed_it_names_the_level_of_more_classes(make):
     with pytest.warns(CalibrationWarning) as caught:
         make(0.7, base=nn.CrossEntropyLoss(label_smoothing=0.1))
     message = str(caught[0].message)
-    assert "predicts the wrong class of two; of more it does so from" in message
-    assert "loss_limits.cross_entropy_levels(classes, 0.1).right_below" in message
+    assert (
+        "predicts the wrong class of two; of K classes it is no longer sure to be right" in message
+    )
+    assert "softadlib.cross_entropy_levels(K, 0.1).calibrated_below" in message
     assert caught[0].filename == __file__
-    level = levels.cross_entropy_levels(3, 0.1).right_below
+    level = levels.cross_entropy_levels(3, 0.1).calibrated_below
     assert level == pytest.approx(
         -2 * 0.4833333 * math.log(0.4833333) - 0.0333333 * math.log(0.0333333)
     )

@@ -1,7 +1,6 @@
 """What the criteria make of torch's losses: ignored targets, class weights, shapes, reductions, half precision."""
 
 import copy
-import math
 import pickle
 from functools import partial
 
@@ -12,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as tf
 
 from softadlib import functional as F
-from softadlib.losses.base import samples
+from softadlib.losses.base import per_sample_losses
 from softadlib.losses.flooding import ERM, AdaFlood, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
 
@@ -129,18 +128,17 @@ def test_erm_is_cross_entropy_with_its_options(targets, reduction, weight):
     torch.testing.assert_close(found, smooth(LOGITS, targets))
 
 
-def test_class_probabilities_and_their_weights():
+def test_class_probabilities_count_alike_and_take_no_class_weights():
     chances = torch.rand(6, 3, generator=SEED, dtype=torch.float64).softmax(1)
     values = -(chances * LOGITS.log_softmax(1)).sum(1)
     torch.testing.assert_close(SoftAD(0.4)(LOGITS, chances), F.softad(values, 0.4))
-    base = nn.CrossEntropyLoss(weight=WEIGHT)
-    expected = F.softad(values, 0.4, weights=chances @ WEIGHT)
-    torch.testing.assert_close(SoftAD(0.4, base=base)(LOGITS, chances), expected)
     hot = tf.one_hot(TARGETS, 3).double()
-    criterion = SoftAD(0.4, base=base)
+    criterion = SoftAD(0.4)
     torch.testing.assert_close(criterion(LOGITS, hot), criterion(LOGITS, TARGETS))
-    pixels = SoftAD(0.4, base=base)(LOGITS.T.reshape(1, 3, 2, 3), chances.T.reshape(1, 3, 2, 3))
-    torch.testing.assert_close(pixels, expected)
+    pixels = criterion(LOGITS.T.reshape(1, 3, 2, 3), chances.T.reshape(1, 3, 2, 3))
+    torch.testing.assert_close(pixels, F.softad(values, 0.4))
+    with pytest.raises(ValueError, match="class probabilities with class weights: torch weighs"):
+        SoftAD(0.4, base=nn.CrossEntropyLoss(weight=WEIGHT))(LOGITS, chances)
 
 
 @pytest.mark.parametrize("make", CONTRASTS.values(), ids=CONTRASTS)
@@ -279,12 +277,15 @@ def test_no_more_tensors_of_the_logits_size_are_kept_than_by_cross_entropy(name,
 
 def test_nothing_ignored_is_the_plain_mean_and_any_ignored_is_seen():
     """A look at the targets, not at the first of them; an `ignore_index` that is a class too."""
-    _, weights = samples(nn.CrossEntropyLoss(), LOGITS, TARGETS)
+    _, weights = per_sample_losses(nn.CrossEntropyLoss(), LOGITS, TARGETS)
     assert weights is None
-    assert samples(nn.CrossEntropyLoss(), LOGITS, HOLES)[1].tolist() == (HOLES != -100).tolist()
+    assert (
+        per_sample_losses(nn.CrossEntropyLoss(), LOGITS, HOLES)[1].tolist()
+        == (HOLES != -100).tolist()
+    )
     own = nn.CrossEntropyLoss(ignore_index=int(TARGETS[0]))
-    assert samples(own, LOGITS, TARGETS)[1].tolist() == (TARGETS[0] != TARGETS).tolist()
-    assert samples(nn.CrossEntropyLoss(), LOGITS[:0], TARGETS[:0])[1].shape == (0,)
+    assert per_sample_losses(own, LOGITS, TARGETS)[1].tolist() == (TARGETS[0] != TARGETS).tolist()
+    assert per_sample_losses(nn.CrossEntropyLoss(), LOGITS[:0], TARGETS[:0])[1].shape == (0,)
 
 
 # Transforms and copies
@@ -293,7 +294,7 @@ def test_nothing_ignored_is_the_plain_mean_and_any_ignored_is_seen():
 @pytest.mark.parametrize("name", EVERY)
 def test_compiles_whole_with_ignored_targets_and_weights(name):
     torch.compiler.reset()  # every criterion shares one `forward`, and torch counts its versions
-    weighted = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1)
+    weighted = nn.CrossEntropyLoss(weight=WEIGHT)
     for base in (None, weighted) if name not in CONTRASTS else (None,):
         criterion = EVERY[name](base=base)
         compiled = torch.compile(criterion, backend="eager", fullgraph=True)
@@ -353,10 +354,8 @@ def test_repr_shows_a_reduction_that_is_not_the_mean():
     assert "reduction='sum'" in repr(ERM(reduction="sum"))
 
 
-def test_smoothing_in_the_weighted_loss_stays_in_nats():
-    """With both options ℓ is the smoothed loss without weights; torch mixes them inside the sample."""
+def test_smoothing_takes_no_class_weights():
+    """Torch mixes them inside the sample, which leaves no loss in nats."""
     base = nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.2)
-    values = tf.cross_entropy(LOGITS, TARGETS, reduction="none", label_smoothing=0.2)
-    expected = (WEIGHT[TARGETS] * values).sum() / WEIGHT[TARGETS].sum()
-    torch.testing.assert_close(ERM(base=base)(LOGITS, TARGETS), expected)
-    assert not math.isclose(expected.item(), base(LOGITS, TARGETS).item(), rel_tol=1e-3)
+    with pytest.raises(ValueError, match="label_smoothing= with class weights: torch weighs"):
+        ERM(base=base)

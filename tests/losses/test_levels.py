@@ -12,7 +12,8 @@ from scipy.stats import chi2
 from torch import nn
 
 from softadlib import ERM, CalibrationWarning, IFlood, SoftAD
-from softadlib.losses.levels import bias, cross_entropy_levels, hinge_levels, unbiased_below
+from softadlib.experiments.other_losses import bias, unbiased_below
+from softadlib.losses.levels import cross_entropy_levels, hinge_levels
 
 
 def entropy_loss(smoothing):
@@ -42,21 +43,21 @@ def least(loss, classes, wrong):
 @pytest.mark.parametrize("smoothing", [0.1, 0.4])
 def test_levels_of_smoothed_cross_entropy_are_its_minima(classes, smoothing):
     levels, loss = cross_entropy_levels(classes, smoothing), entropy_loss(smoothing)
-    assert levels.least == pytest.approx(least(loss, classes, wrong=False), rel=1e-5)
-    assert levels.right_below == pytest.approx(least(loss, classes, wrong=True), rel=1e-5)
-    assert levels.wrong_from == math.inf
+    assert levels.minimum == pytest.approx(least(loss, classes, wrong=False), rel=1e-5)
+    assert levels.calibrated_below == pytest.approx(least(loss, classes, wrong=True), rel=1e-5)
+    assert levels.inverted_from == math.inf
 
 
 def test_levels_by_hand():
-    assert cross_entropy_levels(2).right_below == pytest.approx(math.log(2))
+    assert cross_entropy_levels(2).calibrated_below == pytest.approx(math.log(2))
     ten = cross_entropy_levels(10)
-    assert (ten.least, ten.wrong_from) == (0, pytest.approx(math.log(10)))
-    assert ten.right_below == pytest.approx(math.log(2))
+    assert (ten.minimum, ten.inverted_from) == (0, pytest.approx(math.log(10)))
+    assert ten.calibrated_below == pytest.approx(math.log(2))
     half = cross_entropy_levels(2, 0.5)  # targets (3/4, 1/4)
-    assert half.least == pytest.approx(2 * math.log(2) - 0.75 * math.log(3))
-    assert half.right_below == pytest.approx(math.log(2))
-    assert hinge_levels(4, 2.0).right_below == 0.5
-    assert hinge_levels(4, 2.0).wrong_from == 1.5
+    assert half.minimum == pytest.approx(2 * math.log(2) - 0.75 * math.log(3))
+    assert half.calibrated_below == pytest.approx(math.log(2))
+    assert hinge_levels(4, 2.0).calibrated_below == 0.5
+    assert hinge_levels(4, 2.0).inverted_from == 1.5
 
 
 @given(
@@ -72,16 +73,16 @@ def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, kind):
     }[kind]
     losses = loss(x.expand(classes, -1), torch.arange(classes))
     equal = loss(torch.zeros(1, classes, dtype=torch.float64), torch.tensor([0])).item()
-    assert equal == pytest.approx(levels.equal)
+    assert equal == pytest.approx(levels.uniform)
     for y in range(classes):
         others = torch.cat([x[0, :y], x[0, y + 1 :]]).max()
-        assert losses[y] >= levels.least - 1e-9
-        if losses[y] < levels.right_below - 1e-9:
+        assert losses[y] >= levels.minimum - 1e-9
+        if losses[y] < levels.calibrated_below - 1e-9:
             assert x[0, y] > others
-        if losses[y] >= levels.wrong_from + 1e-9:
+        if losses[y] >= levels.inverted_from + 1e-9:
             assert x[0, y] <= others
         for k in range(y):
-            assert losses[y] + losses[k] >= 2 * levels.right_below - 1e-9
+            assert losses[y] + losses[k] >= 2 * levels.calibrated_below - 1e-9
 
 
 @pytest.mark.parametrize("criterion", [SoftAD, IFlood])
@@ -94,7 +95,7 @@ def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion, kind
     margin = torch.linspace(-4, 4, 1601, dtype=torch.float64)
     scores = torch.stack([margin, torch.zeros_like(margin)], 1)
     for factor, side in ((0.5, 1), (0.95, 1), (1.05, -1), (1.5, -1)):
-        theta = factor * levels.right_below
+        theta = factor * levels.calibrated_below
         with (
             pytest.warns(CalibrationWarning)
             if kind == "smoothed" and theta >= math.log(2)

@@ -1,0 +1,108 @@
+"""What the objectives refuse, and what an empty batch gives: each class of error as a property."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import vmap
+
+from softadlib import functional as F
+
+OBJECTIVES = {
+    "erm": F.erm,
+    "flooding": F.flooding,
+    "iflood": F.iflood,
+    "softad": F.softad,
+    "softad, sigma 2": partial(F.softad, sigma=2.0),
+    "cvar": F.cvar,
+    "chi2": F.chi2_dro,
+    "tilted": F.tilted,
+}
+every = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+
+
+@every
+@given(n=st.integers(1, 5), shape=st.lists(st.integers(0, 5), max_size=3))
+def test_weights_of_another_shape_are_refused(objective, n, shape):
+    losses, weights = torch.rand(n), torch.ones(shape)
+    if weights.shape == losses.shape:
+        assert objective(losses, 0.1, weights=weights).shape == ()
+        return
+    with pytest.raises(ValueError, match=r"weights must be a tensor of shape .*one per loss, got"):
+        objective(losses, 0.1, weights=weights)
+
+
+@every
+def test_weights_that_are_no_tensor_are_refused(objective):
+    with pytest.raises(ValueError, match=r"weights must be a tensor .*got list"):
+        objective(torch.rand(2), 0.1, weights=[1.0, 1.0])
+
+
+@every
+@pytest.mark.parametrize("weights", [None, torch.ones(0)], ids=["plain", "weights"])
+def test_an_empty_batch_is_nan_as_torchs(objective, weights):
+    assert nn.CrossEntropyLoss()(torch.ones(0, 3), torch.ones(0).long()).isnan()
+    assert objective(torch.ones(0), 0.1, weights=weights).isnan()
+
+
+def test_sums_of_an_empty_batch_are_zero_as_torchs():
+    for objective in (F.erm, F.iflood, F.softad):
+        assert objective(torch.ones(0), 0.1, reduction="sum") == 0
+        assert objective(torch.ones(0), 0.1, reduction="none").shape == (0,)
+
+
+@given(st.floats(-10, 10, width=32), st.sampled_from(F.SCALES))
+def test_tensor_sigma_that_is_not_positive_is_refused_or_nan(sigma, scale):
+    """Read on a CPU it is refused; under `vmap` it gives NaN and never another sign."""
+    losses = torch.tensor([0.0, 0.5, 3.0])
+    for function in (F.softad, F.softad_weights):
+        each = vmap(lambda s, f=function: f(losses, 0.1, s, scale=scale))(torch.tensor([sigma]))
+        if sigma >= 1e-30:
+            value = function(losses, 0.1, torch.tensor(sigma), scale=scale)
+            torch.testing.assert_close(value, function(losses, 0.1, sigma, scale=scale))
+            torch.testing.assert_close(each[0], value)
+            continue
+        with pytest.raises(ValueError, match="sigma must be a number of at least 1e-30, got"):
+            function(losses, 0.1, torch.tensor(sigma), scale=scale)
+        if sigma <= 0:
+            assert each.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: F.softad_weights(torch.ones(2), 0.1, scale="txt"), "scale 'txt' unknown; choose"),
+        (lambda: F.softad_weights(torch.ones(2), 0.1, 0.0), "sigma must be a number of at least"),
+        (lambda: F.softad(torch.ones(2), 0.1, True), "sigma must be a number of at least"),
+        (lambda: F.cvar(torch.ones(2), torch.tensor(1.0)), "beta must be a number of at least 0"),
+        (lambda: F.chi2_dro(torch.ones(2), torch.tensor(-1.0)), "radius must be a number of at"),
+        (lambda: F.tilted(torch.ones(2), torch.tensor(math.nan)), "t must be a finite number"),
+        (lambda: F.flood_levels(torch.ones(2), torch.tensor(1.5)), "gamma must be a number of"),
+    ],
+)
+def test_tensors_and_words_out_of_range_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("sigma", [1e-30, 1e-20, 1e30])
+def test_the_smallest_sigma_has_a_finite_gradient_in_float32(sigma):
+    losses = torch.tensor([0.0, 0.1, 50.0], requires_grad=True)
+    F.softad(losses, 0.1, sigma, scale="text").backward()
+    assert losses.grad.isfinite().all()
+
+
+def test_norms_of_float16_gradients_are_refused():
+    grads = {"weight": torch.zeros(2, dtype=torch.float16)}
+    for rule in (F.perturb, F.asam_perturb):
+        with pytest.raises(ValueError, match="gradient of weight is float16, whose norm overflows"):
+            rule(grads, grads, 0.1)
+
+
+def test_a_bfloat16_gradient_of_zero_does_not_move():
+    zeros = {"weight": torch.zeros(2, dtype=torch.bfloat16)}
+    assert F.perturb(zeros, zeros, 0.05)["weight"].tolist() == [0, 0]

@@ -1,0 +1,162 @@
+"""Base losses: equal to torch's options or refused with the reason, warned of where θ turns them."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from softadlib import ERM, AccumulatedFlooding, CalibrationWarning, Flooding, IFlood, SoftAD
+from softadlib.losses.levels import cross_entropy_levels
+
+LN2 = 0.6931471805599453
+CROSS_ENTROPIES = [nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss]
+
+
+# ERM equals torch's loss, or is refused
+
+
+@given(
+    data=st.data(),
+    classes=st.integers(2, 4),
+    weighted=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.2]),
+    soft=st.booleans(),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+)
+def test_erm_is_torchs_cross_entropy_in_value_and_gradient_or_refused(
+    data, classes, weighted, smoothing, soft, reduction
+):
+    n = data.draw(st.integers(1, 5))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    logits = torch.randn(n, classes, generator=generator, dtype=torch.float64)
+    target = torch.randint(classes, (n,), generator=generator)
+    if soft:
+        target = torch.rand(n, classes, generator=generator, dtype=torch.float64).softmax(1)
+    weight = torch.rand(classes, generator=generator, dtype=torch.float64) + 0.1
+    base = nn.CrossEntropyLoss(
+        weight if weighted else None, reduction=reduction, label_smoothing=smoothing
+    )
+
+    def value_and_slope(make):
+        leaf = logits.clone().requires_grad_()
+        value = make()(leaf, target)
+        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
+
+    if weighted and (soft or smoothing):
+        with pytest.raises(ValueError, match="with class weights: torch weighs the classes inside"):
+            value_and_slope(lambda: ERM(base=base, reduction=reduction))
+        return
+    ours = value_and_slope(lambda: ERM(base=base, reduction=reduction))
+    torch.testing.assert_close(ours, value_and_slope(lambda: base))
+
+
+@pytest.mark.filterwarnings("ignore:.*reduction:UserWarning")
+def test_batchmean_is_one_loss_per_sample():
+    log_probs, target = torch.randn(4, 3).log_softmax(1), torch.rand(4, 3).softmax(1)
+    base = nn.KLDivLoss(reduction="batchmean")
+    torch.testing.assert_close(ERM(base=base)(log_probs, target), base(log_probs, target))
+    each = nn.KLDivLoss(reduction="none")(log_probs, target).sum(1)
+    torch.testing.assert_close(ERM(base=base, reduction="none")(log_probs, target), each)
+
+
+def test_a_base_that_sums_says_where_the_sum_belongs():
+    with pytest.warns(UserWarning, match=r"reduction='sum'.*give reduction= to the criterion"):
+        SoftAD(0.1, base=nn.MSELoss(reduction="sum"))
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (lambda x, y: (x, y), "must give a tensor of one loss per sample, .* got tuple"),
+        (lambda x, y: x.mean(), "a single value: use reduction='none', or a callable without"),
+    ],
+)
+def test_what_a_base_gives_is_named(base, words):
+    with pytest.raises(ValueError, match=words):
+        SoftAD(0.1, base=base)(torch.ones(2, 2), torch.ones(2))
+
+
+def test_an_empty_batch_is_nan():
+    for criterion in (ERM(), Flooding(0.1), IFlood(0.1), SoftAD(0.1)):
+        assert criterion(torch.ones(0, 3), torch.ones(0).long()).isnan()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_a_trace_counts_ignored_targets_that_it_has_not_seen():
+    logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    holes = torch.tensor([0, -100, 2, -100])
+    criterion = SoftAD(0.1)
+    traced = torch.jit.trace(criterion, (logits, targets), check_trace=False)
+    torch.testing.assert_close(traced(logits, holes), criterion(logits, holes))
+
+
+# The cliff
+
+
+@given(
+    kind=st.sampled_from(CROSS_ENTROPIES),
+    make=st.sampled_from([SoftAD, IFlood]),
+    theta=st.floats(-1, 4, width=32),
+)
+def test_every_cross_entropy_warns_from_ln_2_on_and_only_there(kind, make, theta):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(theta, base=kind(reduction="none"))
+    assert [w.category for w in caught] == [CalibrationWarning] * (theta >= LN2)
+    for warning in caught:
+        assert "predicts the wrong class" in str(warning.message)
+
+
+def test_weights_of_binary_cross_entropy_move_the_level():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SoftAD(1.0, base=nn.BCEWithLogitsLoss(weight=torch.tensor([2.0])))
+    with pytest.warns(CalibrationWarning, match=r"theta >= 0\.3466"):
+        SoftAD(0.4, base=nn.BCEWithLogitsLoss(pos_weight=torch.tensor([0.5, 3.0])))
+
+
+def test_the_warning_says_what_is_true_of_more_classes():
+    """The minimiser of three classes, by a grid over probabilities: right past ln 2, wrong from ln 3."""
+    with pytest.warns(CalibrationWarning, match="no longer sure to be right, and wrong from ln K"):
+        SoftAD(0.75)
+    grid = torch.linspace(0.005, 0.99, 198, dtype=torch.float64)
+    p, q = (v.flatten() for v in torch.meshgrid(grid, grid, indexing="ij"))
+    inside = p + q < 0.995
+    p, q = p[inside], q[inside]
+    losses = -torch.stack([p, q, 1 - p - q]).log()
+    likely = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    for theta, right in ((0.75, True), (1.0, True), (1.15, False)):
+        risk = (likely[:, None] * ((losses - theta) ** 2 + 1).sqrt()).sum(0)
+        best = losses[:, risk.argmin()]
+        assert (best.argmin() == 0) == right, theta
+    assert cross_entropy_levels(3).inverted_from == pytest.approx(1.0986, abs=1e-4)
+
+
+# Accumulated flooding
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5).filter(any))
+def test_calls_without_gradients_are_no_parts(trains):
+    """Validation between micro-batches changes neither the value nor the gradients."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(len(trains), 4, 3), torch.randint(2, (len(trains), 4))
+    flooding = AccumulatedFlooding(5.0)
+    for i, train in enumerate(trains):
+        if train:
+            flooding(model(x[i]), y[i]).backward()
+        else:
+            with torch.no_grad():
+                flooding(model(100 * x[i]), y[i])
+    value = flooding.scale_gradients(model.parameters())
+    ours = model.weight.grad.clone()
+    model.zero_grad()
+    parts = torch.tensor(trains)
+    expected = Flooding(5.0)(model(x[parts].flatten(0, 1)), y[parts].flatten())
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(ours, model.weight.grad)

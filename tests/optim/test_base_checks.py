@@ -1,0 +1,146 @@
+"""Which base optimizers and which calls are taken, and which are refused in one line."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, Adadelta, Adam, RMSprop
+
+from softadlib import ASAM, FDGR, GNP, SAM
+
+MAKERS = {
+    "sam": lambda base: SAM(base),
+    "asam": lambda base: ASAM(base),
+    "gnp": lambda base: GNP(base),
+    "fdgr": lambda base: FDGR(base, 0.1),
+}
+every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def quadratic(w, optimizer, zero=True):
+    """A closure of ‖w‖²/2, which forgets to zero gradients where asked to."""
+
+    def closure():
+        if zero:
+            optimizer.zero_grad()
+        loss = w.square().sum() / 2
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def weights(dtype=torch.float32):
+    return nn.Parameter(torch.tensor([3.0, 4.0], dtype=dtype))
+
+
+@every
+def test_bases_that_cannot_be_wrapped_are_refused_at_once(make):
+    for base, words in (
+        (torch.optim.LBFGS([weights()]), "cannot wrap LBFGS, which evaluates the loss itself"),
+        (SGD([weights()], maximize=True), "minimise the negative loss instead"),
+        (SGD([weights(torch.float16)]), "takes no float16 parameters"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            make(base)
+        assert "\n" not in str(error.value)
+
+
+@every
+@given(zeroed=st.lists(st.booleans(), min_size=1, max_size=5))
+def test_a_closure_that_forgets_zero_grad_steps_as_one_that_does_not(make, zeroed):
+    ends = []
+    for flags in (zeroed, [True] * len(zeroed)):
+        w = weights()
+        optimizer = make(SGD([w], lr=0.1, momentum=0.5))
+        for flag in flags:
+            optimizer.step(quadratic(w, optimizer, flag))
+        ends.append(w.detach())
+    assert torch.equal(*ends)
+
+
+@every
+def test_gradients_of_somebody_else_are_still_refused(make):
+    w = weights()
+    optimizer = make(SGD([w], lr=0.1))
+    for _ in range(2):
+        optimizer.step(quadratic(w, optimizer))
+        w.square().sum().backward()
+        with pytest.raises(RuntimeError, match="found gradients of an earlier backward"):
+            optimizer.step(quadratic(w, optimizer, zero=False))
+        optimizer.zero_grad()
+
+
+# The radius
+
+
+@pytest.mark.parametrize("make", [SAM, ASAM, GNP])
+def test_the_radius_stands_in_every_group_and_in_the_repr(make):
+    w, v = weights(), weights()
+    optimizer = make(SGD([{"params": [w]}, {"params": [v], "lr": 0.5}], lr=0.1), radius=0.3)
+    assert [group["radius"] for group in optimizer.param_groups] == [0.3, 0.3]
+    assert "radius: 0.3" in repr(optimizer)
+    optimizer.add_param_group({"params": [weights()]})
+    assert optimizer.param_groups[2]["radius"] == 0.3
+    for group in optimizer.param_groups:
+        group["radius"] = 0.7  # as a schedule would
+    assert optimizer.radius == 0.7
+    twin = make(SGD([{"params": [w]}, {"params": [v]}, {"params": [weights()]}], lr=0.1))
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert twin.radius == 0.7
+    optimizer.param_groups[0]["radius"] = 0.1
+    with pytest.raises(ValueError, match=r"groups have the radii \[0.1, 0.7\]"):
+        _ = optimizer.radius
+
+
+def test_a_state_without_a_radius_leaves_it():
+    optimizer = SAM(SGD([weights()], lr=0.1), radius=0.3)
+    optimizer.load_state_dict(SGD([weights()], lr=0.2).state_dict())
+    assert (optimizer.radius, optimizer.param_groups[0]["lr"]) == (0.3, 0.2)
+
+
+def test_a_radius_set_in_the_groups_is_the_one_that_steps():
+    w = weights()
+    optimizer = SAM(SGD([w], lr=0.1), radius=0.0)
+    optimizer.param_groups[0]["radius"] = 0.5
+    optimizer.step(quadratic(w, optimizer))
+    torch.testing.assert_close(w.data, torch.tensor([2.67, 3.56]))  # 0.89·w
+
+
+# Words and order of other packages
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: SAM(SGD, p, radius=0.5, lr=0.1, momentum=0.9),
+        lambda p: SAM(SGD, p, rho=0.5, lr=0.1, momentum=0.9),
+        lambda p: SAM(p, SGD, rho=0.5, lr=0.1, momentum=0.9),
+        lambda p: SAM(p, base_optimizer=SGD, rho=0.5, lr=0.1, momentum=0.9),
+        lambda p: SAM(SGD, params=p, radius=0.5, lr=0.1, momentum=0.9),
+        lambda p: SAM(SGD(p, lr=0.1, momentum=0.9), rho=0.5),
+    ],
+)
+def test_every_spelling_makes_the_same_optimizer(make):
+    optimizer = make([weights()])
+    assert type(optimizer.base) is SGD
+    assert optimizer.radius == 0.5
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.1, 0.9)
+
+
+def test_a_setting_that_both_know_is_refused_with_what_to_write():
+    with pytest.raises(TypeError, match=r"alpha is a setting of GNP and of RMSprop: give each"):
+        GNP(RMSprop, [weights()], alpha=0.5)
+    assert GNP(RMSprop([weights()], alpha=0.9), alpha=0.5).alpha == 0.5
+    assert SAM(Adadelta, [weights()], rho=0.8).defaults["rho"] == 0.8
+
+
+def test_asam_needs_no_model_and_checks_one():
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    assert ASAM(Adam(model.parameters())).variant == "davda54"
+    assert ASAM(Adam(model.parameters()), model=model).variant == "official"
+    with pytest.raises(ValueError, match="model= lacks a parameter of the optimizer"):
+        ASAM(Adam(model.parameters()), model=other)
