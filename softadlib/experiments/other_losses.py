@@ -187,7 +187,7 @@ def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
     for name, level in levels.items():
         mine = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
         edges = [-math.inf, level.calibrated_below, level.uniform, math.inf]
-        places = ["below `right below`", "between", "above equal scores"]
+        places = ["below `calibrated below`", "between", "above equal scores"]
         place = pd.cut(mine["theta"], edges, right=False, labels=places)
         for where, part in mine.groupby(place, observed=True):
             accuracy = part["score_train"]

@@ -228,9 +228,8 @@ class ClosureOptimizer(Optimizer):
 
     def _no_sync(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
         """DDP's context without an exchange of gradients; `UserError` without a DDP model."""
-        no_sync: Callable[[], contextlib.AbstractContextManager[None]] = getattr(
-            self.model, "no_sync", None
-        )
+        no_sync: Callable[[], contextlib.AbstractContextManager[None]] | None
+        no_sync = getattr(self.model, "no_sync", None)
         if no_sync is None:
             raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
         return no_sync
