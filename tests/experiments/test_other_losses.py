@@ -23,8 +23,8 @@ def test_parts_are_whole_disjoint_and_of_the_seed(load, total):
     parts, again, other = load(3), load(3), load(4)
     assert sum(len(x) for x, _ in parts.values()) == total
     assert torch.cat([x for x, _ in parts.values()]).dtype == torch.float64
-    assert torch.uniform(parts["train"][0], again["train"][0])
-    assert not torch.uniform(parts["train"][0], other["train"][0])
+    assert torch.equal(parts["train"][0], again["train"][0])
+    assert not torch.equal(parts["train"][0], other["train"][0])
 
 
 def test_diabetes_is_standardised_by_its_training_part():
@@ -61,13 +61,13 @@ def weights(criterion, task="label smoothing", epochs=20):
 def test_below_the_floor_iflood_is_erm_and_above_it_is_not():
     base, floor = TASKS["label smoothing"].base, cross_entropy_levels(10, 0.1).minimum
     start, erm = weights(ERM(base=base))
-    assert all(not torch.uniform(a, b) for a, b in zip(start, erm))
+    assert all(not torch.equal(a, b) for a, b in zip(start, erm))
     for theta, same in ((0.9 * floor, True), (1.2, False)):
         with pytest.warns(CalibrationWarning) if theta > math.log(2) else nullcontext():
             criterion = IFlood(theta, base=base)
-        assert all(torch.uniform(a, b) for a, b in zip(erm, weights(criterion)[1])) == same
+        assert all(torch.equal(a, b) for a, b in zip(erm, weights(criterion)[1])) == same
     soft = weights(SoftAD(0.9 * floor, base=base))[1]
-    assert not torch.uniform(erm[0], soft[0]), "SoftAD's steps are shorter all the same"
+    assert not torch.equal(erm[0], soft[0]), "SoftAD's steps are shorter all the same"
 
 
 def test_a_sweep_is_paired_and_reproducible():
