@@ -1,4 +1,4 @@
-"""The arms of the θ study against rows whose answer is plain."""
+"""The strategies of the θ study against rows whose answer is plain."""
 
 import math
 
@@ -12,60 +12,67 @@ from softadlib._validation import UserError
 from softadlib.experiments.choosing_theta import strategies
 from softadlib.training.profiles import load
 
+NOBODY = pd.DataFrame(columns=[*strategies.CASE, "trial", "theta"])
 
-def test_every_arm_takes_its_own():
-    lines = strategies.arms(*rows(1)).set_index("arm")
-    assert lines["theta"].drop("F").to_dict() == {
-        "A": 0.0413, "B": 0.05, "C": 0.1, "D": 0.01, "E": 0.4, "G": 0.02, "H": 0.1,
+
+def compare(grid, suggested, lower_end):
+    """The suggestions are those of both rules."""
+    return strategies.compare_strategies(grid, suggested, suggested, lower_end)
+
+
+def test_every_strategy_takes_its_own():
+    lines = compare(*rows(1)).set_index("strategy")
+    assert lines["theta"].drop("erm").to_dict() == {
+        "oracle": 0.0413, "suggested": 0.05, "former_rule": 0.05, "former_lower_end": 0.02,
+        "grid_largest_tie": 0.1, "grid_smallest_tie": 0.01, "grid_lowest_loss": 0.4,
+        "constant_0.1": 0.1, "constant_0.01": 0.01,
     }  # fmt: skip
-    assert math.isnan(lines["theta"]["F"])
-    assert lines["acc_test"]["A"] == 0.99
+    assert math.isnan(lines["theta"]["erm"])
+    assert lines["acc_test"]["oracle"] == 0.99
     assert lines["trainings"].to_dict() == {
-        "A": 1,
-        "B": 2,
-        "C": 3,
-        "D": 3,
-        "E": 3,
-        "F": 1,
-        "G": 2,
-        "H": 1,
-    }
-    # the best of the grid on the test part is .90, whatever the oracle reached
-    assert lines["regret"].round(9).to_dict() == {
-        "A": -0.09, "B": 0.01, "C": 0.0, "D": 0.03, "E": 0.02, "F": 0.1, "G": 0.04, "H": 0.0,
+        "oracle": 1, "suggested": 2, "former_rule": 2, "former_lower_end": 2, "erm": 1,
+        "grid_largest_tie": 3, "grid_smallest_tie": 3, "grid_lowest_loss": 3,
+        "constant_0.1": 1, "constant_0.01": 1,
     }  # fmt: skip
-    assert lines["gap"]["B"] == pytest.approx(0.35)
+    assert lines["gap"]["suggested"] == pytest.approx(0.35)
 
 
-def test_no_other_arm_takes_an_oracles_value():
+def test_where_no_theta_is_suggested_the_ordinary_run_stays():
+    grid, auto, low = rows(2)
+    advice = pd.DataFrame(
+        {"dataset": "gaussian", "label_noise": 0.0, "trial": [0, 1], "theta": [math.nan, 0.06]}
+    )
+    suggested = strategies.follow_advice(auto, grid, advice)
+    lines = strategies.compare_strategies(grid, suggested, auto, low)
+    own = lines[lines["strategy"] == "suggested"].set_index("trial")
+    assert own["acc_test"].tolist() == [0.80, 0.90]
+    assert math.isnan(own["theta"][0])
+    assert own["trainings"].tolist() == [1, 2]
+    unchanged = strategies.follow_advice(auto, grid, NOBODY)
+    assert unchanged["acc_test"].tolist() == auto["acc_test"].tolist()
+
+
+def test_no_other_strategy_takes_an_oracles_value():
     grid, auto, low = rows(1)
     others = [row("softad", 0, strategies.oracle("spiral", q), 1.0, 0.0, 1.0) for q in (0.0, 0.1)]
-    lines = strategies.arms(pd.concat([grid, pd.DataFrame(others)]), auto, low).set_index("arm")
-    assert lines["theta"][["C", "D", "E"]].tolist() == [0.1, 0.01, 0.4]
-    assert lines["theta"]["A"] == 0.0413, "nor the oracle that of another case"
+    lines = compare(pd.concat([grid, pd.DataFrame(others)]), auto, low).set_index("strategy")
+    names = ["grid_largest_tie", "grid_smallest_tie", "grid_lowest_loss"]
+    assert lines["theta"][names].tolist() == [0.1, 0.01, 0.4]
+    assert lines["theta"]["oracle"] == 0.0413, "nor the oracle that of another case"
 
 
-def test_tables_put_together_may_share_an_index():
-    grid, auto, low = rows(2)
-    parts = pd.concat([grid[:7].reset_index(drop=True), grid[7:].reset_index(drop=True)])
-    pd.testing.assert_frame_equal(
-        strategies.arms(parts, auto, low), strategies.arms(grid, auto, low)
-    )
-
-
-def test_trials_without_every_arm_are_left_out():
+def test_trials_without_every_strategy_are_left_out():
     grid, auto, low = rows(3)
-    lines = strategies.arms(grid, auto[auto["trial"] != 1], low)
+    lines = compare(grid, auto[auto["trial"] != 1], low)
     assert sorted(lines["trial"].unique()) == [0, 2]
-    no_oracle = strategies.arms(*rows(2, dataset="digits"))
-    assert set(no_oracle["arm"]) == set(strategies.ARMS) - {"A"}
-    with pytest.raises(UserError, match="softad train choosing"):
-        strategies.arms(grid, auto[:0], low)
+    no_oracle = compare(*rows(2, dataset="digits"))
+    assert set(no_oracle["strategy"]) == set(strategies.STRATEGIES) - {"oracle"}
+    with pytest.raises(UserError, match="train choosing"):
+        compare(grid, auto[:0], low)
 
 
 def test_differences_are_paired_by_trial():
-    lines = strategies.arms(*rows(2))
-    table = strategies.compared(lines, "B", "C")
+    table = strategies.compared(compare(*rows(2)), "suggested", "grid_largest_tie")
     # .89 − .90 and .90 − .90, in points; t(.975, 1) = 12.706205
     assert table["points"].tolist() == pytest.approx([-0.5])
     assert table["points low"].tolist() == pytest.approx([-0.5 - 12.706205 * 0.5], abs=1e-5)
@@ -75,79 +82,71 @@ def test_differences_are_paired_by_trial():
 
 def test_cases_of_a_trial_are_averaged_before_they_are_counted():
     both = [pd.concat(t) for t in zip(rows(2), rows(2, noise=0.1), rows(3, dataset="digits"))]
-    table = strategies.compared(strategies.arms(*both), "B", "C")
+    table = strategies.compared(compare(*both), "suggested", "grid_largest_tie")
     assert table["n"].tolist() == [3, 2, 2, 2]
-    assert table.index[-1][0] == "synthetic cases"
-    alone = table.loc[("gaussian", 0.0)]
-    np.testing.assert_allclose(table.iloc[-1], alone)  # both cases are alike: no more certain
+    assert table.index[-1][0] == "mean, synthetic"
+    assert table["cases"].iloc[-1] == 2
+    alone = table.loc[("gaussian", 0.0)].drop("cases")
+    np.testing.assert_allclose(table.iloc[-1].drop("cases"), alone)  # alike: no more certain
 
 
-def test_a_case_without_the_oracle_is_left_out_of_its_comparison():
-    both = [pd.concat(t) for t in zip(rows(2), rows(2, dataset="digits"))]
-    table = strategies.compared(strategies.arms(*both), "B", "A")
-    assert table.index.tolist() == [("gaussian", 0.0)]
+@pytest.fixture
+def all_cases():
+    parts = [rows(3, noise=q, dataset=d) for d, q in strategies.BAYES_RISK]
+    return tuple(pd.concat(tables, ignore_index=True) for tables in zip(*parts))
 
 
-def test_cases_kept_apart_have_a_mean_of_their_own():
-    parts = [rows(2, noise=q, dataset=d) for d, q in strategies.RISK]
-    grid, auto, low = (pd.concat(tables, ignore_index=True) for tables in zip(*parts))
-    auto.loc[auto["label_noise"] == strategies.APART, "acc_test"] -= 0.03
-    table = strategies.compared(strategies.arms(grid, auto, low), "B", "C").droplevel(1)
-    assert len(table) == 11
-    # −.01 and 0 in the two trials, three points lower in three of nine cases
-    assert table["points"]["synthetic cases"] == pytest.approx(-0.5 - 1)
-    assert table["points"]["those kept apart"] == pytest.approx(-0.5 - 3)
+def test_verdicts_follow_the_rows(all_cases):
+    grid, auto, low = all_cases
+    trial = auto["trial"].to_numpy()
+    better, worse = auto.copy(), auto.copy()
+    better[["acc_test", "loss_test"]] = np.array([0.9 + trial / 1000, 3.8 + trial / 100]).T
+    worse[["acc_test", "loss_test"]] = np.array([0.88 + trial / 1000, 4.1 + trial / 100]).T
+    for suggested, accuracy, loss in ((better, "kept", "lower"), (worse, "lost", "higher")):
+        lines = strategies.compare_strategies(grid, suggested, auto, low)
+        line = strategies.verdicts(lines).loc["constant_0.1"]
+        assert (line["accuracy"], line["loss"], line["n"]) == (accuracy, loss, 3)
+
+
+def test_the_headline_turns_round_with_the_rows(all_cases):
+    grid, auto, low = all_cases
+    for loss, word in ((3.8, "lower"), (4.2, "higher")):
+        former = auto.assign(loss_test=loss + auto["trial"] / 1000)
+        text = strategies.headline(strategies.compare_strategies(grid, auto, former, low))
+        assert f"`former_rule` has {word} test loss than the constant 0.1" in text
+        assert "n = 3 trials" in text
+
+
+def test_six_problems_by_hand():
+    benchmark = [
+        {"problem": "a", "theta": 0.01, "erm_acc": 80.0, "softad_acc": 79.0 + seed}
+        | {"erm_loss": 1.0, "scaled_loss": 0.5, "softad_loss": 0.75}
+        for seed in (0, 1)
+    ]
+    (line,) = strategies.six_problems(benchmark).to_dict("records")
+    assert line["points"] == pytest.approx(-0.5)
+    assert line["points high"] == pytest.approx(-0.5 + 12.706205 * 0.5, abs=1e-5)
+    assert (line["nats"], line["nats to scaled"], line["n"]) == (-0.25, 0.25, 2)
 
 
 def test_profiles_differ_in_their_grids_alone():
     params = REPOSITORY / "params"
     for dataset in ("gaussian", "sinusoid", "spiral"):
-        found = load("choosing", dataset, params)
-        assert set(found.grids["softad"]) < set(load("paper", dataset, params).grids["softad"])
-        theirs = load("choosing-oracle", dataset, params).grids["softad"]
-        assert set(theirs) == {strategies.oracle(dataset, q) for q in found.label_noise}
-        for other in ("auto", "low", "oracle"):
+        grid = load("choosing", dataset, params)
+        assert set(grid.grids["softad"]) < set(load("paper", dataset, params).grids["softad"])
+        oracles = load("choosing-oracle", dataset, params).grids["softad"]
+        assert set(oracles) == {strategies.oracle(dataset, q) for q in grid.label_noise}
+        for other in ("auto", "low", "oracle", "suggested"):
             same = load(f"choosing-{other}", dataset, params)
-            assert same.fingerprint() == found.fingerprint()
-            assert (same.trials, same.label_noise) == (found.trials, found.label_noise)
+            assert same.fingerprint() == grid.fingerprint()
+            assert (same.trials, same.label_noise) == (grid.trials, grid.label_noise)
 
 
 def test_risks_lie_where_theory_has_them():
     # the sinusoid's labels are a function of the input: R* is the flips' own entropy
     for q in (0.0, 0.05, 0.1):
         flips = -sum(p * math.log(p) for p in (q, 1 - q) if p > 0)
-        assert strategies.RISK["sinusoid", q] == pytest.approx(flips, abs=1e-4)
+        assert strategies.BAYES_RISK["sinusoid", q] == pytest.approx(flips, abs=1e-4)
         for dataset in ("gaussian", "spiral"):
-            assert strategies.RISK[dataset, q] >= flips
-    assert pytest.approx(math.log(2) * 0.01, abs=5e-5) == strategies.SLACK
-
-
-def test_verdicts_by_hand():
-    grid, auto, low = rows(3)
-    auto["acc_test"] = [0.899, 0.900, 0.901]  # against C's .90: 0 ± .25 points
-    auto["loss_test"] = [3.85, 3.8, 3.75]  # against C's 4: −.2 ± .12
-    (found,) = strategies.verdicts(strategies.arms(grid, auto, low)).itertuples(index=False)
-    assert found == (True, False, True, False, 3)
-    auto["acc_test"] = [0.869, 0.8691, 0.8689]  # three points below C and a little below D's .87
-    auto["loss_test"] = [3.9, 4.0, 4.1]
-    (found,) = strategies.verdicts(strategies.arms(grid, auto, low)).itertuples(index=False)
-    assert found == (False, True, False, True, 3)
-    auto["acc_test"] = [0.80, 0.90, 1.00]  # too uncertain for either
-    (found,) = strategies.verdicts(strategies.arms(grid, auto, low)).itertuples(index=False)
-    assert found == (False, False, False, False, 3)
-
-
-def test_rank_correlation():
-    parts = [rows(4, noise=q, dataset=d) for d, q in strategies.RISK]
-    grid, auto, low = (pd.concat(tables, ignore_index=True) for tables in zip(*parts))
-    risk = [
-        strategies.RISK[case] for case in auto[strategies.CASE].itertuples(index=False, name=None)
-    ]
-    auto["knob"] = np.sqrt(risk)  # any increasing function
-    lines = strategies.arms(grid, auto, low)
-    assert strategies.rank_correlation(lines) == pytest.approx((1, 1, 1))
-    auto["knob"] = -np.sqrt(risk)
-    assert strategies.rank_correlation(strategies.arms(grid, auto, low)).value == pytest.approx(-1)
-    shuffled = np.random.default_rng(0).random(len(auto))
-    found = strategies.rank_correlation(strategies.arms(grid, auto.assign(knob=shuffled), low))
-    assert -0.6 < found.low < found.value < found.high < 0.6
+            assert strategies.BAYES_RISK[dataset, q] >= flips
+    assert pytest.approx(math.log(2) * 0.01, abs=5e-5) == strategies.DROP_SLACK

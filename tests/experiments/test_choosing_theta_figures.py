@@ -6,45 +6,49 @@ import pandas as pd
 import pytest
 from helpers.choosing import rows
 
-from softadlib.experiments.choosing_theta import figures as choosing_figures
-from softadlib.experiments.choosing_theta import strategies
+from softadlib.experiments.choosing_theta import figures, strategies
 
 
 @pytest.fixture
 def lines():
-    cases = [*strategies.RISK, ("digits", 0.0)]
+    cases = [*strategies.BAYES_RISK, ("digits", 0.0)]
     parts = [rows(3, noise=q, dataset=d) for d, q in cases]
-    yield strategies.arms(*(pd.concat(tables, ignore_index=True) for tables in zip(*parts)))
+    grid, auto, low = (pd.concat(tables, ignore_index=True) for tables in zip(*parts))
+    yield strategies.compare_strategies(grid, auto, auto, low)
     plt.close("all")
 
 
-def test_suggested_has_a_dot_a_trial_at_its_risk(lines):
-    fig = choosing_figures.suggested(lines)
-    assert [ax.get_title() for ax in fig.axes] == ["gaussian", "sinusoid", "spiral"]
-    dots = [line.get_xydata() for line in fig.axes[2].lines if line.get_marker() == "o"]
-    wanted = [
-        [(strategies.RISK["spiral", q], 0.05 + t / 100) for t in range(3)] for q in (0, 0.05, 0.1)
-    ]
-    np.testing.assert_allclose(dots, wanted)
+def test_levels_has_a_circle_a_trial(lines):
+    lines.loc[(lines["strategy"] == "suggested") & (lines["dataset"] == "digits"), "theta"] = np.nan
+    (ax,) = figures.levels(lines).axes
+    assert ax.get_yticklabels()[0].get_text() == "digits"
+    drawn = [line.get_xdata() for line in ax.lines if line.get_label() == "former_rule"]
+    np.testing.assert_allclose(drawn, [[0.05, 0.06, 0.07]])
+    assert [text.get_text() for text in ax.texts] == ["no θ in 3 of 3"]
 
 
-def test_costs_are_means_over_trials(lines):
-    fig = choosing_figures.costs(lines)
-    titles = [ax.get_title() for ax in fig.axes[:4]]
-    assert titles == ["digits", "gaussian", "sinusoid", "spiral"]
-    (own,) = [
-        line for line in fig.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) > 1
-    ]
-    wanted = 100 * lines[lines["dataset"] == "digits"].groupby("arm")["regret"].mean()
-    drawn = dict(zip(own.get_xdata(), own.get_ydata()))
-    for place, arm in enumerate(strategies.ARMS):
-        if arm in wanted:
-            assert drawn[place] == pytest.approx(wanted[arm], abs=1e-9)
+def test_costs_are_differences_from_the_ordinary_run(lines):
+    accuracy, loss = figures.costs(lines).axes
+    names = [label.get_text() for label in accuracy.get_yticklabels()]
+    marks = next(line for line in accuracy.lines if "0 %" in str(line.get_label()))
+    by_name = dict(zip(names, marks.get_xdata()))
+    assert by_name["constant_0.1"] == pytest.approx(10)  # .90 − .80, in points
+    assert by_name["suggested"] == pytest.approx(10)
+    marks = next(line for line in loss.lines if "0 %" in str(line.get_label()))
+    assert dict(zip(names, marks.get_xdata()))["constant_0.1"] == pytest.approx(-1)
+
+
+def test_costs_leave_out_what_lacks_a_set(lines):
+    lacks = (lines["strategy"] == "suggested") & (lines["dataset"] == "spiral")
+    accuracy, _ = figures.costs(lines[~lacks]).axes
+    names = [label.get_text() for label in accuracy.get_yticklabels()]
+    marks = next(line for line in accuracy.lines if "0 %" in str(line.get_label()))
+    assert np.isnan(dict(zip(names, marks.get_xdata()))["suggested"])
 
 
 def test_forest_has_a_row_a_case(lines):
-    table = strategies.compared(lines, "B", "D")
-    fig = choosing_figures.forest({"B − D": table, "B − E": table}, margin=0.25)
+    table = strategies.compared(lines, "suggested", "grid_smallest_tie")
+    fig = figures.forest({"a": table, "b": table}, margin=0.25)
     accuracy = fig.axes[0]
     assert [t.get_text() for t in accuracy.get_yticklabels()][:2] == ["digits", "gaussian"]
     ends = [segment[:, 0] for segment in accuracy.collections[0].get_segments()]

@@ -1,93 +1,92 @@
-"""Pictures of the θ study: what was suggested, what each arm costs, by how much arms differ."""
+"""Pictures of the θ study: the levels suggested, what each strategy costs, where two differ."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from softadlib.analysis.statistics import mean_interval
-from softadlib.experiments.choosing_theta.strategies import ARMS, CASE, RISK
+from softadlib.analysis.statistics import Mean, paired
+from softadlib.experiments.choosing_theta.strategies import BAYES_RISK, STRATEGIES, differences
 from softadlib.functional import LN2
 
-NOISE = {0.0: "xkcd:black", 0.05: "xkcd:bright blue", 0.1: "xkcd:pinkish red"}
-"""Colour of each label noise."""
+NOISE = {0.0: ("0.1", "o"), 0.05: ("xkcd:teal", "s"), 0.1: ("xkcd:orange", "^")}
+"""Colour and marker of each label noise."""
+COMPARED_WITH_ERM = [name for name in STRATEGIES if name != "erm"]
 
 
-def suggested(lines: pd.DataFrame) -> Figure:
-    """Suggested θ against R*, a dot a trial and a bar at the mean, a panel per synthetic set."""
-    own = lines[lines["arm"] == "B"].set_index(CASE)
-    names = list(dict.fromkeys(d for d, q in RISK if (d, q) in own.index))
-    fig, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 3.1), sharey=True)
-    for ax, name in zip(np.atleast_1d(axes), names):
-        ax.plot([0, 0.5], [0, 0.5], color="0.6", linestyle="--", linewidth=1.2)
-        ax.axhline(LN2, color="0.25", linestyle=":", linewidth=1.4)
-        for noise, colour in NOISE.items():
-            if (name, noise) in own.index:
-                theta, risk = own.loc[(name, noise), "theta"], RISK[name, noise]
-                ax.plot(np.full(len(theta), risk), theta, "o", ms=4, alpha=0.5, color=colour)
-                ax.hlines(theta.mean(), risk - 0.02, risk + 0.02, color=colour)
-        ax.set(title=name, xlabel="R* (nats)", xlim=(-0.04, 0.5), ylim=(0, 0.72))
-    np.atleast_1d(axes)[0].set_ylabel("suggested θ (nats)")
+def levels(lines: pd.DataFrame) -> Figure:
+    """θ of every trial by both rules, a row per case; how many trials got none; R*; ln 2."""
+    rules = {"former_rule": ("0.5", "none", -0.15), "suggested": ("0.1", "0.1", 0.15)}
+    cases = list(lines.groupby(["dataset", "label_noise"], sort=True).groups)
+    fig, ax = plt.subplots(figsize=(7.5, 0.6 + 0.34 * len(cases)))
+    for name, (edge, face, shift) in rules.items():
+        part = lines[lines["strategy"] == name].set_index(["dataset", "label_noise"])["theta"]
+        for row, case in enumerate(cases):
+            thetas = part.loc[[case]] if case in part.index else part[:0]
+            ax.plot(
+                *(thetas, np.full(len(thetas), row + shift), "o"),
+                **{"color": edge, "markerfacecolor": face, "label": name if row == 0 else None},
+            )
+            if name == "suggested" and thetas.isna().any():
+                words = f"no θ in {thetas.isna().sum()} of {len(thetas)}"
+                ax.text(0.7, row, words, ha="left", va="center", fontsize="small")
+    known = [(BAYES_RISK[case], row) for row, case in enumerate(cases) if case in BAYES_RISK]
+    ax.plot(*zip(*known), "|", color="xkcd:teal", markersize=14, label="R*")
+    ax.axvline(LN2, color="0.25", linestyle=":", label="ln 2")
+    ax.set_yticks(range(len(cases)), [_case_name(*case) for case in cases])
+    ax.invert_yaxis()
+    ax.set(xlabel="θ (nats)", xlim=(-0.02, 0.85))
+    fig.legend(loc="outside upper center", ncols=4, fontsize="small")
     return fig
 
 
 def costs(lines: pd.DataFrame) -> Figure:
-    """Regret in accuracy (points) and test loss of every arm: mean and its interval over trials."""
-    lines = lines.assign(points=100 * lines["regret"])
-    names = list(dict.fromkeys(lines["dataset"]))
-    fig, axes = plt.subplots(
-        2, len(names), figsize=(2.5 * len(names), 5), sharex=True, sharey="row"
-    )
-    style: dict[str, Any] = {
-        "x": "arm",
-        "order": list(ARMS),
-        "hue": "label_noise",
-        "palette": NOISE,
-    }
-    style |= {
-        "errorbar": lambda values: mean_interval(values)[1:3],
-        "linestyle": "none",
-        "legend": False,
-    }
-    style |= {"markersize": 4, "err_kws": {"linewidth": 1.4}, "seed": 0}
-    for column, name in zip(axes.reshape(2, -1).T, names):
-        own = lines[lines["dataset"] == name]
-        several = own["label_noise"].nunique() > 1
-        style |= {
-            "hue_order": list(NOISE) if several else [0.0],
-            "dodge": 0.5 if several else False,
-        }
-        for ax, measure in zip(column, ("points", "loss_test")):
-            sns.pointplot(own, y=measure, ax=ax, **style)
-            ax.set(xlabel="", ylabel="")
-        column[0].axhline(0, color="0.6", linewidth=1, zorder=0)
-        column[0].set_title(name)
-    first = axes.reshape(2, -1)[:, 0]
-    first[0].set_ylabel("accuracy below the grid's\nbest on test (points)")
-    first[1].set_ylabel("test cross-entropy (nats)")
-    _legend(fig, [q for q in NOISE if (lines["label_noise"] == q).any()])
+    """Every strategy less the ordinary run, means over the synthetic sets by label noise.
+
+    Test accuracy (points) and test loss (nats) with Student's 95 % intervals over trials.
+    """
+    lines = lines[lines["dataset"].isin({dataset for dataset, _ in BAYES_RISK})]
+    fig, axes = plt.subplots(1, 2, figsize=(8.5, 4.2), sharey=True)
+    for ax, (measure, scale) in zip(axes, {"acc_test": 100, "loss_test": 1}.items()):
+        for shift, (noise, (colour, marker)) in zip((-0.22, 0, 0.22), NOISE.items()):
+            rows = []
+            for name in COMPARED_WITH_ERM:
+                wide = scale * differences(lines, name, "erm", measure)
+                wide = wide.loc[:, wide.columns.get_level_values("label_noise") == noise]
+                trials = wide.mean(axis=1, skipna=False).dropna()
+                complete = wide.shape[1] == lines["dataset"].nunique()
+                rows.append(paired(trials, 0 * trials) if complete else Mean(*4 * (np.nan,)))
+            at = np.arange(len(rows)) + shift
+            low, high = ([row[i] for row in rows] for i in (1, 2))
+            ax.hlines(at, low, high, color=colour, linewidth=1.4)
+            label = f"{100 * noise:g} % of labels flipped, n = {rows[-1].n}"
+            ax.plot([row.mean for row in rows], at, marker, color=colour, ms=5, label=label)
+        ax.axvline(0, color="0.6", linewidth=1, zorder=0)
+    axes[0].set_yticks(range(len(COMPARED_WITH_ERM)), COMPARED_WITH_ERM)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("test accuracy less that of erm (points)")
+    axes[1].set_xlabel("test loss less that of erm (nats)")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return fig
 
 
 def forest(tables: Mapping[str, pd.DataFrame], margin: float = 0.5) -> Figure:
-    """Paired differences with their intervals, a row per case: accuracy (points) and loss (nats).
+    """Paired differences with their intervals, a row per case: accuracy above, loss below.
 
-    `tables`: what `choosing.compared` gives, by title. A dotted line stands `margin` points below 0.
+    `tables`: what `strategies.compared` gives, by title. The dotted line is `margin` points below 0.
     """
-    count = len(tables)
     height = 0.9 + 0.26 * max(map(len, tables.values()))
-    fig, axes = plt.subplots(2, count, figsize=(3.2 * count, 2 * height), sharex="row", sharey=True)
+    fig, axes = plt.subplots(
+        2, len(tables), figsize=(3 * len(tables), 2 * height), sharex="row", sharey=True
+    )
     for column, (title, table) in zip(axes.reshape(2, -1).T, tables.items()):
         at = -np.arange(len(table))
-        names = [f"{d}, {100 * q:g} %" if q > 0 else d for d, q in table.index]
+        names = [_case_name(*case) for case in table.index]
         for ax, unit in zip(column, ("points", "nats")):
             ax.hlines(at, table[f"{unit} low"], table[f"{unit} high"], color="0.3", linewidth=1.6)
-            ax.plot(table[unit], at, "o", ms=4, color="xkcd:pinkish red")
+            ax.plot(table[unit], at, "o", ms=4, color="0.1")
             ax.axvline(0, color="0.6", linewidth=1, zorder=0)
             ax.set_yticks(at, names)
             ax.grid(axis="y")
@@ -97,7 +96,6 @@ def forest(tables: Mapping[str, pd.DataFrame], margin: float = 0.5) -> Figure:
     return fig
 
 
-def _legend(fig: Figure, noises: list[float]) -> None:
-    dots = [Line2D([], [], color=NOISE[q], marker="o", linestyle="") for q in noises]
-    words = [f"{100 * q:g} % of labels flipped" if q else "no labels flipped" for q in noises]
-    fig.legend(dots, words, loc="outside upper center", ncols=len(dots), fontsize="small")
+def _case_name(dataset: str, label_noise: float) -> str:
+    """A case as a label."""
+    return f"{dataset}, {100 * label_noise:g} %" if label_noise > 0 else dataset

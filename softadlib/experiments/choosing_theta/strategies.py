@@ -1,14 +1,15 @@
-"""The ways of choosing θ side by side: final rows in, one line per case, trial and arm out."""
+"""Strategies of choosing θ side by side: final rows in, a line per case, trial and strategy out."""
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from softadlib._validation import UserError
-from softadlib.analysis.statistics import Estimate, bootstrap, paired
+from softadlib.analysis.statistics import Mean, paired
 from softadlib.results.selection import final, select
 
-RISK = {
+BAYES_RISK = {
     ("gaussian", 0.0): 0.0344,
     ("gaussian", 0.05): 0.2197,
     ("gaussian", 0.1): 0.340,
@@ -20,147 +21,186 @@ RISK = {
     ("spiral", 0.1): 0.435,
 }
 """R* in nats by dataset and label noise, by quadrature: no network has a smaller cross-entropy."""
-APART = 0.05
-"""The label noise that had no part in choosing the rule of `suggest_theta`."""
-SLACK = 0.0069
-"""ψ(1)·0.01, what a tolerated drop of a point adds to θ where every margin is 1."""
-ARMS = {
-    "A": "oracle, R* + 0.0069",
-    "B": "suggested",
-    "C": "grid, accuracy, largest tie",
-    "D": "grid, accuracy, smallest tie",
-    "E": "grid, least loss",
-    "F": "ERM",
-    "G": "suggested, lower end",
-    "H": "always the grid's value nearest 0.1",
+HELD_OUT_NOISE = 0.05
+"""The label noise that had no part in choosing rule 1; rule 2 was chosen with all of them in sight."""
+DROP_SLACK = 0.0069
+"""0.01·ln 2, what rule 1 added to θ for a tolerated drop of a point of accuracy."""
+STRATEGIES = {
+    "erm": "the ordinary run",
+    "suggested": "suggest_theta (rule 2); the ordinary run where it suggests no θ",
+    "former_rule": "suggest_theta as it was (rule 1), which took every mistake for noise",
+    "former_lower_end": "the lower end of rule 1's bracket",
+    "constant_0.01": "the grid's value nearest 0.01, always",
+    "constant_0.1": "the grid's value nearest 0.1, always",
+    "grid_lowest_loss": "grid, by validation loss",
+    "grid_smallest_tie": "grid, by validation accuracy, ties to the smallest",
+    "grid_largest_tie": "grid, by validation accuracy, ties to the largest (the paper's)",
+    "oracle": "R* + 0.0069, which nobody knows",
 }
+OPTIONAL = {"oracle", "suggested"}
+"""Strategies that not every dataset has been trained with."""
 CASE = ["dataset", "label_noise"]
 MEASURES = ["acc_test", "loss_test", "gap", "model_norm"]
 
 
 def oracle(dataset: str, label_noise: float) -> float | None:
-    """θ = R* + 0.0069 to four digits, as profile `choosing-oracle` has it; None where R* is not known."""
-    risk = RISK.get((dataset, label_noise))
-    return None if risk is None else round(risk + SLACK, 4)
+    """θ = R* + 0.0069 to four digits, as in profile `choosing-oracle`; None where R* is unknown."""
+    risk = BAYES_RISK.get((dataset, label_noise))
+    return None if risk is None else round(risk + DROP_SLACK, 4)
 
 
-def arms(grid: pd.DataFrame, auto: pd.DataFrame, low: pd.DataFrame) -> pd.DataFrame:
-    """One line per dataset, label noise, trial and arm: θ, MEASURES, `regret`, `trainings`.
+def follow_advice(softad: pd.DataFrame, grid: pd.DataFrame, advice: pd.DataFrame) -> pd.DataFrame:
+    """Rows of SoftAD at the suggested θ, those of the ordinary run where none was suggested.
 
-    `grid` holds ERM and SoftAD over a grid and at the oracles' values, which no other arm may take;
-    `auto`, `low` SoftAD at the suggested θ and at its lower end. `regret`: test accuracy of the best
-    value of the grid, chosen on the test part, minus the arm's. Trials that lack an arm other than
-    the oracle are left out. Raises UserError where none is left.
+    A study trains at the smallest θ then. `advice`: what `results.reader.suggestions` gives.
     """
-    grid, auto, low = (rows.reset_index(drop=True) for rows in (grid, auto, low))
-    ends = final(grid)
-    ends = ends[ends["method"].isin(["erm", "softad"])]
-    known = {oracle(*case) for case in RISK}
-    soft, own = ends["method"] == "softad", ends["knob"].isin(known)
-    swept = ends[soft & ~own]
-    by = [swept[name] for name in (*CASE, "trial")]
-    theirs = [oracle(*case) for case in ends[CASE].itertuples(index=False)]
-    chosen = {
-        "A": ends[soft & (ends["knob"] == pd.Series(theirs, index=ends.index, dtype=float))],
-        "B": final(auto[auto["method"] == "softad"]),
-        "C": select(swept, "largest"),
-        "D": select(swept, "smallest"),
-        "E": swept.loc[swept.groupby([*CASE, "trial"])["loss_val"].idxmin()],
-        "F": ends[ends["method"] == "erm"],
-        "G": final(low[low["method"] == "softad"]),
-        "H": swept.loc[(swept["knob"] - 0.1).abs().groupby(by).idxmin()],
+    softad, erm = final(softad), final(grid[grid["method"] == "erm"])
+    refused = advice.loc[advice["theta"].isna(), [*CASE, "trial"]]
+    kept = softad.merge(refused, how="left", on=[*CASE, "trial"], indicator=True)
+    kept = kept[kept.pop("_merge") == "left_only"]
+    return pd.concat([kept, erm.merge(refused, on=[*CASE, "trial"])], ignore_index=True)
+
+
+def compare_strategies(
+    grid: pd.DataFrame, suggested: pd.DataFrame, former: pd.DataFrame, lower_end: pd.DataFrame
+) -> pd.DataFrame:
+    """One line per dataset, label noise, trial and strategy: θ, MEASURES, `trainings`.
+
+    `grid` holds ERM and SoftAD over a grid and at the oracles' values, which no other strategy may
+    take; `suggested` is of `follow_advice`, `former` and `lower_end` SoftAD by rule 1. Trials that
+    lack a strategy, other than `OPTIONAL` ones, are left out. Raises UserError where none is left.
+    """
+    ends = final(grid.reset_index(drop=True))
+    softad = ends[ends["method"] == "softad"]
+    of_case = [oracle(*case) for case in softad[CASE].itertuples(index=False)]
+    is_oracle = softad["knob"].isin({oracle(*case) for case in BAYES_RISK})
+    swept = softad[~is_oracle]
+    trials = swept.groupby([*CASE, "trial"])
+    keys = [swept[name] for name in (*CASE, "trial")]
+    rows = {
+        "erm": ends[ends["method"] == "erm"],
+        "suggested": suggested,
+        "former_rule": final(former[former["method"] == "softad"]),
+        "former_lower_end": final(lower_end[lower_end["method"] == "softad"]),
+        "grid_lowest_loss": swept.loc[trials["loss_val"].idxmin()],
+        "grid_smallest_tie": select(swept, "smallest"),
+        "grid_largest_tie": select(swept, "largest"),
+        "oracle": softad[softad["knob"] == pd.Series(of_case, index=softad.index, dtype=float)],
     }
-    size = swept.groupby([*CASE, "trial"]).size().rename("size")
-    best = swept.groupby([*CASE, "trial"])["acc_test"].max().rename("best")
-    lines = pd.concat([rows.assign(arm=arm) for arm, rows in chosen.items()], ignore_index=True)
-    lines = lines.join(best, on=[*CASE, "trial"]).join(size, on=[*CASE, "trial"])
+    for constant in (0.01, 0.1):
+        nearest = (swept["knob"] - constant).abs().groupby(keys).idxmin()
+        rows[f"constant_{constant:g}"] = swept.loc[nearest]
+    lines = pd.concat([part.assign(strategy=name) for name, part in rows.items()])
+    lines = lines.join(trials.size().rename("trainings"), on=[*CASE, "trial"])
+    few = {"erm": 1, "former_rule": 2, "former_lower_end": 2, "oracle": 1}
+    few |= {"constant_0.01": 1, "constant_0.1": 1}
+    lines["trainings"] = lines["strategy"].map(few).fillna(lines["trainings"])
+    advised = lines["strategy"] == "suggested"
+    lines.loc[advised, "trainings"] = 1 + (lines.loc[advised, "method"] == "softad")
     lines["gap"] = lines["loss_test"] - lines["loss_train"]
-    lines["regret"] = lines.pop("best") - lines["acc_test"]
-    lines["trainings"] = (
-        lines["arm"].map({"A": 1, "B": 2, "F": 1, "G": 2, "H": 1}).fillna(lines["size"])
-    )
-    lines = _complete(lines.rename(columns={"knob": "theta"}))
+    lines = _complete_trials(lines.rename(columns={"knob": "theta"}))
     if lines.empty:
-        raise UserError(
-            "no trial has every arm; first: softad train choosing, choosing-auto, choosing-low"
-        )
-    columns = [*CASE, "trial", "arm", "theta", *MEASURES, "regret", "trainings"]
-    return lines[columns].sort_values([*CASE, "trial", "arm"], ignore_index=True)
+        raise UserError("no trial has every strategy; train choosing, choosing-auto, choosing-low")
+    order = {name: place for place, name in enumerate(STRATEGIES)}
+    lines = lines.sort_values([*CASE, "trial"]).sort_values(
+        "strategy", key=lambda names: names.map(order), kind="stable"
+    )
+    columns = [*CASE, "trial", "strategy", "theta", *MEASURES, "trainings"]
+    return lines[columns].reset_index(drop=True)
 
 
-def _complete(lines: pd.DataFrame) -> pd.DataFrame:
-    there = lines.groupby([*CASE, "trial"])["arm"].transform(lambda a: set(ARMS) <= {*a, "A"})
+def _complete_trials(lines: pd.DataFrame) -> pd.DataFrame:
+    """Lines of the trials that have every strategy that is not optional."""
+    required = set(STRATEGIES) - OPTIONAL
+    there = lines.groupby([*CASE, "trial"])["strategy"].transform(lambda s: required <= set(s))
     return lines[there.astype(bool)]
 
 
-def differences(lines: pd.DataFrame, one: str, other: str, measure: str) -> pd.DataFrame:
-    """`measure` of arm `one` minus that of `other`, a row per trial and a column per case with both."""
-    wide = lines.pivot_table(index="trial", columns=[*CASE, "arm"], values=measure)
-    first, second = (wide.xs(arm, axis=1, level="arm") for arm in (one, other))
-    return (first - second).dropna(axis=1, how="all")
+def differences(lines: pd.DataFrame, first: str, second: str, measure: str) -> pd.DataFrame:
+    """`measure` of `first` minus that of `second`: a row per trial, a column per case with both."""
+    wide = lines.pivot_table(index="trial", columns=[*CASE, "strategy"], values=measure)
+    parts = (wide.xs(name, axis=1, level="strategy") for name in (first, second))
+    return next(parts).sub(next(parts)).dropna(axis=1, how="all")
 
 
-def compared(lines: pd.DataFrame, one: str, other: str, level: float = 0.95) -> pd.DataFrame:
-    """Paired differences of test accuracy (points) and test loss (nats) with their intervals, by case.
+def compared(lines: pd.DataFrame, first: str, second: str, level: float = 0.95) -> pd.DataFrame:
+    """Paired differences of test accuracy (points) and test loss (nats), Student's intervals, n.
 
-    Last come means over the synthetic cases of one trial, over trials that have all of them: cases
-    of a trial share its inputs and weights, so they are no trials of their own. The rule was chosen
-    on all but the cases of label noise `APART`.
+    A row per case, then means over the synthetic cases of one trial, over the trials that have all
+    of them: cases of a trial share its inputs and weights, so they are no trials of their own.
     """
-    rows = {}
-    each = {m: differences(lines, one, other, m) for m in ("acc_test", "loss_test")}
+    each = {m: differences(lines, first, second, m) for m in ("acc_test", "loss_test")}
     cases = list(each["acc_test"].columns)
-    means = {
-        "synthetic cases": [case for case in cases if case in RISK],
-        "those kept apart": [case for case in cases if case in RISK and case[1] == APART],
-    }
     pools = {(case[0], case[1]): [case] for case in cases}
-    pools |= {(words, np.nan): some for words, some in means.items() if len(some) > 1}
-    for key, some in pools.items():
-        row: dict[str, float] = {}
-        for measure, (unit, scale) in {
-            "acc_test": ("points", 100),
-            "loss_test": ("nats", 1),
-        }.items():
-            d = scale * each[measure][some].mean(axis=1, skipna=False).dropna()
-            found = paired(d, np.zeros(len(d)), level)
-            row |= {unit: found.mean, f"{unit} low": found.low, f"{unit} high": found.high}
-        rows[key] = row | {"n": found.n}
-    index = pd.MultiIndex.from_tuples(rows, names=CASE)
-    return pd.DataFrame(rows.values(), index=index)
+    synthetic = [case for case in cases if case in BAYES_RISK]
+    held_out = [case for case in synthetic if case[1] == HELD_OUT_NOISE]
+    if len(synthetic) > 1:
+        pools["mean, synthetic", np.nan] = synthetic
+    if len(held_out) > 1:
+        pools["mean, 5 % flipped", np.nan] = held_out
+    rows = []
+    for pool in pools.values():
+        points = _mean_difference(100 * each["acc_test"][pool], level)
+        nats = _mean_difference(each["loss_test"][pool], level)
+        rows.append(_row("points", points) | _row("nats", nats) | {"n": nats.n, "cases": len(pool)})
+    return pd.DataFrame(rows, index=pd.MultiIndex.from_tuples(pools, names=CASE))
+
+
+def _mean_difference(wide: pd.DataFrame, level: float) -> Mean:
+    """The interval of the trials' means over the columns."""
+    means = wide.mean(axis=1, skipna=False).dropna()
+    return paired(means, np.zeros(len(means)), level)
+
+
+def _row(unit: str, mean: Mean) -> dict[str, float]:
+    return {unit: mean.mean, f"{unit} low": mean.low, f"{unit} high": mean.high}
 
 
 def verdicts(lines: pd.DataFrame, margin: float = 0.5, level: float = 0.95) -> pd.DataFrame:
-    """What the success of B asks for and what would refute it, by case, each with its n.
+    """What the suggestion keeps and saves, against strategies that need no grid and one that does.
 
-    `accuracy kept`: the lower limit of B − C is above −`margin` points. `accuracy lost`: its upper
-    limit is below that; neither, and n was too small to say. `loss lower`: the upper limit of B − C
-    is below 0 nats. `worse than D`: the upper limit of B − D in accuracy is below 0.
+    A row per pair, of the mean over the synthetic cases. `accuracy`: "kept" where the lower limit of
+    the difference is above −`margin` points, "lost" where the upper is below that; `loss`: "lower"
+    or "higher" where the interval excludes 0; "open" where n is too small to say.
     """
-    c, d = (compared(lines, "B", other, level) for other in "CD")
-    return pd.DataFrame(
-        {
-            "accuracy kept": c["points low"] > -margin,
-            "accuracy lost": c["points high"] < -margin,
-            "loss lower": c["nats high"] < 0,
-            "worse than D": d["points high"] < 0,
-            "n": c["n"],
-        }
-    )
+    rows = {}
+    for other in ("erm", "former_rule", "constant_0.01", "constant_0.1", "grid_largest_tie"):
+        row = compared(lines, "suggested", other, level).xs("mean, synthetic").iloc[0]
+        accuracy = "kept" if row["points low"] > -margin else "open"
+        accuracy = "lost" if row["points high"] < -margin else accuracy
+        loss = "lower" if row["nats high"] < 0 else "higher" if row["nats low"] > 0 else "open"
+        rows[other] = row.to_dict() | {"accuracy": accuracy, "loss": loss}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def rank_correlation(lines: pd.DataFrame, seed: int = 0, level: float = 0.95) -> Estimate:
-    """Spearman's ρ of the suggested θ with R*, over trials and synthetic cases.
+def headline(lines: pd.DataFrame, level: float = 0.95) -> str:
+    """How both rules stand against the constant 0.1 where labels are flipped at 5 %, in words."""
+    sentences = []
+    for rule in ("former_rule", "suggested"):
+        table = compared(lines, rule, "constant_0.1", level)
+        if "mean, 5 % flipped" not in table.index.get_level_values("dataset"):
+            continue
+        row = table.xs("mean, 5 % flipped").iloc[0]
+        word = "higher" if row["nats low"] > 0 else "lower" if row["nats high"] < 0 else "no other"
+        sentences.append(
+            f"`{rule}` has {word} test loss than the constant 0.1: "
+            f"{row['nats']:+.3f} nats [{row['nats low']:+.3f}, {row['nats high']:+.3f}], "
+            f"n = {row['n']:.0f} trials, Student's {100 * level:g} % interval."
+        )
+    return "With 5 % of the labels flipped, " + " ".join(sentences)
 
-    The interval resamples trials, each with all its cases; trials that lack one are left out.
+
+def six_problems(rows: list[dict[str, Any]], level: float = 0.95) -> pd.DataFrame:
+    """SoftAD at the suggested θ of `tests/benchmarks/suggested_theta.py`, a row per problem.
+
+    `points`: test accuracy less that of the ordinary run; `nats`: test loss less that of the
+    ordinary run, `nats to scaled` less that of the ordinary run after temperature scaling.
     """
-    own = lines[(lines["arm"] == "B") & lines["dataset"].isin([d for d, _ in RISK])]
-    wide = own.pivot_table(index="trial", columns=CASE, values="theta").dropna()
-    risk = np.array([RISK[case] for case in wide.columns])
-    return bootstrap(
-        wide.to_numpy(),
-        lambda theta: stats.spearmanr(theta.ravel(), np.tile(risk, len(theta))).statistic,
-        seed,
-        level,
-        repeats=1999,
-    )
+    lines = {}
+    for problem, part in pd.DataFrame(rows).groupby("problem", sort=False):
+        row: dict[str, Any] = {"θ": part["theta"].median(), "ERM (%)": part["erm_acc"].mean()}
+        row |= _row("points", paired(part["softad_acc"], part["erm_acc"], level))
+        row |= _row("nats", paired(part["softad_loss"], part["erm_loss"], level))
+        row |= _row("nats to scaled", paired(part["softad_loss"], part["scaled_loss"], level))
+        lines[problem] = row | {"n": len(part)}
+    return pd.DataFrame.from_dict(lines, orient="index")
