@@ -25,7 +25,7 @@ FORMATS = ("html", "md", "csv")
 def run(args: argparse.Namespace) -> int:
     if args.emit_slurm is not None:
         raise UserError("--emit-slurm N is now: softad slurm PROFILE --shards N")
-    if args.shard is not None:
+    if args.shard is not None and args.engine == "joblib":
         raise UserError("run --shard is now: softad train PROFILE --shard i/N")
     if args.timeout is not None and args.timeout < 1:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
