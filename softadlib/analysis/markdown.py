@@ -13,7 +13,7 @@ from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import TIES
 
-BEGIN = "<!-- results of profile {profile}: softad results {profile} --write {file} -->"
+BEGIN = "<!-- results of profile {profile}: softad report {profile} --format md --output {file} -->"
 END = "<!-- end of results of profile {profile} -->"
 
 

@@ -23,6 +23,7 @@ BASES = (
     "computed here",
     "read in the authors' code",
     "read in their stored outputs",
+    "read in the paper",
 )
 """How a row is known."""
 
@@ -36,13 +37,16 @@ def register() -> pd.DataFrame:
 
 
 def as_markdown(rows: pd.DataFrame) -> str:
-    """One paragraph per row of the register."""
-    lines = [
-        f"**{number}. {row.subject[0].upper()}{row.subject[1:]}.** *Paper:* {row.paper}. *Code:* {row.code}. "
-        f"*Here:* {row.here} (`{row['where']}`)."
+    """A table of some rows of the register: what paper, code and workbook have, and how it is known."""
+    head = ["", "", "paper", "code", "here", "known how"]
+    cells = [
+        [str(number), row.subject, row.paper, row.code, f"{row.here} (`{row['where']}`)", row.basis]
         for number, row in rows.iterrows()
     ]
-    return "\n\n".join(lines)
+    lines = [head, [":--"] * len(head), *cells]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
 
 
 def summary(checks: Mapping[int, bool]) -> pd.DataFrame:
@@ -105,9 +109,9 @@ def theory_numbers(seed: int = 7) -> pd.Series:
     found = {
         "two steps / α²∇½‖∇R‖²": sharpness.two_step_ratio(risk, w, 1e-3),
         "a = λ = r against SAM": sharpness.sam_gap(risk, w, 0.05, 0.05),
-        "Prop. 1: coefficient of L_AD by eq. (4) at T = 10⁴": coefficient,
-        "Prop. 2: measured / stated at T = 1": second["mean"] / second["stated"],
-        "Prop. 3: share clipped by the paper's γ": third["clipped"].iloc[0],
+        "Prop. 3: coefficient of L_AD by eq. (20) at T = 10⁴": coefficient,
+        "Prop. 4: measured / stated at T = 1": second["mean"] / second["stated"],
+        "Prop. 6: share clipped by the paper's γ": third["clipped"].iloc[0],
     }
     return pd.Series(found)
 

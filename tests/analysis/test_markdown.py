@@ -168,7 +168,7 @@ def test_nothing_finished(capsys):
 
 @pytest.mark.parametrize("profile", ["paper", "label-noise", "beyond"])
 def test_the_pages_say_what_is_stored(profile):
-    """The block is `softad results`, and no number stands in the prose around it."""
+    """The block is `softad report --format md`, and no number stands in the prose around it."""
     page = (ROOT / "outputs" / profile / "README.md").read_text(encoding="utf-8")
     head, rest = page.split(results.BEGIN.format(profile=profile, file="README.md"))
     block, tail = rest.split(results.END.format(profile=profile))

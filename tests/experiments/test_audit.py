@@ -44,7 +44,9 @@ def test_differences_are_paired_and_signed():
     assert (line["above"], line["equal"], line["below"], line["n"]) == (1, 1, 2, 4)
     assert line["against"] == "erm"
     assert line["as claimed"]
-    assert line["low"] < line["mean"] < line["high"]
+    # s of −1, −1.5, 0, 1 is 1.1087; t(.975, 3) = 3.18245
+    half = 3.18245 * 1.10868 / 2
+    assert (line["low"], line["high"]) == pytest.approx((-0.375 - half, -0.375 + half), abs=1e-4)
     assert line["finds"] == "open"
 
 
@@ -55,7 +57,7 @@ def test_gap_is_test_minus_train():
     (line,) = audit.compare(audit.contenders(rows, NONE, "largest"), GAP).to_dict("records")
     assert line["mean"] == pytest.approx(0.2)
     assert not line["as claimed"]
-    assert math.isnan(line["low"])
+    assert (line["low"], line["high"]) == (-math.inf, math.inf)
 
 
 def test_exact_p_by_hand():
@@ -92,6 +94,19 @@ def test_diverged_trials_are_left_out_and_n_says_so():
     rows.loc[(rows["method"] == "softad") & (rows["trial"] == 1), "acc_val"] = math.nan
     (line,) = audit.compare(audit.contenders(rows, NONE, "largest"), NORM).to_dict("records")
     assert line["n"] == 2
+
+
+def test_the_sentences_turn_round_with_the_rows():
+    ours, erm = np.arange(8.0), np.arange(8.0) + 1 + np.arange(8) / 10
+    (line, _) = audit.readings(verdicts(table(ours, erm)))
+    assert (
+        "ties to the largest: **holds** at 0% flipped labels (mean on the claimed side in 1 of 1"
+        in line
+    )
+    (line, _) = audit.readings(verdicts(table(erm, ours)))
+    assert "**fails** at 0% flipped labels (mean on the claimed side in 0 of 1" in line
+    (line, _) = audit.readings(verdicts(table(ours[:3], erm[:3])))
+    assert "**not decidable**" in line
 
 
 def test_holm_by_hand():
@@ -167,12 +182,13 @@ def test_overhead_reads_a_benchmark_or_says_what_is_missing():
         audit.overhead({"methods": []})
 
 
-def test_pictures_show_every_comparison_and_hollow_what_spans_zero():
+def test_pictures_show_every_comparison_and_hollow_what_is_open():
     lines = []
     for dataset, noise, low, high in [("spiral", 0.0, -2, -1), ("digits", 0.0, -1, 2),
                                       ("spiral", 0.05, 1, 3)]:  # fmt: skip
         facts = {"dataset": dataset, "label_noise": noise, "against": "erm"}
         lines.append({**facts, "mean": (low + high) / 2, "low": low, "high": high})
+        lines[-1]["finds"] = "open" if low < 0 < high else "yes"
     both = pd.DataFrame([*lines, *lines])
     tables = {"largest": both.iloc[:3], "smallest": both.iloc[3:]}
     fig = audit_figures.intervals(tables, "gap", "nats", [*audit.OTHERS, MATCHED])

@@ -152,3 +152,16 @@ def test_pictures_mark_ln2_and_ln_k_and_draw_means():
     grey = [[one for one in ax.lines if one.get_linewidth() == 5] for ax in accuracy]
     assert [len(some) for some in grey] == [1, 0]
     plt.close(fig)
+
+
+def test_the_sentences_turn_round_with_the_falls():
+    line = {"dataset": "gaussian", "method": "SoftAD", "θ below": 0.68, "θ above": 0.71, "n": 3}
+    fall = {"accuracy": 0.95, "there": 0.05, "drop": 0.9, "low": 0.8, "high": 1.0}
+    none = {"accuracy": 0.95, "there": 0.94, "drop": 0.01, "low": -0.1, "high": 0.12}
+    falls = pd.DataFrame([line | fall, line | none])
+    first, second = minimiser.readings(falls)
+    assert (
+        "0.95 at θ = 0.68, 0.05 at 0.71; a fall of 0.90 [0.80, 1.00], n = 3: apart from zero"
+        in first
+    )
+    assert "0.94 at 0.71; a fall of 0.01 [-0.10, 0.12], n = 3: zero is within" in second

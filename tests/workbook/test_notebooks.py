@@ -29,6 +29,22 @@ def test_every_figure_and_table_has_its_notebook():
     assert starts >= {"tab1", "tab2", "prop3", "sec2", "app", TRAIN}
 
 
+def test_the_index_lists_every_notebook_once():
+    text = (REPOSITORY / "notebooks" / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\((\S+)\.ipynb\)", text)) == [p.stem for p in NOTEBOOKS]
+
+
+def test_pages_refer_to_pages_that_exist():
+    stems = {p.stem for p in NOTEBOOKS}
+    starts = {s.split("_")[0] for s in stems} - {"train", "recipes", "choosing"}
+    for path in NOTEBOOKS:
+        text = " ".join(
+            c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"
+        )
+        names = re.findall(r"`([\w-]+)`", text)
+        assert {n for n in names if n.split("_")[0] in starts and "_" in n} <= stems, path.stem
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_is_a_page(path):
     notebook = nbformat.read(path, as_version=4)

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib.analysis.statistics import bootstrap, permutation_test, sign_test
-from softadlib.experiments.audit.controls import BY_LOSS, BY_LR
+from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
 from softadlib.results.selection import TIES, final, select
 
+WATCHED, BY_LR, BY_LOSS = "watched", "lr", "loss"
+"""Kinds of control: the run itself, ERM with lr × factor, ERM with loss × factor."""
 MATCHED = "erm × |φ|"
 """ERM with lr × mean |φ| of the SoftAD run that it stands beside."""
 PAPER = ("erm", "flooding", "sam")
@@ -20,7 +21,7 @@ PAPER = ("erm", "flooding", "sam")
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
 CASE = ["dataset", "label_noise"]
 KEY = ["claim", "ties", "label_noise"]
-LEVEL, RESAMPLES = 0.05, 2000
+LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def contenders(rows: pd.DataFrame, controls: pd.DataFrame, ties: str) -> pd.Data
 def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
     """SoftAD minus each rival, trial by trial: a line per dataset, label noise and rival.
 
-    `mean` with its 95 % bootstrap interval `low`, `high` (NaN for one trial); trials `above`, `equal`,
+    `mean` with Student's 95 % interval `low`, `high` (infinite for one trial); trials `above`, `equal`,
     `below` zero; exact two-sided p of the sign test and of the permutation test; `finds`: "yes" or
     "no" where the latter is at most 0.05, by the side the mean is on, "open" elsewhere; `n` trials.
     """
@@ -72,13 +73,12 @@ def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
         for other in claim.against:
             if not {"softad", other} <= set(wide):
                 continue
-            d = (wide["softad"] - wide[other]).dropna().to_numpy()
-            if not len(d):
+            pairs = wide[["softad", other]].dropna()
+            if pairs.empty:
                 continue
-            low, high, p = np.nan, np.nan, 1.0  # of one trial: both signs of it are as far
-            if len(d) > 1:
-                low, high = bootstrap(d, seed=seed, repeats=RESAMPLES)[1:]
-                p = permutation_test(d, seed=seed)
+            d = (pairs["softad"] - pairs[other]).to_numpy()
+            low, high = paired(pairs["softad"], pairs[other])[1:3]
+            p = permutation_test(d, seed=seed)
             signs = sign_test(d)
             with_it = d.mean() < 0 if claim.below else d.mean() > 0
             finds = ("yes" if with_it else "no") if p <= LEVEL else "open"
@@ -179,3 +179,18 @@ def overhead(bench: Mapping[str, Any], method: str = "softad") -> pd.DataFrame:
         )
     steps = steps.set_index("method")
     return steps.loc[[m for m in (*OTHERS, method) if m in steps.index]]
+
+
+def readings(table: pd.DataFrame) -> list[str]:
+    """A sentence per claim and tie rule, from `verdicts`: the verdict at each label noise, its counts and n."""
+    sentences = []
+    for (claim, ties), part in table.groupby(["claim", "ties"], sort=False):
+        words = [
+            f"**{line['verdict']}** at {line['label_noise']:.0%} flipped labels "
+            f"(mean on the claimed side in {line['as claimed']} comparisons, n = {line['n']})"
+            for _, line in part.iterrows()
+        ]
+        sentences.append(
+            f"*{claim[0].upper()}{claim[1:]}*, ties to the {ties}: {'; '.join(words)}."
+        )
+    return sentences

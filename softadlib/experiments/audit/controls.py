@@ -19,6 +19,7 @@ from torch import Tensor
 from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.data.splits import Splits
+from softadlib.experiments.audit.claims import BY_LOSS, BY_LR, WATCHED
 from softadlib.methods import METHODS
 from softadlib.results import reader as store
 from softadlib.results import selection
@@ -32,8 +33,6 @@ from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import Trainer
 
-WATCHED, BY_LR, BY_LOSS = "watched", "lr", "loss"
-"""Kinds of control: the run itself, ERM with lr × factor, ERM with loss × factor."""
 ALONG = ("weight", "ascent", "ascent_weight")
 """Of an epoch: mean |w| over samples, the share with w < 0, mean |w| of those (NaN for none)."""
 TABLE = (*COLUMNS[:3], "label_noise", *COLUMNS[3:5], "control", "factor", *ALONG, *COLUMNS[5:])

@@ -12,10 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from softadlib.analysis import paper
-from softadlib.experiments.audit.claims import label
-from softadlib.experiments.audit.controls import WATCHED
+from softadlib.experiments.audit.claims import WATCHED, label
 
-RULES = {"largest": ("xkcd:pinkish red", "o"), "smallest": ("xkcd:bright blue", "s")}
+RULES = {"largest": ("0.15", "o"), "smallest": ("0.55", "s")}
 """Colour and marker of each tie rule."""
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 """Of the label noises, least first."""
@@ -29,9 +28,10 @@ ALONG = {
 def intervals(
     tables: Mapping[str, pd.DataFrame], claim: str, unit: str, order: Sequence[str]
 ) -> Figure:
-    """SoftAD minus each rival with its 95 % bootstrap interval: a column per dataset, a row per label noise.
+    """SoftAD minus each rival with Student's 95 % interval: a column per dataset, a row per label noise.
 
-    `tables`: tie rule → `audit.compare`. A hollow mark is an interval on both sides of zero.
+    `tables`: tie rule → `audit.compare`. A hollow mark is a comparison that the
+    exact test leaves open; a single trial has no interval.
     """
     every = pd.concat(tables.values())
     datasets, noises = paper.in_order(every["dataset"]), sorted(every["label_noise"].unique())
@@ -70,12 +70,12 @@ def _marks(
         if rival not in part.index:
             continue
         line = part.loc[rival]
-        ax.plot([line["low"], line["high"]], [place + shift] * 2, color=colour, linewidth=1.8)
-        inside = line["low"] <= 0 <= line["high"] or np.isnan(line["low"])
+        if np.isfinite(line["low"]):
+            ax.plot([line["low"], line["high"]], [place + shift] * 2, color=colour, linewidth=1.8)
         style: dict[str, Any] = {
             "color": colour,
             "markersize": 5,
-            "markerfacecolor": "white" if inside else colour,
+            "markerfacecolor": "white" if line["finds"] == "open" else colour,
         }
         ax.plot([line["mean"]], [place + shift], mark, **style)
 

@@ -161,3 +161,17 @@ def drops(
     key = lambda column: column.map(place)  # noqa: E731
     table = table.sort_values(["dataset", "method"], key=key, ignore_index=True)
     return table.assign(method=table["method"].map(lambda m: METHODS[m].label))
+
+
+def readings(falls: pd.DataFrame) -> list[str]:
+    """A sentence per line of `drops`: how far accuracy falls across ln 2, and whether the interval excludes zero."""
+    sentences = []
+    for line in falls.to_dict("records"):
+        known = line["low"] > 0 or line["high"] < 0
+        words = "apart from zero" if known else "zero is within the interval"
+        sentences.append(
+            f"{line['method']} on {line['dataset']}: accuracy {line['accuracy']:.2f} at θ = {line['θ below']:.2f}, "
+            f"{line['there']:.2f} at {line['θ above']:.2f}; a fall of {line['drop']:.2f} "
+            f"[{line['low']:.2f}, {line['high']:.2f}], n = {line['n']}: {words}."
+        )
+    return sentences

@@ -54,10 +54,10 @@ def confidence(steps: int, delta: float) -> float:
 def momentum_bounds(
     steps: int, drop: float, smoothness: float, moment: float, delta: float
 ) -> dict[str, float]:
-    """Bounds on T⁻¹Σ‖∇S(w_t)‖ with probability 1 − δ: "stated" in Prop. 1, "corrected" by its proof.
+    """Bounds on T⁻¹Σ‖∇S(w_t)‖ with probability 1 − δ: "stated" in Prop. 3, "corrected" by its proof.
 
     drop = S(w_1) − S(w_{T+1}), `smoothness` = L of S, `moment` = G with E‖G_t‖² ≤ G². Corrected is
-    eq. (4) as it stands: its coefficient of L is 2b + 1/(2√T), which is not 3/2. Prop. 3 is the
+    eq. (20) as it stands: its coefficient of L is 2b + 1/(2√T), which is not 3/2. Prop. 6 is the
     same with L = d·L/r and G = d·√V/r.
     """
     b, alpha, c = 1 - steps**-0.5, steps**-0.75, confidence(steps, delta)
@@ -78,7 +78,7 @@ def _eq4(
 
 
 def subgradient_bounds(steps: int, drop: float, g2: float, l_star: float) -> dict[str, float]:
-    """Bounds on T⁻¹ΣE‖∇F̄(w_t)‖²: √2·q "stated" in Prop. 2, 4·q "corrected", q = √(L*·G²·Δ/T).
+    """Bounds on T⁻¹ΣE‖∇F̄(w_t)‖²: √2·q "stated" in Prop. 4, 4·q "corrected", q = √(L*·G²·Δ/T).
 
     `drop` = Δ ≥ F̄(w_1) − inf F̄ at β = 1/(2L*), `l_star` = L* of every ℓ(·; z). 4 is what the
     descent inequality of the proof, 2(Δ + L*G²Tα²)/(Tα), gives at the proposition's own step α.
@@ -88,7 +88,7 @@ def subgradient_bounds(steps: int, drop: float, g2: float, l_star: float) -> dic
 
 
 class NormClipMomentum:
-    """M ← bM + (1−b)Ḡ, w ← w − αM/‖M‖, where Ḡ = G·min(1, γ/‖G‖) and M₀ = 0: Prop. 1.
+    """M ← bM + (1−b)Ḡ, w ← w − αM/‖M‖, where Ḡ = G·min(1, γ/‖G‖) and M₀ = 0: Prop. 3.
 
     b = 1 − T^(−1/2), α = T^(−3/4), and γ = G·T^(1/4) unless given, for T = `steps` and G = `moment`.
     Every step has length α, but for M = 0, where there is none. Raises ValueError for T < 1.
@@ -114,7 +114,7 @@ class NormClipMomentum:
 
 
 class ProjectedSubgradient:
-    """w ← Π[w − αG], α = √(Δ/(T·L*·G²)): Prop. 2, with `project` onto a closed convex set."""
+    """w ← Π[w − αG], α = √(Δ/(T·L*·G²)): Prop. 4, with `project` onto a closed convex set."""
 
     def __init__(
         self, steps: int, drop: float, g2: float, l_star: float,
@@ -134,7 +134,7 @@ def onto_ball(radius: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 class ZerothOrder:
-    """Gradients from values alone: (d/r)·f(w + rU)·U, U uniform on the unit sphere (Prop. 3).
+    """Gradients from values alone: (d/r)·f(w + rU)·U, U uniform on the unit sphere (Prop. 6).
 
     Unbiased for the gradient of f averaged over the ball of radius r (Flaxman et al. 2004).
     `points` = 2 takes (d/2r)(f(w + rU) − f(w − rU))U, of the same mean and far smaller variance.
@@ -165,7 +165,7 @@ class ZerothOrder:
     ) -> float:
         """The clipping radius T^(1/4)·(d/r)√V, or under "paper" T^(1/4)·√(dL/r).
 
-        The paper puts a smoothness constant where Prop. 1 has a second moment: its γ is so small
+        The paper puts a smoothness constant where Prop. 3 has a second moment: its γ is so small
         that it clips every gradient to one length, and their mean then says nothing of f.
         """
         if rule not in GAMMAS:

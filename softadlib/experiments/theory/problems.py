@@ -106,7 +106,7 @@ def least_envelope(problem: SquaredDistances, theta: float, grid: int = 41) -> f
 
 
 def hardest_iflood(theta: float, start: float = 0.5) -> tuple[SquaredDistances, np.ndarray]:
-    """One point on the line, ℓ = w²/2 on [−s, s], s = √(2θ), from `start`·s: Prop. 2's constant fails.
+    """One point on the line, ℓ = w²/2 on [−s, s], s = √(2θ), from `start`·s: Prop. 4's constant fails.
 
     From s/2, ‖∇F̄‖² = 4L*Δ = G², the most that either allows: at T = 1 the left side is 2q. From
     near 0 the left side tends to (8 ln 2 − 4)q ≈ 1.545q as T grows, above the stated √2·q.

@@ -62,7 +62,7 @@ def softad_rows(
     delta: float = 0.1,
     count: int = 1000,
 ) -> pd.DataFrame:
-    """Prop. 1: T⁻¹Σ‖∇S(w_t)‖, mean and worst of the runs, beside its bounds, a row per T.
+    """Prop. 3: T⁻¹Σ‖∇S(w_t)‖, mean and worst of the runs, beside its bounds, a row per T.
 
     The bounds hold for each run with probability 1 − δ and take the largest S(w_1) − S(w_{T+1}).
     `count` iterates make the average.
@@ -94,7 +94,7 @@ def iflood_rows(
     seed: int,
     count: int = 100,
 ) -> pd.DataFrame:
-    """Prop. 2: T⁻¹Σ‖∇F̄(w_t)‖², mean and worst of the runs, beside its bounds on the mean.
+    """Prop. 4: T⁻¹Σ‖∇F̄(w_t)‖², mean and worst of the runs, beside its bounds on the mean.
 
     `q` is √(L*G²Δ/T), the unit of both bounds.
     """
@@ -130,7 +130,7 @@ def zeroth_rows(
     delta: float = 0.1,
     count: int = 100,
 ) -> pd.DataFrame:
-    """Prop. 3 in the plane: T⁻¹Σ‖∇S̄(w_t; r)‖, mean and worst of the runs, beside its bounds.
+    """Prop. 6 in the plane: T⁻¹Σ‖∇S̄(w_t; r)‖, mean and worst of the runs, beside its bounds.
 
     `clipped` is the share of the gradients that γ under `rule` shortens.
     """
