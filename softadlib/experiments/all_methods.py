@@ -44,7 +44,7 @@ def train_all(protocol: Protocol) -> pd.DataFrame:
     for name in protocol.methods:
         for noise in protocol.label_noise:
             runs = [r for r in protocol.runs(name) if r.label_noise == noise]
-            samples = heldout.samples(protocol, runs)
+            samples = heldout.sample_inputs(protocol, runs)
             frames.append(train_runs(protocol, runs, {protocol.epochs}, samples=samples))
     return merge(frames)
 

@@ -1,79 +1,70 @@
-"""A folder of `outputs/` and its one writer: whole files or none, and what was done is kept.
+"""The folder of one dataset × method under `outputs/`: every file that is written there, and read.
 
-outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `metrics.COLUMNS`
+outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `schema.COLUMNS`
                                      provenance.json    written last: its presence means done
+                                     selected.parquet   losses and calibration of the selected runs
                                      train.ipynb        the executed notebook
-                                     parts/*.parquet    finished stacks of a sweep under way
+                                     parts/*.parquet    rows of a study under way
                                      parts/*.json       sessions of its shards
-                                     checkpoints/*.pt   trainings under way, `checkpoints.packed`
-                                     held-out/*.npz     losses of AdaFlood's auxiliary models
-                                     suggested/*.json   θ of an ordinary run, of grids that say auto
-                                     progress.json      how far a sweep under way is
+                                     checkpoints/*.pt   trainings under way
+                                     held-out/*.npz     losses under models not trained on the sample
+                                     suggested/*.json   θ of an ordinary run, for grids that say auto
+                                     progress.json      how far a study under way is
+
+Files appear whole or not at all. Those of a study under way begin with the protocol's fingerprint.
 """
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib._workspace import home, os_error_as_user_error, write
+from softadlib._workspace import os_error_as_user_error, write
 from softadlib.results import locks
-from softadlib.results.drawers import Drawers
-from softadlib.results.schema import COLUMNS
+from softadlib.results.paths import inside, profile_dir
+from softadlib.results.provenance import Provenance, Session
+from softadlib.results.schema import ALL_COLUMNS, COLUMNS
 from softadlib.results.table import merge, pack, unpack
 
 
-def profile_dir(profile: str) -> Path:
-    """outputs/<profile>. Raises UserError for a name that leads elsewhere."""
-    return _inside(profile)
-
-
-def _inside(*names: str) -> Path:
-    root = home() / "outputs"
-    path = root.joinpath(*names)
-    for name in names:
-        if not name or Path(name).name != name or name[0] == "." or set(name) & set("\\\0"):
-            raise UserError(f"{name!r} cannot be a folder in {root}; use a plain name")
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise UserError(
-            f"{path} leads out of {root}, to {path.resolve()}; remove that link, or make {root} itself one"
-        )
-    return path
-
-
 @contextlib.contextmanager
-def claim(profile: str, pairs: Iterable[tuple[str, str]], shared: bool = False) -> Iterator[None]:
-    """Be the one who writes the results of these (dataset, method) pairs, until the block ends.
+def lock_results(
+    profile: str, pairs: Iterable[tuple[str, str]], shared: bool = False
+) -> Iterator[None]:
+    """Hold the results of these (dataset, method) pairs for writing, until the block ends.
 
-    Processes started inside may claim them too. `shared` is for shards, who only add parts: several
-    may, but nobody alone meanwhile. Raises UserError, naming who holds one already. Whoever comes
-    first to a profile removes what killed processes left half-written.
+    Processes started inside hold them too. `shared` is for shards, which only add parts: several
+    may hold a pair, but none alone meanwhile. Raises UserError, naming the holder.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locks.working(profile_dir(profile)))
+        stack.enter_context(locks.lock_profile(profile_dir(profile)))
         for dataset, method in pairs:
-            path = _inside(profile, dataset, method)
+            path = inside(profile, dataset, method)
             lock, what = path.with_name(f".{method}.lock"), f"{profile}: {dataset} × {method}"
-            stack.enter_context(locks.held(lock, what, shared))
+            stack.enter_context(locks.file_lock(lock, what, shared))
             if not shared:
-                _settle(path)
+                _finish_set_aside(path)
         yield
 
 
 def _next(path: Path) -> Path:
+    """Return where `ResultFolder.set_aside` prepares the folder that replaces `path`."""
     return path.with_name(f".{path.name}.next")
 
 
-def _settle(path: Path) -> None:
-    """End what `ResultFolder.set_aside` began, if it was killed meanwhile."""
+def _finish_set_aside(path: Path) -> None:
+    """End what a killed `ResultFolder.set_aside` began: its last step, or none of it."""
     if _next(path).exists():
         with os_error_as_user_error(path):
             if path.exists():
@@ -83,17 +74,18 @@ def _settle(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class ResultFolder(Drawers):
+class ResultFolder:
     """The folder of one dataset × method of a profile, for one fingerprint of its protocol."""
 
     profile: str
     dataset: str
     method: str
-    fingerprint: str
+    fingerprint: str = ""
+    """Empty where finished results are read, whatever their protocol."""
 
     @property
     def path(self) -> Path:
-        return _inside(self.profile, self.dataset, self.method)
+        return inside(self.profile, self.dataset, self.method)
 
     @property
     def metrics(self) -> Path:
@@ -104,6 +96,10 @@ class ResultFolder(Drawers):
         return self.path / "provenance.json"
 
     @property
+    def selected(self) -> Path:
+        return self.path / "selected.parquet"
+
+    @property
     def notebook(self) -> Path:
         return self.path / "train.ipynb"
 
@@ -111,143 +107,185 @@ class ResultFolder(Drawers):
     def progress(self) -> Path:
         return self.path / "progress.json"
 
-    def _parts(self) -> list[Path]:
-        return sorted((self.path / "parts").glob(f"{self.fingerprint}-*.parquet"))
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
 
-    def kept(self, label_noise: Sequence[float]) -> pd.DataFrame:
-        """Every row that this protocol may keep: finished ones and those of a sweep cut short."""
+    def _of_study(self, pattern: str) -> list[Path]:
+        """Return this protocol's files in the folders of a study under way."""
+        folder, name = pattern.split("/")
+        return sorted(self.path.glob(f"{folder}/{self.fingerprint}-{name}"))
+
+    # Finished results
+
+    def read_provenance(self) -> Provenance:
+        """Read the facts beside the table. Raises UserError for a broken file."""
+        try:
+            return Provenance.from_json(self.provenance.read_text(encoding="utf-8"))
+        except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+            raise self.broken(error) from None
+
+    def broken(self, error: Exception) -> UserError:
+        """Return the error to raise for a provenance that says too little."""
+        what = f"{error} missing" if isinstance(error, KeyError) else error
+        return UserError(
+            f"{self.provenance} is broken ({what}); delete {self.path} and run the same command again"
+        )
+
+    def stored_fingerprint(self) -> str | None:
+        """Return the fingerprint of the stored table; None where there is no table."""
+        return unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
+
+    def files(self) -> list[Path]:
+        """Return the files of a finished result that are there."""
+        files = (self.provenance, self.metrics, self.selected, self.notebook)
+        return [path for path in files if path.exists()]
+
+    def finish(self, rows: pd.DataFrame, provenance: Provenance) -> None:
+        """Write the table, then its provenance, then remove the files that they replace."""
+        replaced = self._replaced()
+        columns = ALL_COLUMNS if rows["label_noise"].nunique() > 1 else list(COLUMNS)
+        write(self.metrics, pack(rows[columns], self.fingerprint))
+        write(self.provenance, provenance.to_json())
+        self._remove(replaced)
+
+    def tidy(self) -> None:
+        """Remove what a finished table has replaced, where `finish` was killed over it."""
+        self._remove(self._replaced())
+
+    def _replaced(self) -> list[Path]:
+        """Return the files that serve a study until its table is finished."""
+        under_way = [path for kind in ("parts/*", "checkpoints/*") for path in self._of_study(kind)]
+        return [*under_way, self.progress]
+
+    def _remove(self, files: Iterable[Path]) -> None:
+        with os_error_as_user_error(self.path):
+            for path in files:
+                path.unlink(missing_ok=True)
+        for folder in ("parts", "checkpoints"):
+            with contextlib.suppress(OSError):  # it stays where another protocol's files lie
+                (self.path / folder).rmdir()
+
+    def save_selected(self, rows: pd.DataFrame) -> None:
+        """Write `selected.parquet`."""
+        write(self.selected, pack(rows, self.fingerprint))
+
+    # Results of a study under way
+
+    def stored_rows(self, label_noise: Sequence[float]) -> pd.DataFrame:
+        """Return every row of this protocol: finished ones and those of an interrupted study."""
         frames = []
-        for part in self._parts():
+        for part in self._of_study("parts/*.parquet"):
             with contextlib.suppress(UserError):  # a broken one is trained again
                 rows, fingerprint = unpack(part)
                 frames += [rows] if fingerprint == self.fingerprint else []
         if self.metrics.exists():
             rows, fingerprint = unpack(self.metrics)
             if fingerprint == self.fingerprint:
-                known = (
-                    read_provenance(self.provenance)["protocol"] if self.provenance.exists() else {}
-                )
-                noise = known.get("label_noise", label_noise)
-                frames.append(rows if "label_noise" in rows else rows.assign(label_noise=noise[0]))
+                if "label_noise" not in rows:
+                    finished = self.provenance.exists()
+                    known = (
+                        self.read_provenance().protocol["label_noise"] if finished else label_noise
+                    )
+                    rows = rows.assign(label_noise=known[0])
+                frames.append(rows)
         return merge(frames)
 
     def save_part(self, rows: pd.DataFrame) -> None:
-        """Keep the rows of one finished stack."""
-        name = hashlib.sha256(pd.util.hash_pandas_object(rows).to_numpy().tobytes()).hexdigest()[
-            :16
-        ]
-        write(
-            self.path / "parts" / f"{self.fingerprint}-{name}.parquet",
-            pack(rows, self.fingerprint),
-        )
+        """Store rows of finished runs; the same rows always go to the same file."""
+        content = pd.util.hash_pandas_object(rows).to_numpy().tobytes()
+        self._save_part("parquet", content, pack(rows, self.fingerprint))
 
-    def _sessions(self) -> list[Path]:
-        return sorted((self.path / "parts").glob(f"{self.fingerprint}-*.json"))
+    def save_session(self, session: Session) -> None:
+        """Store what a shard says of itself, for the provenance of the whole."""
+        text = json.dumps(session.to_json())
+        self._save_part("json", text.encode(), text + "\n")
 
-    def save_session(self, facts: dict[str, Any]) -> None:
-        """Keep what a shard says of itself, for the provenance of the whole."""
-        text = json.dumps(facts)
-        name = hashlib.sha256(text.encode()).hexdigest()[:16]
-        write(self.path / "parts" / f"{self.fingerprint}-{name}.json", text + "\n")
+    def _save_part(self, suffix: str, identity: bytes, content: bytes | str) -> None:
+        name = hashlib.sha256(identity).hexdigest()[:16]
+        write(self.path / "parts" / f"{self.fingerprint}-{name}.{suffix}", content)
 
-    def sessions(self) -> list[dict[str, Any]]:
-        """What earlier calls under this protocol said of themselves, shards included."""
-        found: list[dict[str, Any]] = []
+    def sessions(self) -> list[Session]:
+        """Return the sessions of earlier calls under this protocol, shards included."""
+        sessions: list[Session] = []
         if self.provenance.exists():
-            facts = read_provenance(self.provenance)
-            found = facts["sessions"] if facts.get("fingerprint") == self.fingerprint else []
+            finished = self.read_provenance()
+            sessions += finished.sessions if finished.fingerprint == self.fingerprint else []
         shards = []
-        for path in self._sessions():
-            with contextlib.suppress(OSError, ValueError, TypeError):  # cut short in copying
-                facts = dict(json.loads(path.read_text(encoding="utf-8")))
-                shards += [facts] if facts not in found else []
-        return [*found, *sorted(shards, key=lambda facts: str(facts.get("finished")))]
-
-    def stored_fingerprint(self) -> str | None:
-        """The protocol that made the stored table; None where there is none."""
-        return unpack(self.metrics)[1] or "unknown" if self.metrics.exists() else None
+        for path in self._of_study("parts/*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # cut in copying
+                session = Session.from_json(json.loads(path.read_text(encoding="utf-8")))
+                shards += [session] if session not in sessions else []
+        return [*sessions, *sorted(shards, key=lambda session: session.finished)]
 
     def set_aside(self) -> Path | None:
-        """Move the stored results out of the way, unharmed; returns where to.
+        """Move the stored results out of the way, unharmed; return where to.
 
-        What this protocol keeps for its own later use stays. A kill in between loses nothing.
+        This protocol's own files stay. They are copied into the folder that will take the place of
+        this one; two renames follow. A kill before, between or after them loses nothing:
+        `_finish_set_aside` does the last rename, or drops the copies.
         """
-        old = self.stored_fingerprint()
-        if old is None:
+        stored = self.stored_fingerprint()
+        if stored is None:
             return None
-        target, n = self.path.with_name(f"{self.method}.{old}"), 1
+        target, n = self.path.with_name(f"{self.method}.{stored}"), 1
         while target.exists():
             n += 1
-            target = self.path.with_name(f"{self.method}.{old}-{n}")
-        following = _next(self.path)
+            target = self.path.with_name(f"{self.method}.{stored}-{n}")
+        replacement = _next(self.path)
         with os_error_as_user_error(target):
-            shutil.rmtree(following, ignore_errors=True)
-            following.mkdir()
-            for path in self._own():
-                copy = following / path.relative_to(self.path)
+            shutil.rmtree(replacement, ignore_errors=True)
+            replacement.mkdir()
+            for path in self._of_study("*/*"):
+                copy = replacement / path.relative_to(self.path)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copy2(path, copy)
             os.replace(self.path, target)
-            os.replace(following, self.path)
+            os.replace(replacement, self.path)
         return target
 
-    def _own(self) -> list[Path]:
-        """Files besides the results that are of this protocol."""
-        return [p for p in self.path.glob(f"*/{self.fingerprint}-*") if p.is_file()]
-
     def clear(self) -> None:
-        """Forget what was kept: the next sweep starts from nothing."""
+        """Delete everything that is stored of this protocol, and the finished results."""
         with os_error_as_user_error(self.path):
-            for path in (
-                self.provenance,
-                self.metrics,
-                self.notebook,
-                self.progress,
-                *self._own(),
-            ):
+            for path in (*self.files(), self.progress, *self._of_study("*/*")):
                 path.unlink(missing_ok=True)
 
-    def finish(self, rows: pd.DataFrame, provenance: dict[str, Any]) -> None:
-        """Write the table, then its provenance, then drop what they replace."""
-        replaced = self._under_way()
-        noise_varies = rows["label_noise"].nunique() > 1
-        columns = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]] if noise_varies else list(COLUMNS)
-        write(self.metrics, pack(rows[columns], self.fingerprint))
-        write(self.provenance, json.dumps(provenance, indent=1, allow_nan=False) + "\n")
-        self._drop(replaced)
+    # What a method needs to know before it is trained. A broken file counts as none: what it held
+    # can be computed again, to the same bits.
 
-    def tidy(self) -> None:
-        """Drop what a finished table has replaced: whoever finished it may have been killed over this."""
-        self._drop(self._under_way())
+    def _held_out(self, label_noise: float, trial: int, part: str = "") -> Path:
+        return self.path / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}{part}.npz"
 
-    def _under_way(self) -> list[Path]:
-        """Files that serve a sweep until its table is finished."""
-        checkpoints = self.path.glob(f"checkpoints/{self.fingerprint}-*")
-        return [*self._parts(), *self._sessions(), *checkpoints, self.progress]
+    def read_held_out(self, label_noise: float, trial: int, part: str = "") -> np.ndarray | None:
+        """Read the held-out losses of one trial, or of a `part` of its samples; None without."""
+        try:
+            with np.load(io.BytesIO(self._held_out(label_noise, trial, part).read_bytes())) as file:
+                return file["losses"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
 
-    def _drop(self, files: Iterable[Path]) -> None:
-        with os_error_as_user_error(self.path):
-            for path in files:
+    def save_held_out(
+        self, label_noise: float, trial: int, losses: np.ndarray, part: str = ""
+    ) -> None:
+        """Store the held-out losses of one trial; those of the whole replace those of its parts."""
+        content = io.BytesIO()
+        np.savez(content, losses=losses)
+        write(self._held_out(label_noise, trial, part), content.getvalue())
+        if not part:
+            for path in self._of_study(f"held-out/{label_noise!r}-{trial}-*.npz"):
                 path.unlink(missing_ok=True)
-        for folder in ("parts", "checkpoints"):
-            with contextlib.suppress(OSError):
-                (self.path / folder).rmdir()  # stays where another protocol's files still lie
 
+    def _suggested(self, label_noise: float, trial: int) -> Path:
+        return self.path / "suggested" / f"{self.fingerprint}-{label_noise!r}-{trial}.json"
 
-def read_provenance(path: Path) -> dict[str, Any]:
-    """The facts beside a table; UserError for a broken file."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(facts["sessions"], list) or not facts["protocol"]["label_noise"]:
-            raise ValueError("sessions or label_noise missing")
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        raise broken(path, error) from None
-    return facts
+    def read_suggestion(self, label_noise: float, trial: int) -> dict[str, Any] | None:
+        """Read the suggested θ of one trial; None without."""
+        try:
+            return dict(json.loads(self._suggested(label_noise, trial).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
 
-
-def broken(path: Path, error: Exception) -> UserError:
-    """To be raised for a provenance that says too little."""
-    what = f"{error} missing" if isinstance(error, KeyError) else error
-    return UserError(
-        f"{path} is broken ({what}); delete {path.parent} and run the same command again"
-    )
+    def save_suggestion(self, label_noise: float, trial: int, facts: dict[str, Any]) -> None:
+        """Store the suggested θ of one trial."""
+        content = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write(self._suggested(label_noise, trial), content)

@@ -1,9 +1,13 @@
 """Where numbers come from: protocol, seeds, versions, machine, time, what diverged."""
 
+import dataclasses
 import datetime
+import json
 import math
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,61 +16,124 @@ import pandas as pd
 from softadlib import __version__, _workspace
 from softadlib.results import selection
 from softadlib.results.schema import RUN_KEY
-from softadlib.training.protocol import Protocol
 
 
-def session(made_with: dict[str, str], **facts: Any) -> dict[str, Any]:
-    """One call's part in a result: when, on what, with which versions, and `facts`.
+@dataclass(frozen=True)
+class Session:
+    """One call's part in a result: when, on what, with which versions, and how much it trained."""
 
-    `load` is the machine's load average of the last 15 minutes: above `cores` others were at work.
-    """
-    return {
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **facts,
-        **made_with,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[2], 2) if hasattr(os, "getloadavg") else None,
-        "softadlib": __version__,
-        "commit": commit(),
-    }
+    finished: str
+    """UTC, ISO format."""
+    seconds: float
+    device: str
+    torch: str
+    other: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts by name: `runs_trained`, `jobs`, `gflops`, `commit` …"""
+
+    @classmethod
+    def now(cls, seconds: float, machine: Mapping[str, Any], **facts: Any) -> "Session":
+        """Describe a call that ends now; `machine` names at least its device and torch.
+
+        `load` is the load average of the last 15 minutes: above `cores`, other work was under way.
+        """
+        versions = dict(machine)
+        device, torch = versions.pop("device"), versions.pop("torch")
+        load = round(os.getloadavg()[2], 2) if hasattr(os, "getloadavg") else None
+        place = {"cores": os.cpu_count(), "load": load}
+        code = {"softadlib": __version__, "commit": commit()}
+        finished = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(
+            finished, round(seconds, 2), device, torch, {**facts, **versions, **place, **code}
+        )
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> "Session":
+        """Read what `to_json` made. Raises KeyError, TypeError."""
+        other = dict(facts)
+        required = {name: other.pop(name) for name in ("finished", "seconds", "device", "torch")}
+        return cls(**required, other=other)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all facts in one dict."""
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        other = facts.pop("other")
+        return {**facts, **other}
 
 
-def describe(
-    protocol: Protocol, method: str, rows: pd.DataFrame, sessions: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The content of `provenance.json` for all `rows` of one method."""
-    ends = selection.final(rows)
-    lost = ends[~np.isfinite(ends[["loss_train", "loss_val", "loss_test"]]).all(axis=1)]
-    return {
-        "profile": protocol.profile,
-        "dataset": protocol.dataset,
-        "method": method,
-        "runs": len(ends),
-        "rows": len(rows),
-        "diverged": [
-            {"label_noise": q, "trial": int(t), "knob": None if math.isnan(v) else v}
-            for q, t, v in lost[RUN_KEY].itertuples(index=False)
-        ],
-        "fingerprint": protocol.fingerprint(),
-        "protocol": protocol.to_dict(),
-        "seeds": list(protocol.seeds),
-        "sessions": sessions,
-    }
+@dataclass(frozen=True)
+class Provenance:
+    """The content of `provenance.json`."""
+
+    profile: str
+    dataset: str
+    method: str
+    runs: int
+    diverged: Sequence[Mapping[str, Any]]
+    fingerprint: str
+    protocol: Mapping[str, Any]
+    """As `Protocol.to_dict` gave it when the result was finished."""
+    seeds: Sequence[int]
+    sessions: Sequence[Session]
+    rows: int | None = None
+    """None in results of early versions."""
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: pd.DataFrame,
+        protocol: Mapping[str, Any],
+        fingerprint: str,
+        seeds: Sequence[int],
+        sessions: Sequence[Session],
+    ) -> "Provenance":
+        """Describe all rows of one dataset × method."""
+        ends = selection.final(rows)
+        finite = np.isfinite(ends[["loss_train", "loss_val", "loss_test"]]).all(axis=1)
+        diverged = [
+            {"label_noise": noise, "trial": int(trial), "knob": None if math.isnan(knob) else knob}
+            for noise, trial, knob in ends[~finite][RUN_KEY].itertuples(index=False)
+        ]
+        return cls(
+            protocol["profile"],
+            protocol["dataset"],
+            ends["method"].iloc[0],
+            len(ends),
+            diverged,
+            fingerprint,
+            protocol,
+            list(seeds),
+            list(sessions),
+            len(rows),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Provenance":
+        """Read what `to_json` made. Raises ValueError, KeyError, TypeError."""
+        facts = json.loads(text)
+        if not facts["protocol"]["label_noise"]:
+            raise ValueError("label_noise missing")
+        sessions = [Session.from_json(session) for session in facts["sessions"]]
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{k: v for k, v in facts.items() if k in names} | {"sessions": sessions})
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        facts["sessions"] = [session.to_json() for session in self.sessions]
+        return json.dumps(facts, indent=1, allow_nan=False) + "\n"
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all sessions together."""
+        return round(sum(session.seconds for session in self.sessions), 1)
 
 
 def commit() -> str | None:
-    """The repository's commit, `+` where files differ from it; None outside one."""
-    command = [
-        "git",
-        "-C",
-        str(_workspace.home()),
-        "describe",
-        "--always",
-        "--abbrev=12",
-        "--dirty=+",
-    ]
+    """Return the repository's commit, `+` where files differ from it; None outside one."""
+    command = ["git", "-C", str(_workspace.home())]
+    command += ["describe", "--always", "--abbrev=12", "--dirty=+"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return found.stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()

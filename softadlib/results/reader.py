@@ -1,23 +1,30 @@
-"""Finished results of `outputs/` as they are read; `place` has how they lie and who writes them."""
+"""Finished results of `outputs/`, as tables."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from softadlib._workspace import home
 from softadlib.methods import METHODS
-from softadlib.results.folder import broken, profile_dir, read_provenance
+from softadlib.results.folder import ResultFolder
+from softadlib.results.paths import profile_dir
+from softadlib.results.provenance import Provenance
 from softadlib.results.table import load
 
 
-def places(profile: str) -> list[Path]:
-    """Folders of finished results, in dataset and registry order."""
-    done = [p.parent for p in profile_dir(profile).glob("*/*/provenance.json")]
-    order = {name: i for i, name in enumerate(METHODS)}
-    return sorted(
-        (p for p in done if p.name in order), key=lambda p: (p.parent.name, order[p.name])
-    )
+def finished(profile: str) -> list[ResultFolder]:
+    """Return the folders of finished results, in dataset and registry order."""
+    names = [path.parts[-3:-1] for path in profile_dir(profile).glob("*/*/provenance.json")]
+    order = {method: i for i, method in enumerate(METHODS)}
+    names = sorted((n for n in names if n[1] in order), key=lambda n: (n[0], order[n[1]]))
+    return [ResultFolder(profile, dataset, method) for dataset, method in names]
+
+
+def profiles() -> list[str]:
+    """Return the names of the profiles that have a folder under `outputs/`."""
+    folders = (home() / "outputs").glob("*/")
+    return sorted(path.name for path in folders if path.name[0] != ".")
 
 
 def read(
@@ -27,16 +34,16 @@ def read(
     *,
     final: bool = False,
 ) -> pd.DataFrame:
-    """Rows of all finished results of a profile, `label_noise` always among the columns.
+    """Return the rows of all finished results of a profile, `label_noise` among the columns.
 
-    `dataset` and `label_noise` keep those rows only, `final` the last epoch of every run, which is
-    all that tables need. No results give an empty table.
+    Args:
+        profile: a folder under `outputs/`.
+        dataset: its rows only.
+        label_noise: its rows only.
+        final: the last epoch of every run only, which is all that tables need.
     """
-    files = {}
-    for path in sorted(places(profile), key=lambda p: (p.parent.name, p.name)):
-        if dataset in (None, path.parent.name):
-            known = read_provenance(path / "provenance.json")["protocol"]["label_noise"]
-            files[path / "metrics.parquet"] = known[0]
+    folders = [f for f in finished(profile) if dataset in (None, f.dataset)]
+    files = {f.metrics: f.read_provenance().protocol["label_noise"][0] for f in folders}
     return load(files, label_noise, final)
 
 
@@ -53,30 +60,29 @@ def suggestions(profile: str) -> pd.DataFrame:
 
 
 def provenances(profile: str) -> pd.DataFrame:
-    """One line a result: dataset, method, runs, trials, epochs, samples, device, torch, time, date.
+    """Return one line a result: dataset, method, runs, trials, epochs, samples, device, time, date.
 
-    `word`: what stands in the place of a grid, "" where one does; `grid` is 1 there.
+    `word` is what stands in the place of a grid, such as auto, or ""; `grid` counts its values.
     """
     lines = []
-    for path in places(profile):
-        facts = read_provenance(path / "provenance.json")
+    for folder in finished(profile):
         try:
-            lines.append(_line(facts))
+            lines.append(_line(folder.read_provenance()))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise broken(path / "provenance.json", error) from None
+            raise folder.broken(error) from None
     return pd.DataFrame(lines)
 
 
-def _line(facts: dict[str, Any]) -> dict[str, Any]:
-    protocol, last = facts["protocol"], facts["sessions"][-1]
-    grid = protocol["grids"].get(facts["method"], [0])
+def _line(facts: Provenance) -> dict[str, Any]:
+    protocol, last = facts.protocol, facts.sessions[-1]
+    grid = protocol["grids"].get(facts.method, [0])
     word = grid if isinstance(grid, str) else ""
     samples = (str(protocol[f"n_{part}"] or "all") for part in ("train", "val", "test"))
     return {
-        "dataset": facts["dataset"],
-        "method": facts["method"],
-        "runs": facts["runs"],
-        "diverged": len(facts["diverged"]),
+        "dataset": facts.dataset,
+        "method": facts.method,
+        "runs": facts.runs,
+        "diverged": len(facts.diverged),
         "trials": protocol["trials"],
         "label_noise": ", ".join(f"{noise:g}" for noise in protocol["label_noise"]),
         "grid": 1 if word else len(grid),
@@ -84,8 +90,8 @@ def _line(facts: dict[str, Any]) -> dict[str, Any]:
         "epochs": protocol["epochs"],
         "samples": " + ".join(samples),
         "dtype": protocol["dtype"],
-        "device": last["device"],
-        "torch": last["torch"],
-        "seconds": round(sum(s["seconds"] for s in facts["sessions"]), 1),
-        "finished": last["finished"][:16],
+        "device": last.device,
+        "torch": last.torch,
+        "seconds": facts.seconds,
+        "finished": last.finished[:16],
     }

@@ -1,12 +1,13 @@
-"""θ from one ordinary run, where a protocol's grid says `auto`: found once per trial and kept.
+"""θ from one ordinary run, where a protocol's grid says `auto`: found once per trial and stored.
 
-Every trial's network is trained by ERM as the protocol trains any; `suggest_theta` reads θ off its
-validation logits, and the method is trained at it. Two trainings a trial instead of a grid.
+Every trial's network is trained by ERM as the protocol trains any. `suggest_theta` reads θ off its
+validation logits, and the method is trained at it: two trainings a trial instead of a grid.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,66 +19,97 @@ from softadlib.losses.threshold.suggest import FLOOR, RULE, Suggestion, suggest_
 from softadlib.results.folder import ResultFolder
 from softadlib.training.checks import AUTO
 from softadlib.training.device import deterministic_math, pick_device
-from softadlib.training.executors.local import Executor
-from softadlib.training.heldout import AT_A_TIME, together, trained
+from softadlib.training.executors.local import Executor, TaskContext, group_trials, run_tasks
+from softadlib.training.executors.run_writer import RunWriter
+from softadlib.training.heldout import AT_A_TIME, train_erm
 from softadlib.training.inputs import load_splits
-from softadlib.training.progress import no_progress
+from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.run_writer import RunWriter
 
 
-def resolve_auto(protocol: Protocol, runs: Sequence[Run], place: ResultFolder) -> tuple[Run, ...]:
-    """`runs` of one method with θ where a suggestion is stored; NaN stays where there is none yet.
+@dataclass(frozen=True)
+class SuggestionTask:
+    """Suggest θ for some trials of one label noise."""
+
+    protocol: Protocol
+    label_noise: float
+    trials: Sequence[int]
+
+    @property
+    def units(self) -> int:
+        """Epochs of all ordinary runs."""
+        return self.protocol.epochs * len(self.trials)
+
+    def run(self, context: TaskContext) -> dict[int, Suggestion]:
+        """Return the suggestion of each trial."""
+        args = (self.protocol, self.label_noise, self.trials, context.folder)
+        return suggestions(*args, context.progress, context.checkpoints)
+
+    def store(self, folder: ResultFolder, result: dict[int, Suggestion]) -> None:
+        """Write one file a trial."""
+        for trial, suggestion in result.items():
+            _save(folder, self.label_noise, trial, suggestion)
+
+
+def resolve_auto(protocol: Protocol, runs: Sequence[Run], folder: ResultFolder) -> tuple[Run, ...]:
+    """Return `runs` of one method with their stored θ; NaN stays where nothing is stored yet.
 
     A study trains at the smallest θ where `suggest_theta` advises against every one.
     """
     word = protocol.grids.get(runs[0].method)
     if word not in AUTO:
         return tuple(runs)
-    kept = (_read(place, run.label_noise, run.trial) for run in runs)
-    return tuple(
-        dataclasses.replace(run, knob=max(FLOOR, getattr(s, AUTO[word]) or 0.0) if s else math.nan)
-        for run, s in zip(runs, kept)
-    )
+    resolved = []
+    for run in runs:
+        stored = _read(folder, run.label_noise, run.trial)
+        knob = max(FLOOR, getattr(stored, AUTO[word]) or 0.0) if stored else math.nan
+        resolved.append(dataclasses.replace(run, knob=knob))
+    return tuple(resolved)
 
 
 def suggestions(
     protocol: Protocol,
     label_noise: float,
     trials: Sequence[int],
-    place: ResultFolder | None = None,
-    tick: Callable[[int], None] = lambda units: None,
+    folder: ResultFolder | None = None,
+    progress: ProgressCallback = no_progress,
     checkpoints: Path | None = None,
 ) -> dict[int, Suggestion]:
-    """What `suggest_theta` makes of an ordinary run of each trial.
+    """Return what `suggest_theta` makes of an ordinary run of each trial.
 
-    `place` keeps them and is asked first. `checkpoints` is a folder for trainings under way.
-    `tick` is told of the epochs trained. Raises UserError for validation logits that cannot be
-    used, as those of a diverged run.
+    Args:
+        protocol: how the ordinary runs are trained.
+        label_noise: of their data.
+        trials: of which to suggest θ.
+        folder: where suggestions are stored, and read.
+        progress: called with the epochs trained.
+        checkpoints: folder for runs under way; by default that of `folder`.
+
+    Raises UserError for validation logits that cannot be used, such as those of a diverged run.
     """
-    kept = {t: _read(place, label_noise, t) if place else None for t in trials}
-    found = {t: suggestion for t, suggestion in kept.items() if suggestion is not None}
-    missing = [t for t in trials if t not in found]
+    stored = {t: _read(folder, label_noise, t) if folder else None for t in trials}
+    result = {t: suggestion for t, suggestion in stored.items() if suggestion is not None}
+    missing = [t for t in trials if t not in result]
     if missing:
         splits = load_splits(protocol, label_noise)
+        directory = checkpoints or (folder.checkpoints if folder else None)
+        writer = RunWriter(protocol, directory=directory)
         with deterministic_math(pick_device(protocol.device), protocol.precision):
-            desk = RunWriter(
-                protocol, directory=checkpoints or (place.checkpoints if place else None)
-            )
-            ends = trained(protocol, label_noise, missing, splits, desk, tick=tick)
-            for trial, network, data in ends:
-                found[trial] = _suggest(protocol, label_noise, trial, network, data)
-                if place:
-                    _save(place, label_noise, trial, found[trial])
-    return {t: found[t] for t in trials}
+            models = train_erm(protocol, label_noise, missing, splits, writer, progress=progress)
+            for trial, network, data in models:
+                result[trial] = _suggest(protocol, label_noise, trial, network, data)
+                if folder:
+                    _save(folder, label_noise, trial, result[trial])
+    return {t: result[t] for t in trials}
 
 
 @torch.no_grad()
 def _suggest(
     protocol: Protocol, label_noise: float, trial: int, network: nn.Module, data: Splits
 ) -> Suggestion:
+    """Suggest θ from the validation logits of one network."""
     index = data.val[trial]
-    parts = (data.inputs(data.x[some], "val", trial) for some in index.split(AT_A_TIME))
+    parts = (data.inputs(data.x[chunk], "val", trial) for chunk in index.split(AT_A_TIME))
     try:
         return suggest_theta(torch.cat([network(x) for x in parts]), data.y[index])
     except ValueError as error:
@@ -87,66 +119,49 @@ def _suggest(
         ) from None
 
 
-def _save(place: ResultFolder, label_noise: float, trial: int, suggestion: Suggestion) -> None:
+def _save(folder: ResultFolder, label_noise: float, trial: int, suggestion: Suggestion) -> None:
     facts = {"rule": RULE, **dataclasses.asdict(suggestion)}
-    place.save_suggestion(label_noise, trial, facts)
+    folder.save_suggestion(label_noise, trial, facts)
 
 
-def _read(place: ResultFolder, label_noise: float, trial: int) -> Suggestion | None:
-    """None where there is none, a damaged one, or one by another rule."""
-    facts = place.read_suggestion(label_noise, trial)
+def _read(folder: ResultFolder, label_noise: float, trial: int) -> Suggestion | None:
+    """Read a stored suggestion; None where it is missing, damaged, or by another rule."""
+    facts = folder.read_suggestion(label_noise, trial)
     if not facts or facts.pop("rule", None) != RULE:
         return None
     try:
         return Suggestion(**{**facts, "reasons": tuple(facts["reasons"])})
     except (KeyError, TypeError):
-        return None  # damaged; it can be found again
+        return None
 
 
 def prepare(
     protocol: Protocol,
     runs: Sequence[Run],
-    place: ResultFolder,
+    folder: ResultFolder,
     executor: Executor,
-    tick: Callable[[int], None],
+    progress: ProgressCallback,
 ) -> int:
-    """Find and keep every suggestion that `runs` still want; how many ordinary runs were trained."""
-    lacking = {
+    """Find and store every suggestion that `runs` lack; return how many ordinary runs it took."""
+    missing = {
         (run.label_noise, run.trial)
         for run in runs
         if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
     }
-    here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
-    checkpoints = executor.checkpoints(place)
-    tasks = [
-        (protocol, *some, keep, tick if here else no_progress, checkpoints)
-        for some in together(lacking, executor.where)
-    ]
-    for noise, found in executor.map(_find, tasks):
-        for trial, suggestion in found.items() if keep is None else ():
-            _save(place, noise, trial, suggestion)
-        if not here:
-            tick(protocol.epochs * len(found))
-    return len(lacking)
-
-
-def _find(
-    protocol: Protocol,
-    noise: float,
-    trials: list[int],
-    place: ResultFolder | None,
-    tick: Callable[[int], None],
-    checkpoints: Path | None,
-) -> tuple[float, dict[int, Suggestion]]:
-    return noise, suggestions(protocol, noise, trials, place, tick, checkpoints)
+    tasks = [SuggestionTask(protocol, *group) for group in group_trials(missing, executor.device)]
+    for _ in run_tasks(executor, tasks, folder, progress):
+        pass
+    return len(missing)
 
 
 def preserve_suggestions(
-    runs: Sequence[Run], place: ResultFolder, move: Callable[[], object]
+    runs: Sequence[Run], folder: ResultFolder, move: Callable[[], object]
 ) -> None:
-    """Do `move`, which takes away what is stored, and leave the suggestions of `runs` where they were."""
-    kept = {(r.label_noise, r.trial): place.read_suggestion(r.label_noise, r.trial) for r in runs}
+    """Call `move`, which takes away what is stored, and restore the suggestions of `runs`."""
+    stored = {
+        (r.label_noise, r.trial): folder.read_suggestion(r.label_noise, r.trial) for r in runs
+    }
     move()
-    for key, facts in kept.items():
+    for key, facts in stored.items():
         if facts:
-            place.save_suggestion(*key, facts)
+            folder.save_suggestion(*key, facts)

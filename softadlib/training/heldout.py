@@ -2,14 +2,13 @@
 
 A sample's loss is measured under a model that was not trained on it: one model per fold, trained by
 ERM as the protocol trains any, or one model whose last layer alone is tuned again without the chunk
-that the sample is in. Models are those after the last epoch, in evaluation mode, no augmentation.
+that holds the sample. Models are those after the last epoch, in evaluation mode, no augmentation.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,14 +25,12 @@ from softadlib.training.checks import check_batches
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.factory import make_engine
+from softadlib.training.executors.local import Executor, TaskContext, group_trials, run_tasks
+from softadlib.training.executors.run_writer import RunWriter
 from softadlib.training.inputs import load_splits
 from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.run_writer import RunWriter
 from softadlib.training.trainer import Trainer, each_lot_halving_on_oom
-
-if TYPE_CHECKING:
-    from softadlib.training.executors.local import Executor
 
 CHUNKS, TUNING_EPOCHS = 10, 25
 """Of the last layer, as the authors' code has them."""
@@ -41,34 +38,61 @@ AT_A_TIME = 1000
 """Samples per forward pass in evaluation."""
 
 
-def samples(
-    protocol: Protocol, runs: Sequence[Run], place: ResultFolder | None = None
-) -> dict[str, Tensor] | None:
-    """What `runs` of one method and label noise want to know of every training sample, (T, n).
+@dataclass(frozen=True)
+class HeldOutTask:
+    """Compute the held-out losses of some trials of one label noise."""
 
-    None for a method that wants nothing. Trials without a run are NaN. `place` keeps what is found
-    and is asked first; without one nothing is written.
+    protocol: Protocol
+    label_noise: float
+    trials: Sequence[int]
+
+    @property
+    def units(self) -> int:
+        """Epochs of all networks."""
+        each = n_models(self.protocol, "adaflood")
+        return each * len(self.trials) * self.protocol.epochs
+
+    def run(self, context: TaskContext) -> np.ndarray:
+        """Return the losses (T, n), in nats."""
+        writer = RunWriter(self.protocol, directory=context.checkpoints)
+        args = (self.protocol, self.label_noise, self.trials, writer, context.progress)
+        losses = held_out(*args, folder=context.folder)
+        if context.folder:
+            self.store(context.folder, losses)
+        return losses
+
+    def store(self, folder: ResultFolder, losses: np.ndarray) -> None:
+        """Write one file a trial."""
+        for trial, values in zip(self.trials, losses):
+            folder.save_held_out(self.label_noise, trial, values)
+
+
+def sample_inputs(
+    protocol: Protocol, runs: Sequence[Run], folder: ResultFolder | None = None
+) -> dict[str, Tensor] | None:
+    """Return what `runs` of one method and label noise need of every training sample, (T, n).
+
+    None for a method that needs nothing. Trials without a run are NaN. Losses that `folder` lacks
+    are computed and stored there.
     """
     if not get_method(runs[0].method).samples:
         return None
     noise, trials = runs[0].label_noise, sorted({r.trial for r in runs})
-    kept = {t: place.read_held_out(noise, t) if place else None for t in trials}
-    known = {t: losses for t, losses in kept.items() if losses is not None}
-    missing = [t for t in trials if t not in known]
+    stored = {trial: folder.read_held_out(noise, trial) if folder else None for trial in trials}
+    losses = {trial: values for trial, values in stored.items() if values is not None}
+    missing = [trial for trial in trials if trial not in losses]
     if missing:
-        known |= zip(
-            missing,
-            _find(
-                protocol, noise, missing, place, place.checkpoints if place else None, no_progress
-            )[2],
-        )
-    aux = np.full((protocol.trials, len(known[trials[0]])), np.nan)
-    aux[trials] = [known[t] for t in trials]
+        checkpoints = folder.checkpoints if folder else None
+        task = HeldOutTask(protocol, noise, missing)
+        losses |= zip(missing, task.run(TaskContext(folder, checkpoints, no_progress)))
+    known = np.stack([losses[trial] for trial in trials])
+    aux = np.full((protocol.trials, known.shape[1]), np.nan)
+    aux[trials] = known
     return {"aux": torch.from_numpy(aux)}
 
 
-def models(protocol: Protocol, method: str) -> int:
-    """How many networks are trained by ERM for each trial before the method's own runs."""
+def n_models(protocol: Protocol, method: str) -> int:
+    """Return how many networks are trained by ERM for each trial before the method's own runs."""
     if not get_method(method).samples:
         return 0
     settings = protocol.settings_of(method)
@@ -78,98 +102,64 @@ def models(protocol: Protocol, method: str) -> int:
 def prepare(
     protocol: Protocol,
     runs: Sequence[Run],
-    place: ResultFolder,
-    executor: "Executor",
-    tick: ProgressCallback = no_progress,
+    folder: ResultFolder,
+    executor: Executor,
+    progress: ProgressCallback = no_progress,
 ) -> int:
-    """Find and keep what the method of `runs` wants to know of the samples of their trials.
-
-    Returns how many networks that took; `tick` is told of their epochs.
-    """
-    each = models(protocol, runs[0].method) if runs else 0
+    """Compute and store the held-out losses that `runs` lack; return how many networks that took."""
+    each = n_models(protocol, runs[0].method) if runs else 0
     if not each:
         return 0
-    missing = {(r.label_noise, r.trial) for r in runs}
-    missing = {m for m in missing if place.read_held_out(*m) is None}
-    here, keep = executor.workers == 1 and executor.writes, place if executor.writes else None
-    more = (keep, executor.checkpoints(place), tick if here else no_progress)
-    tasks = [(protocol, *some, *more) for some in together(missing, executor.where)]
-    for noise, trials, losses in executor.map(_find, tasks):
-        for trial, found in zip(trials, losses) if keep is None else ():
-            place.save_held_out(noise, trial, found)
-        if not here:
-            tick(each * len(trials) * protocol.epochs)
+    trials = {(run.label_noise, run.trial) for run in runs}
+    missing = {trial for trial in trials if folder.read_held_out(*trial) is None}
+    tasks = [HeldOutTask(protocol, *group) for group in group_trials(missing, executor.device)]
+    for _ in run_tasks(executor, tasks, folder, progress):
+        pass
     return each * len(missing)
-
-
-def together(
-    trials: Iterable[tuple[float, int]], device: torch.device
-) -> list[tuple[float, list[int]]]:
-    """(label noise, trials) of each task: on a CPU a trial each, elsewhere they are trained side by side."""
-    alike: dict[tuple, list[int]] = {}
-    for noise, trial in sorted(trials):
-        alike.setdefault((noise, trial if device.type == "cpu" else 0), []).append(trial)
-    return [(noise, some) for (noise, _), some in alike.items()]
-
-
-def _find(
-    protocol: Protocol,
-    noise: float,
-    trials: Sequence[int],
-    place: ResultFolder | None,
-    checkpoints: Path | None,
-    tick: ProgressCallback,
-) -> tuple[float, Sequence[int], np.ndarray]:
-    desk = RunWriter(protocol, directory=checkpoints)
-    losses = held_out(protocol, noise, trials, desk, tick)
-    if place:
-        for trial, found in zip(trials, losses):
-            place.save_held_out(noise, trial, found)
-        desk.drop_notes()
-    return noise, trials, losses
 
 
 def held_out(
     protocol: Protocol,
     label_noise: float,
     trials: Sequence[int],
-    desk: RunWriter | None = None,
-    tick: ProgressCallback = no_progress,
+    writer: RunWriter | None = None,
+    progress: ProgressCallback = no_progress,
+    folder: ResultFolder | None = None,
 ) -> np.ndarray:
-    """Loss of every training sample of `trials` under a model not trained on it, in nats: (T, n).
+    """Return the loss of every training sample under a model not trained on it, in nats: (T, n).
 
-    NaN where that model diverged. `desk` keeps trainings under way, and notes of losses until
-    all are together; `tick` is told of the epochs of networks done. Raises UserError for more folds than
-    samples, and where a fold leaves a last batch of one. Bae et al. (2024).
+    NaN where that model diverged. Bae et al. (2024). `writer` has the checkpoints of models under
+    way; `progress` is called with their epochs. The losses of a finished fold are stored in `folder`
+    at once, and read there. Raises UserError for more folds than samples, and where a fold leaves a last batch of one.
     """
     splits = load_splits(protocol, label_noise)
     settings = protocol.settings_of("adaflood")
-    whole_models = settings["aux"] == "folds"
-    n, count = splits.train.shape[1], settings["aux_folds"] if whole_models else CHUNKS
+    in_folds = settings["aux"] == "folds"
+    n, count = splits.train.shape[1], settings["aux_folds"] if in_folds else CHUNKS
     if count > n:
         raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
     dealt = np.array([_order(seed, n) for seed in protocol.seeds])
     folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
-    find = by_folds if whole_models else by_last_layer
-    out, desk = np.full((protocol.trials, n), np.nan), desk or RunWriter(protocol)
+    out, writer = np.full((protocol.trials, n), np.nan), writer or RunWriter(protocol)
     with deterministic_math(pick_device(protocol.device), protocol.precision):
-        each = find(protocol, label_noise, trials, splits, folds, desk, tick)
-        for trial, held, losses in each:
+        args = (protocol, label_noise, trials, splits, folds, writer, progress)
+        results = by_folds(*args, folder=folder) if in_folds else by_last_layer(*args)
+        for trial, held, losses in results:
             out[trial, held[trial].numpy()] = losses
-    return out[trials]
+    return out[list(trials)]
 
 
 def _order(seed: int, n: int) -> np.ndarray:
-    """Samples as they are dealt into folds; no epoch's order, which is of (seed, epoch)."""
+    """Return the samples as they are dealt into folds: no epoch's order, which is of (seed, epoch)."""
     return np.random.default_rng([seed, 0, 1]).permutation(n)
 
 
 def without(folds: Sequence[Tensor], which: int) -> Tensor:
-    """Positions (T, n − f) of all folds but one."""
+    """Return the positions (T, n − f) of all folds but one."""
     return torch.cat([fold for i, fold in enumerate(folds) if i != which], 1)
 
 
-Found = Iterator[tuple[int, Tensor, np.ndarray]]
+FoldLosses = Iterator[tuple[int, Tensor, np.ndarray]]
 """(trial, fold (T, f), losses (f,)) for each trial and fold."""
 
 
@@ -179,11 +169,11 @@ def by_folds(
     trials: Sequence[int],
     splits: Splits,
     folds: Sequence[Tensor],
-    desk: RunWriter,
-    tick: ProgressCallback,
-) -> Found:
-    """A model per fold from the trial's initial weights, trained on the others; trials side by side."""
-    device = pick_device(protocol.device)
+    writer: RunWriter,
+    progress: ProgressCallback,
+    folder: ResultFolder | None = None,
+) -> FoldLosses:
+    """Train a model per fold from the trial's initial weights on the others; trials side by side."""
     n = splits.train.shape[1]
     for size in {held.shape[1] for held in folds}:
         try:
@@ -191,25 +181,25 @@ def by_folds(
         except UserError as error:
             raise UserError(f"with aux_folds {len(folds)}, {error} or aux_folds") from None
     for i, held in enumerate(folds):
-        part = f"fold {i + 1} of {len(folds)}"
-        notes = {
-            run.trial: desk.note(run, device, losses=part) for run in ordinary(label_noise, trials)
-        }
-        for trial, note in notes.items():
-            if note.state:
-                tick(protocol.epochs)
-                yield trial, held, note.state["losses"].numpy()
-        left = [trial for trial, note in notes.items() if not note.state]
-        if not left:
+        part, missing = f"-fold-{i + 1}-of-{len(folds)}", []
+        for trial in trials:
+            stored = folder.read_held_out(label_noise, trial, part) if folder else None
+            if stored is None:
+                missing.append(trial)
+                continue
+            progress(protocol.epochs)
+            yield trial, held, stored
+        if not missing:
             continue
         own = splits.train.gather(1, held)
-        # scaled like what its model was trained on: a fold's own range would be another input
+        # Scaled like what its model was trained on: a fold's own range would be another input.
         rest = splits.train.gather(1, without(folds, i))
-        some = dataclasses.replace(splits, train=rest, val=own, test=own)
-        ends = trained(protocol, label_noise, left, some, desk, part, tick)
-        for trial, network, data in ends:
-            losses = _losses(network, data, trial, data.val[trial])
-            notes[trial].save({"losses": torch.from_numpy(losses)})
+        data = dataclasses.replace(splits, train=rest, val=own, test=own)
+        models = train_erm(protocol, label_noise, missing, data, writer, part, progress)
+        for trial, network, scaled in models:
+            losses = _losses(network, scaled, trial, scaled.val[trial])
+            if folder:
+                folder.save_held_out(label_noise, trial, losses, part)
             yield trial, held, losses
 
 
@@ -219,15 +209,16 @@ def by_last_layer(
     trials: Sequence[int],
     splits: Splits,
     chunks: Sequence[Tensor],
-    desk: RunWriter,
-    tick: ProgressCallback,
-) -> Found:
-    """One model on everything; per chunk its last layer anew, tuned for 25 epochs on the others.
+    writer: RunWriter,
+    progress: ProgressCallback,
+) -> FoldLosses:
+    """Train one model on everything; per chunk tune its last layer anew for 25 epochs on the others.
 
     The features, batch norm by its running statistics, have seen the samples held out.
     """
     recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
-    for trial, network, data in trained(protocol, label_noise, trials, splits, desk, tick=tick):
+    models = train_erm(protocol, label_noise, trials, splits, writer, progress=progress)
+    for trial, network, data in models:
         seed, index = protocol.seeds[trial], data.train[trial]
         x = torch.cat(list(_outputs(without_head(network), data, trial, index)))
         for i, held in enumerate(chunks):
@@ -239,51 +230,53 @@ def by_last_layer(
             layer = build("linear", some.shape, some.classes, seed).to(x.device, x.dtype)
             engine = make_engine(RunBatch(get_method("erm"), [layer], some, [0], [math.nan]))
             engine.train(recipe, [seed], ())
-            yield trial, held, _losses(_filled(layer, engine.state(0)), some, 0, own[0])
+            yield trial, held, _losses(_load(layer, engine.state(0)), some, 0, own[0])
 
 
 def ordinary(label_noise: float, trials: Sequence[int]) -> list[Run]:
-    """A run of ERM for each trial."""
+    """Return a run of ERM for each trial."""
     return [Run("erm", label_noise, trial, math.nan) for trial in trials]
 
 
-def trained(
+def train_erm(
     protocol: Protocol,
     label_noise: float,
     trials: Sequence[int],
     splits: Splits,
-    desk: RunWriter,
+    writer: RunWriter,
     part: str = "all",
-    tick: ProgressCallback = no_progress,
+    progress: ProgressCallback = no_progress,
 ) -> Iterator[tuple[int, nn.Module, Splits]]:
-    """(trial, network, data) of each trial, by ERM and the protocol's recipe.
+    """Yield (trial, network, data) of each trial, trained by ERM and the protocol's recipe.
 
-    The state of a training under way goes to `desk`, which drops it when whoever asked is through
-    with its lot; `part` names the samples trained on. `tick` is told of the epochs of runs done.
+    `writer` has the checkpoints of runs under way; they are deleted when the caller has used the
+    networks of their lot. `part` names the samples trained on.
     """
-    sweep = Trainer(protocol, ordinary(label_noise, trials), splits)
+    trainer = Trainer(protocol, ordinary(label_noise, trials), splits)
 
     def train(lot: list[Run]) -> tuple[list[tuple[int, nn.Module, Splits]], NullCheckpoint]:
-        engine = sweep.engine(lot)
-        checkpoint = desk.checkpoint_for(lot, type(engine).__name__, sweep.device, trained_on=part)
-        engine.train(protocol.recipe, protocol.seeds, (), progress=tick, checkpoint=checkpoint)
-        networks = (sweep.network(run).to(sweep.device) for run in lot)
-        made = (_filled(network, engine.state(i)) for i, network in enumerate(networks))
-        return [(run.trial, network, sweep.splits) for run, network in zip(lot, made)], checkpoint
+        engine = trainer.engine(lot)
+        checkpoint = writer.checkpoint_for(
+            lot, type(engine).__name__, trainer.device, trained_on=part
+        )
+        engine.train(protocol.recipe, protocol.seeds, (), progress=progress, checkpoint=checkpoint)
+        networks = (trainer.network(run).to(trainer.device) for run in lot)
+        made = (_load(network, engine.state(i)) for i, network in enumerate(networks))
+        return [(run.trial, network, trainer.splits) for run, network in zip(lot, made)], checkpoint
 
-    for made, checkpoint in each_lot_halving_on_oom(sweep, train):
+    for made, checkpoint in each_lot_halving_on_oom(trainer, train):
         yield from made
         checkpoint.clear()
 
 
-def _filled(network: nn.Module, state: tuple[dict[str, Tensor], dict[str, Tensor]]) -> nn.Module:
-    """`network` with these parameters and buffers, in evaluation mode."""
+def _load(network: nn.Module, state: tuple[dict[str, Tensor], dict[str, Tensor]]) -> nn.Module:
+    """Return `network` with these parameters and buffers, in evaluation mode."""
     network.load_state_dict(state[0] | state[1])
     return network.eval()
 
 
 def without_head(network: nn.Module) -> nn.Module:
-    """`network` without its last layer, in place; UserError unless that layer is linear."""
+    """Remove the last layer of `network`, in place; UserError unless that layer is linear."""
     name, last = [(k, m) for k, m in network.named_modules() if not list(m.children())][-1]
     if type(last) is not nn.Linear:
         raise UserError(f"aux last-layer needs a network that ends in a linear layer, not {last}")
@@ -295,12 +288,12 @@ def without_head(network: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _outputs(network: nn.Module, data: Splits, trial: int, index: Tensor) -> Iterator[Tensor]:
-    for some in index.split(AT_A_TIME):
-        yield network(data.inputs(data.x[some], "train", trial)).flatten(1)
+    for chunk in index.split(AT_A_TIME):
+        yield network(data.inputs(data.x[chunk], "train", trial)).flatten(1)
 
 
 def _losses(network: nn.Module, data: Splits, trial: int, index: Tensor) -> np.ndarray:
-    """Cross-entropy on the samples at `index`, (n,)."""
+    """Return the cross-entropy on the samples at `index`, (n,)."""
     logits = torch.cat(list(_outputs(network, data, trial, index)))
     losses = nnF.cross_entropy(logits, data.y[index], reduction="none")
     return losses.double().cpu().numpy()

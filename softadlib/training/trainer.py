@@ -19,11 +19,11 @@ from softadlib.results.table import merge
 from softadlib.training.device import deterministic_math, free_memory, pick_device
 from softadlib.training.engines.base import Engine, Measured, RunBatch
 from softadlib.training.engines.factory import engine_class, make_engine
+from softadlib.training.executors.run_writer import RunWriter
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
 from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.run_writer import RunWriter
 
 MARGIN = 0.8
 """Share of the free memory that lots may take; the rest is for fragments and for evaluation."""

@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         commands.say("stopped; the same command resumes")
-        return 143 if isinstance(stop, processes.Terminated) else 130
+        return 143 if isinstance(stop, processes.SigTerm) else 130
 
 
 if __name__ == "__main__":

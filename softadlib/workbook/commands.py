@@ -73,7 +73,7 @@ def _close(
     outcomes: "Sequence[NotebookResult]", started: float, profile: str, following: str
 ) -> int:
     """Say what was done, in what time and where it is; return the exit status."""
-    from softadlib.results.folder import profile_dir
+    from softadlib.results.paths import profile_dir
     from softadlib.workbook.notebooks.progress_bar import duration
 
     failures = [outcome.error for outcome in outcomes if outcome.error]
@@ -91,7 +91,7 @@ def _close(
 
 
 def train(args: argparse.Namespace) -> int:
-    from softadlib.results.folder import profile_dir
+    from softadlib.results.paths import profile_dir
     from softadlib.workbook import train as training
     from softadlib.workbook.notebooks.progress_bar import duration
     from softadlib.workbook.prepare import prepare
@@ -171,7 +171,7 @@ def report(args: argparse.Namespace) -> int:
         print(page.build(args.profile))
         return 0
     from softadlib.analysis import markdown
-    from softadlib.results.folder import profile_dir
+    from softadlib.results.paths import profile_dir
 
     if args.format == "csv":
         folder = Path(args.output) if args.output else profile_dir(args.profile) / "tables"

@@ -26,7 +26,9 @@ from softadlib.analysis import tables
 from softadlib.methods import METHODS
 from softadlib.results import reader, selection
 from softadlib.results.fingerprint import RUNTIME_FIELDS, SELECTION_FIELDS
-from softadlib.results.folder import profile_dir, read_provenance
+from softadlib.results.folder import ResultFolder
+from softadlib.results.paths import profile_dir
+from softadlib.results.provenance import Provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import load as load_rows
 from softadlib.workbook import report
@@ -65,7 +67,7 @@ def export(
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # five take minutes
-    folders = reader.places(profile)
+    folders = reader.finished(profile)
     if not folders:
         raise UserError(f"nothing under {profile_dir(profile)}; first: softad run {profile}")
     sent = Sent(uri or default_uri())
@@ -82,7 +84,7 @@ def export(
             database.parent.mkdir(parents=True, exist_ok=True)
         mlflow.set_tracking_uri(sent.uri)
         for folder in folders:
-            _use_experiment(sent.uri, f"{profile}/{folder.parent.name}")
+            _use_experiment(sent.uri, f"{profile}/{folder.dataset}")
             _log_method(folder, sent, progress or (lambda count: None))
         _use_experiment(sent.uri, profile)
         _log_report(profile)
@@ -124,15 +126,13 @@ def _unless_logged(name: str, tags: Mapping[str, Any]) -> Iterator[bool]:
         yield True
 
 
-def _log_method(folder: Path, sent: Sent, progress: Callable[[int], Any]) -> None:
+def _log_method(folder: ResultFolder, sent: Sent, progress: Callable[[int], Any]) -> None:
     """Log one result folder: a run of the method, and in it one run per training."""
     import mlflow
 
-    facts = read_provenance(folder / "provenance.json")
-    protocol, method = facts["protocol"], facts["method"]
-    files = [folder / n for n in ("provenance.json", "metrics.parquet", "train.ipynb")]
-    files = [path for path in files if path.exists()]
-    rows = load_rows({folder / "metrics.parquet": protocol["label_noise"][0]})
+    facts = folder.read_provenance()
+    protocol, method, files = facts.protocol, facts.method, folder.files()
+    rows = load_rows({folder.metrics: protocol["label_noise"][0]})
     trainings = rows.groupby(RUN_KEY, dropna=False)
     digest = _digest(*(path.read_bytes() for path in files))
     tags = {"kind": "method", "method": method, "digest": digest}
@@ -141,12 +141,13 @@ def _log_method(folder: Path, sent: Sent, progress: Callable[[int], Any]) -> Non
             sent.skipped += len(trainings)
             progress(len(trainings))
             return
-        params = {"dataset": facts["dataset"], "method": method}
+        params = {"dataset": facts.dataset, "method": method}
         omitted = {*SELECTION_FIELDS, *RUNTIME_FIELDS}
         params |= {name: value for name, value in protocol.items() if name not in omitted}
         mlflow.log_params(params)
-        origin = {name: str(facts["sessions"][-1].get(name)) for name in ORIGIN}
-        origin |= {"method": method, "fingerprint": facts["fingerprint"]}
+        session = facts.sessions[-1].to_json()
+        origin = {name: str(session.get(name)) for name in ORIGIN}
+        origin |= {"method": method, "fingerprint": facts.fingerprint}
         _tag(origin | {name: protocol[name] for name in ("trials", "ties", "label_noise")})
         chosen = selection.select(rows, protocol["ties"])[RUN_KEY]
         selected = {_run_key(*key) for key in chosen.itertuples(index=False)}
@@ -161,7 +162,7 @@ def _log_method(folder: Path, sent: Sent, progress: Callable[[int], Any]) -> Non
 
 
 def _log_training(
-    facts: Mapping[str, Any],
+    facts: Provenance,
     key: tuple[float, int, float | None],
     rows: pd.DataFrame,
     params: Mapping[str, Any],
@@ -173,13 +174,13 @@ def _log_training(
     from mlflow.tracking import MlflowClient
 
     noise, trial, knob = key
-    symbol = str(METHODS[facts["method"]].knob)
-    particular = {"label_noise": noise, "trial": trial, "seed": facts["seeds"][trial]}
-    words = [facts["method"]]
+    symbol = str(METHODS[facts.method].knob)
+    particular = {"label_noise": noise, "trial": trial, "seed": facts.seeds[trial]}
+    words = [facts.method]
     if knob is not None:
         particular |= {"knob": knob, symbol: knob}
         words.append(f"{symbol} {knob:g}")
-    if len(facts["protocol"]["label_noise"]) > 1:
+    if len(facts.protocol["label_noise"]) > 1:
         words.append(f"noise {noise:g}")
     values = rows[["epoch", *MEASURES]].to_numpy(float)
     with mlflow.start_run(run_name=" ".join([*words, f"trial {trial}"]), nested=True) as run:

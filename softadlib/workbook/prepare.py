@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.folder import profile_dir
+from softadlib.results.paths import profile_dir
 from softadlib.training.executors import shards
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load
 from softadlib.training.protocol import Protocol
-from softadlib.training.study import Study
+from softadlib.training.study_plan import Study
 
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster
@@ -54,7 +54,7 @@ class Work:
         counts: dict[str, tuple[int, int]] = {}
         for study in self.studies:
             stored, total = counts.get(study.protocol.dataset, (0, 0))
-            counts[study.protocol.dataset] = stored + study.stored(), total + len(study.runs)
+            counts[study.protocol.dataset] = stored + study.n_stored(), total + len(study.runs)
         for dataset, (stored, total) in counts.items():
             if 0 < stored < total:
                 yield f"{dataset}: {stored:,} of {total:,} runs are trained already"

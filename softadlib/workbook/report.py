@@ -14,7 +14,8 @@ import pandas as pd
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError
 from softadlib.results import reader
-from softadlib.results.folder import profile_dir, read_provenance
+from softadlib.results.paths import profile_dir
+from softadlib.results.provenance import Provenance
 from softadlib.training.profiles import datasets_of
 from softadlib.workbook import findings
 from softadlib.workbook.notebooks.plan import FIGURES, drawings
@@ -162,8 +163,8 @@ def build(profile: str) -> Path:
         _resource("page.html")
     )
     summary = findings.summarise(profile, facts)
-    provenance = [read_provenance(path / "provenance.json") for path in reader.places(profile)]
-    commits = {record["sessions"][-1].get("commit") for record in provenance}
+    provenance = [folder.read_provenance() for folder in reader.finished(profile)]
+    commits = {record.sessions[-1].other.get("commit") for record in provenance}
     text = template.render(
         profile=profile,
         css=Markup(_resource("page.css")),
@@ -198,18 +199,18 @@ def _how(facts: pd.DataFrame) -> str:
     return shown.to_html(index=False, border=0, escape=True)
 
 
-def _protocols(provenance: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+def _protocols(provenance: Sequence[Provenance]) -> list[dict[str, str]]:
     """Return the settings of every dataset and the grid of every method, in words."""
     lines = []
     for facts in provenance:
-        protocol, method = facts["protocol"], facts["method"]
+        protocol, method = facts.protocol, facts.method
         if method == "erm":
             omitted = ("profile", "dataset", "grids")
             words = ", ".join(f"{k} {v}" for k, v in protocol.items() if k not in omitted)
-            lines.append({"title": facts["dataset"], "words": words})
+            lines.append({"title": facts.dataset, "words": words})
         values = protocol["grids"].get(method)
         if values:
             grid = values if isinstance(values, str) else ", ".join(f"{v:g}" for v in values)
             name = findings.LABELS.get(method, method)
-            lines.append({"title": f"{facts['dataset']} × {name}", "words": grid})
+            lines.append({"title": f"{facts.dataset} × {name}", "words": grid})
     return lines

@@ -8,7 +8,7 @@ from softadlib import _workspace
 from softadlib.results import reader
 from softadlib.training.executors import shards, slurm
 from softadlib.training.profiles import datasets_of, load
-from softadlib.training.study import Study
+from softadlib.training.study_plan import Study
 from softadlib.workbook.notebooks.progress_bar import duration
 from softadlib.workbook.prepare import Work
 
@@ -19,7 +19,7 @@ def profiles() -> str:
     lines = [("profile", "finished", "datasets")]
     for folder in sorted(path for path in params.iterdir() if path.is_dir()):
         datasets = datasets_of(folder.name, params)
-        lines.append((folder.name, str(len(reader.places(folder.name))), ", ".join(datasets)))
+        lines.append((folder.name, str(len(reader.finished(folder.name))), ", ".join(datasets)))
     return _table(lines)
 
 
@@ -32,7 +32,7 @@ def progress(work: Work, jobs: int) -> str:
     for study, left in zip(work.studies, seconds):
         trials = {(run.label_noise, run.trial) for run in study.runs}
         counts = (len(study.runs) // max(len(trials), 1), len(trials), len(study.runs))
-        done = study.stored() / max(len(study.runs), 1)
+        done = study.n_stored() / max(len(study.runs), 1)
         words = (study.protocol.dataset, study.method, *map(str, counts))
         time = "–" if not left else f"about {duration(left)}"
         lines.append((*words, str(study.protocol.epochs), f"{done:.0%}", time))
@@ -44,7 +44,7 @@ def seconds_left(study: Study, jobs: int) -> float:
     """Estimate the time of a study's missing runs from the speed of stored results."""
     if study.done():
         return 0.0
-    missing = 1 - study.stored() / max(len(study.runs), 1)
+    missing = 1 - study.n_stored() / max(len(study.runs), 1)
     cost = sum(unit.cost for unit in shards.units([(study.protocol, study.method)]))
     return max(cost * missing / _speed(study.protocol.model), 1.0) / jobs
 

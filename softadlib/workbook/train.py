@@ -1,14 +1,17 @@
 """Train prepared work without notebooks: on this machine, one shard of it, or on a Ray cluster."""
 
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
-from softadlib.results.folder import claim
+from softadlib._validation import UserError
+from softadlib.results.folder import lock_results
 from softadlib.training import study
 from softadlib.training.executors import shards
 from softadlib.training.progress import ProgressCallback, no_progress
-from softadlib.training.study import Study
+from softadlib.training.study_plan import Study
 from softadlib.workbook.notebooks.progress_bar import ProgressBar
 from softadlib.workbook.prepare import Work
 
@@ -21,8 +24,10 @@ def train(
 ) -> list[str]:
     """Train what is left and return the errors of a cluster, one line each. Raises UserError."""
     names = {pair: " × ".join(pair) for pair in work.pairs}
-    tasks = [(names[pair], study.units(), None) for pair, study in zip(work.pairs, work.studies)]
-    locked = claim(work.profile, work.pairs, shared=work.selection.shard is not None)
+    tasks = [
+        (names[pair], study.total_work(), None) for pair, study in zip(work.pairs, work.studies)
+    ]
+    locked = lock_results(work.profile, work.pairs, shared=work.selection.shard is not None)
     with locked, ProgressBar(tasks, "trainings") as bar:
         if cluster:
             return list(train_on_ray(work.studies, cluster, bar.advance, fresh).values())
@@ -33,7 +38,7 @@ def train(
                 part.method,
                 jobs=jobs,
                 resume=not fresh,
-                tick=bar.advance,
+                progress=bar.advance,
                 trials=part.trials,
             )
             pair = (part.protocol.dataset, part.method)
@@ -48,10 +53,31 @@ def train_on_ray(
     fresh: bool = False,
 ) -> dict[tuple[str, str], str]:
     """Train on a cluster and return the error of every (dataset, method) that failed."""
-    from softadlib.training.executors import ray
+    lock, errors = threading.Lock(), {}
 
-    pairs = [(part.protocol, part.method) for part in studies]
-    return ray.train(pairs, cluster, resume=not fresh, tick=progress)
+    def report(units: int) -> None:
+        with lock:
+            progress(units)
+
+    def train_one(part: Study) -> None:
+        executor = cluster.executor(part.protocol)
+        resume = not fresh
+        study.run(part.protocol, part.method, resume=resume, progress=report, executor=executor)
+
+    # A thread for each study, in which it waits: tasks of all studies fill the cluster.
+    with ThreadPoolExecutor(max(1, len(studies))) as threads:
+        futures = {threads.submit(train_one, part): part for part in studies}
+        try:
+            for future in as_completed(futures):
+                try:
+                    future.result()
+                except UserError as error:
+                    part = futures[future]
+                    errors[part.protocol.dataset, part.method] = str(error)
+        except BaseException:
+            cluster.stopped.set()  # the threads end within a second
+            raise
+    return errors
 
 
 def shard_note(work: Work) -> str:

@@ -28,6 +28,7 @@ from softadlib.methods import METHODS
 from softadlib.results import reader as store
 from softadlib.results import selection
 from softadlib.results.folder import ResultFolder
+from softadlib.results.provenance import Provenance
 from softadlib.results.schema import MEASURES
 from softadlib.results.table import merge
 
@@ -62,13 +63,9 @@ def build(home: Path, folders: int, count: int, shape: str) -> tuple[int, int]:
         each = count if shape != "small" else max(1, count // folders)
         dataset, method = f"own{i // len(methods):04}", methods[i % len(methods)]
         rows, n = folder_of(dataset, method, shape, each, rng)
-        facts = {
-            "protocol": {"label_noise": [0.0]},
-            "dataset": dataset,
-            "method": method,
-            "runs": n,
-        }
-        ResultFolder("many", dataset, method, "f").finish(rows, {**facts, "sessions": []})
+        known = {"label_noise": [0.0]}
+        facts = Provenance("many", dataset, method, n, [], "f", known, [], [])
+        ResultFolder("many", dataset, method, "f").finish(rows, facts)
         total, runs = total + len(rows), runs + n
     return total, runs
 

@@ -36,6 +36,11 @@ def make_home(folder: Path, notebooks: tuple[str, ...] = (), **datasets: dict) -
     return folder
 
 
+def read_provenance(path: Path) -> dict:
+    """The facts in a `provenance.json`, as they are written."""
+    return json.loads(path.read_text())
+
+
 def tree(folder: Path) -> dict[str, int]:
     """Every file below a folder with its time of change, to tell whether anything was written."""
     return {

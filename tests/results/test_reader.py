@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +6,9 @@ from helpers.workspace import make_home, tree
 from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.results import reader as store
-from softadlib.results.folder import ResultFolder, profile_dir
+from softadlib.results.folder import ResultFolder
+from softadlib.results.paths import profile_dir
+from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import COLUMNS, MEASURES
 from softadlib.results.table import merge, pack
 
@@ -38,7 +38,9 @@ def rows(trials=(0, 1), method="softad", noise=0.0, knob=0.3, epochs=(4,)):
     )
 
 
-FACTS = {"protocol": {"label_noise": [0.0]}, "sessions": []}
+def facts(noise=(0.0,), sessions=(), **protocol):
+    known = {"label_noise": list(noise), **protocol}
+    return Provenance("tiny", "gaussian", "softad", 2, [], "f1", known, [17716], sessions)
 
 
 def place(fingerprint="f1", method="softad"):
@@ -46,9 +48,9 @@ def place(fingerprint="f1", method="softad"):
 
 
 def test_what_is_finished_is_read_back(home):
-    place().finish(rows(), FACTS)
+    place().finish(rows(), facts())
     pd.testing.assert_frame_equal(store.read("tiny"), rows())
-    pd.testing.assert_frame_equal(place().kept([0.0]), rows())
+    pd.testing.assert_frame_equal(place().stored_rows([0.0]), rows())
     stored = pd.read_parquet(home / "outputs/tiny/gaussian/softad/metrics.parquet")
     assert tuple(stored.columns) == COLUMNS, (
         "label noise that does not vary stands in the provenance"
@@ -57,35 +59,35 @@ def test_what_is_finished_is_read_back(home):
 
 def test_label_noise_is_a_column_where_it_varies(home):
     both = merge([rows(), rows(noise=0.05)])
-    place().finish(both, {"protocol": {"label_noise": [0.0, 0.05]}, "sessions": []})
+    place().finish(both, facts([0.0, 0.05]))
     assert "label_noise" in pd.read_parquet(place().metrics)
     pd.testing.assert_frame_equal(store.read("tiny"), both)
     assert store.read("tiny", label_noise=0.05)["label_noise"].unique().tolist() == [0.05]
 
 
 def test_one_noise_that_is_not_zero_comes_from_the_provenance(home):
-    place().finish(rows(noise=0.05), {"protocol": {"label_noise": [0.05]}, "sessions": []})
+    place().finish(rows(noise=0.05), facts([0.05]))
     assert store.read("tiny")["label_noise"].unique().tolist() == [0.05]
-    assert place().kept([0.05])["label_noise"].unique().tolist() == [0.05]
+    assert place().stored_rows([0.05])["label_noise"].unique().tolist() == [0.05]
 
 
 def test_without_provenance_a_result_is_not_read(home):
-    place().finish(rows(), FACTS)
+    place().finish(rows(), facts())
     place().provenance.unlink()
     assert store.read("tiny").empty
-    assert store.places("tiny") == []
+    assert store.finished("tiny") == []
 
 
 def test_parts_are_kept_until_the_end_and_only_for_their_protocol(home):
     place().save_part(rows((0,)))
     place().save_part(rows((1,)))
     place("f2").save_part(rows((5,)))
-    pd.testing.assert_frame_equal(place().kept([0.0]), rows((0, 1)))
-    place().finish(rows(), FACTS)
+    pd.testing.assert_frame_equal(place().stored_rows([0.0]), rows((0, 1)))
+    place().finish(rows(), facts())
     left = [p.name for p in (place().path / "parts").iterdir()]
     assert len(left) == 1, "another protocol's part is not ours to delete"
     assert left[0].startswith("f2-")
-    pd.testing.assert_frame_equal(place("f2").kept([0.0]), rows((5,)))
+    pd.testing.assert_frame_equal(place("f2").stored_rows([0.0]), rows((5,)))
 
 
 def test_a_part_saved_twice_is_one_part(home):
@@ -95,13 +97,13 @@ def test_a_part_saved_twice_is_one_part(home):
 
 
 def test_results_of_another_protocol_are_set_aside_unharmed(home):
-    place("f1").finish(rows(), FACTS)
+    place("f1").finish(rows(), facts())
     before = place("f1").metrics.read_bytes()
     moved = place("f2").set_aside()
     assert moved.name == "softad.f1"
     assert (moved / "metrics.parquet").read_bytes() == before
     assert store.read("tiny").empty, "what is set aside is no result"
-    place("f1").finish(rows(), FACTS)
+    place("f1").finish(rows(), facts())
     assert place("f2").set_aside().name == "softad.f1-2"
 
 
@@ -117,10 +119,10 @@ def test_merge_keeps_each_run_and_epoch_once_in_a_fixed_order():
 
 @pytest.mark.parametrize("cut", [0, 10, 0.5, -1])
 def test_a_cut_table_is_named_with_what_to_do(home, cut):
-    place().finish(rows(), FACTS)
+    place().finish(rows(), facts())
     data = place().metrics.read_bytes()
     place().metrics.write_bytes(data[: int(len(data) * cut) if isinstance(cut, float) else cut])
-    for read in (lambda: store.read("tiny"), lambda: place().kept([0.0])):
+    for read in (lambda: store.read("tiny"), lambda: place().stored_rows([0.0])):
         with pytest.raises(
             UserError, match=r"metrics.parquet is broken .*delete .*run the same command"
         ) as caught:
@@ -129,14 +131,14 @@ def test_a_cut_table_is_named_with_what_to_do(home, cut):
 
 
 def test_a_table_without_a_column_is_named(home):
-    place().finish(rows(), FACTS)
+    place().finish(rows(), facts())
     pd.read_parquet(place().metrics).drop(columns="loss_val").to_parquet(place().metrics)
     with pytest.raises(UserError, match="lacks the columns loss_val"):
         store.read("tiny")
 
 
 def test_a_broken_provenance_is_named(home):
-    place().finish(rows(), FACTS)
+    place().finish(rows(), facts())
     place().provenance.write_text('{"profile": ')
     with pytest.raises(UserError, match=r"provenance.json is broken"):
         store.provenances("tiny")
@@ -185,17 +187,11 @@ def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
 
 
 def test_provenances_are_one_line_a_result(home):
-    session = {
-        "device": "cpu",
-        "torch": "2",
-        "seconds": 1.5,
-        "finished": "2026-01-02T03:04:05+00:00",
-    }
-    facts = {"dataset": "gaussian", "method": "softad", "runs": 2, "diverged": [], "sessions": [session, session],
-             "protocol": {"n_train": 20, "n_val": 0, "n_test": 40,
-                          "trials": 2, "grids": {"softad": [0.3]}, "epochs": 4, "dtype": "float64",
-                          "label_noise": [0.0]}}  # fmt: skip
-    place().finish(rows(), json.loads(json.dumps(facts)))
+    session = Session("2026-01-02T03:04:05+00:00", 1.5, "cpu", "2", {"jobs": 2})
+    protocol = {"n_train": 20, "n_val": 0, "n_test": 40, "trials": 2, "grids": {"softad": [0.3]}}
+    made = facts(sessions=[session] * 2, **protocol, epochs=4, dtype="float64")
+    place().finish(rows(), made)
+    assert place().read_provenance() == made, "to the last fact"
     (line,) = store.provenances("tiny").to_dict("records")
     assert line["samples"] == "20 + all + 40"
     assert (line["runs"], line["grid"], line["seconds"], line["finished"]) == (
@@ -210,11 +206,9 @@ def results(home):
     """Two methods, each with curves of one trial; of one method label noise varies."""
     ends = [rows((0, 1, 2), knob=k, epochs=(4,)) for k in (0.1, 0.3)]
     softad = merge([*ends, rows((1,), knob=0.3, epochs=(0, 2, 4))])
-    place().finish(softad, FACTS)
+    place().finish(softad, facts())
     erm = [rows((0, 1), "erm", q, np.nan, (0, 2, 4)) for q in (0.0, 0.05)]
-    place(method="erm").finish(
-        merge(erm), {"protocol": {"label_noise": [0.0, 0.05]}, "sessions": []}
-    )
+    place(method="erm").finish(merge(erm), facts([0.0, 0.05]))
     return merge([softad, *erm])
 
 

@@ -35,7 +35,7 @@ def protocol(method="softad", word="auto", **changes):
 def work(monkeypatch):
     """What is trained from here on: ordinary runs as (noise, trial), others as runs."""
     done = {"ordinary": [], "runs": []}
-    ordinary, runs = auto_theta.trained, study.train_runs
+    ordinary, runs = auto_theta.train_erm, study.train_runs
 
     def spy_ordinary(protocol, noise, trials, *args, **more):
         for trial, *rest in ordinary(protocol, noise, trials, *args, **more):
@@ -46,7 +46,7 @@ def work(monkeypatch):
         done["runs"] += some
         return runs(protocol, some, *rest)
 
-    monkeypatch.setattr(auto_theta, "trained", spy_ordinary)
+    monkeypatch.setattr(auto_theta, "train_erm", spy_ordinary)
     monkeypatch.setattr(study, "train_runs", spy_runs)
     return done
 
@@ -73,8 +73,8 @@ def thetas(rows):
 
 def test_two_trainings_a_trial_and_none_again(work, home, distinct_thetas):
     p, ticks = protocol(label_noise=[0.0, 0.1]), []
-    units = study.Study(p, "softad").units()
-    rows = study.run(p, "softad", tick=ticks.append)
+    units = study.Study(p, "softad").total_work()
+    rows = study.run(p, "softad", progress=ticks.append)
     assert sorted(work["ordinary"]) == [(0.0, 0), (0.0, 1), (0.1, 0), (0.1, 1)]
     assert len(work["runs"]) == 4
     assert sum(ticks) == units == 8 * 12
@@ -82,7 +82,7 @@ def test_two_trainings_a_trial_and_none_again(work, home, distinct_thetas):
     assert len(set(thetas(rows))) == 4, "each trial has its own"
     assert study.Study(p, "softad").done()
     ticks.clear()
-    pd.testing.assert_frame_equal(study.run(p, "softad", tick=ticks.append), rows)
+    pd.testing.assert_frame_equal(study.run(p, "softad", progress=ticks.append), rows)
     assert len(work["ordinary"]) == len(work["runs"]) == 4
     assert sum(ticks) == units
     (line,) = store.provenances("tiny").itertuples()
@@ -140,9 +140,9 @@ def test_a_call_cut_short_keeps_the_ordinary_runs(work, monkeypatch):
     assert not study.Study(protocol(), "softad").done()
     monkeypatch.setattr(study, "train_runs", original)
     ticks = []
-    study.run(protocol(), "softad", tick=ticks.append)
+    study.run(protocol(), "softad", progress=ticks.append)
     assert len(work["ordinary"]) == 2
-    assert sum(ticks) == study.Study(protocol(), "softad").units()
+    assert sum(ticks) == study.Study(protocol(), "softad").total_work()
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -165,8 +165,8 @@ def test_more_trials_go_on_from_there_and_two_processes_agree(work):
     assert [r.trial for r in work["runs"]] == [0, 1, 2, 3]
     ticks = []
     p = protocol(trials=4, profile="both")
-    pd.testing.assert_frame_equal(study.run(p, "softad", jobs=2, tick=ticks.append), rows)
-    assert sum(ticks) == study.Study(p, "softad").units()
+    pd.testing.assert_frame_equal(study.run(p, "softad", jobs=2, progress=ticks.append), rows)
+    assert sum(ticks) == study.Study(p, "softad").total_work()
 
 
 def test_a_grid_and_auto_set_each_other_aside(work, home):

@@ -17,15 +17,16 @@ from softadlib._validation import UserError
 from softadlib.methods import METHODS
 from softadlib.results.folder import ResultFolder
 from softadlib.results.schema import MEASURES
-from softadlib.training import auto_theta, checkpoint, heldout, run_writer, trainer
+from softadlib.training import auto_theta, checkpoint, heldout, trainer
 from softadlib.training.checkpoint import Checkpoint, NullCheckpoint, deserialize, serialize
 from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.cuda_graph import GraphedStep
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.executors import run_writer
+from softadlib.training.executors.run_writer import RunWriter
 from softadlib.training.protocol import Protocol
-from softadlib.training.run_writer import RunWriter
 
 EPOCHS, EVERY, CUT = 10, 3, 8
 RECIPES = {
@@ -181,7 +182,7 @@ def test_at_most_checkpoint_every_epochs_are_lost_and_the_rows_are_the_same(home
     whole = train(protocol(profile="whole", checkpoint_every=0))
     cut(made)  # the second run's eighth epoch
     assert len(files(made)) == 1
-    stored = place(made).kept([0.0])
+    stored = place(made).stored_rows([0.0])
     assert len(stored) == 3, "the run that had ended is stored"
     ticks = []
     rows = train(made, ticks.append)
@@ -361,7 +362,7 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     assert count == all_epochs, "another protocol's are not its own"
     made = protocol(**changes)
     where = ResultFolder("tiny", "gaussian", "adaflood", made.fingerprint())
-    heldout.samples(made, made.runs("adaflood"), where)
+    heldout.sample_inputs(made, made.runs("adaflood"), where)
     assert not list(where.checkpoints.glob(f"{made.fingerprint()}-*")), "they have served"
     assert where.read_held_out(0.0, 0) is not None
 

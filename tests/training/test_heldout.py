@@ -19,9 +19,9 @@ from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training import heldout, study
 from softadlib.training.engines import factory
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.executors.run_writer import RunWriter
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.run_writer import RunWriter
 from softadlib.training.trainer import Trainer, train_runs
 
 
@@ -65,7 +65,7 @@ def fold_networks(made, splits, trial=0):
     for i, held in enumerate(folds):
         rest = splits.train.gather(1, heldout.without(folds, i))
         some = dataclasses.replace(splits, train=rest)
-        ((_, network, _),) = heldout.trained(made, 0.0, [trial], some, RunWriter(made))
+        ((_, network, _),) = heldout.train_erm(made, 0.0, [trial], some, RunWriter(made))
         found.append((held[trial], network.state_dict()))
     return found
 
@@ -204,9 +204,9 @@ def test_image_folds_are_scaled_like_what_their_model_was_trained_on(monkeypatch
 def test_levels_do_not_care_in_which_order_samples_or_knobs_come():
     made = protocol()
     runs = list(made.runs("adaflood"))
-    known = heldout.samples(made, runs)
+    known = heldout.sample_inputs(made, runs)
     for order in itertools.permutations(range(4)):
-        again = heldout.samples(made, [runs[i] for i in order])
+        again = heldout.sample_inputs(made, [runs[i] for i in order])
         assert torch.equal(again["aux"], known["aux"])
     rows = train_runs(made, runs, {4}, samples=known)
     assert train_runs(made, runs[::-1], {4}, samples=known).equals(rows)
@@ -216,7 +216,7 @@ def test_a_step_is_that_of_any_order_of_its_batch(monkeypatch):
     """Each loss meets the level of its own sample, wherever in the batch it stands."""
     made = protocol()
     runs = list(made.runs("adaflood"))
-    sweep = Trainer(made, runs, samples=heldout.samples(made, runs))
+    sweep = Trainer(made, runs, samples=heldout.sample_inputs(made, runs))
     ends = []
     for order in (torch.arange(20), torch.arange(19, -1, -1), torch.randperm(20)):
         monkeypatch.setattr(factory, "ENGINES", [VmapEngine])  # by autograd, all runs side by side
@@ -243,7 +243,7 @@ def test_gammas_differ_and_the_levels_are_those_of_the_formula():
     rows = study.run(made, "adaflood")
     ends = rows[rows["epoch"] == 30].pivot(index="trial", columns="knob", values="loss_train")
     assert (ends[0.2] != ends[0.5]).all()
-    aux = heldout.samples(made, made.runs("adaflood"), place(made))["aux"]
+    aux = heldout.sample_inputs(made, made.runs("adaflood"), place(made))["aux"]
     expected = -torch.log(0.5 * torch.exp(-aux) + 0.5)
     torch.testing.assert_close(F.flood_levels(aux, 0.5), expected)
     assert (expected <= math.log(2)).all()
@@ -260,8 +260,8 @@ def test_the_engines_refuse_the_method_without_its_samples():
 
 def test_other_methods_ask_for_nothing():
     made = protocol(grids={"softad": [0.1]})
-    assert heldout.samples(made, made.runs("softad"), place(made)) is None
-    assert heldout.samples(made, made.runs("erm")) is None
+    assert heldout.sample_inputs(made, made.runs("softad"), place(made)) is None
+    assert heldout.sample_inputs(made, made.runs("erm")) is None
 
 
 # The last layer
@@ -272,7 +272,7 @@ LAST = {"aux": "last-layer", "model": "mlp1x1000", "n_train": 50, "batch_size": 
 
 def test_the_last_layer_variant_trains_one_network_and_then_last_layers_alone(monkeypatch):
     made = protocol(**LAST)
-    trained, layers, fill = [], [], heldout._filled
+    trained, layers, fill = [], [], heldout._load
 
     def spy(network, state):
         filled = fill(network, state)
@@ -282,7 +282,7 @@ def test_the_last_layer_variant_trains_one_network_and_then_last_layers_alone(mo
         )
         return filled
 
-    monkeypatch.setattr(heldout, "_filled", spy)
+    monkeypatch.setattr(heldout, "_load", spy)
     (got,) = heldout.held_out(made, 0.0, [0])
     assert np.isfinite(got).all()
     assert len(trained) == 1
@@ -353,7 +353,7 @@ def test_bad_settings_are_one_line(changes, message):
 
 
 def test_a_fold_that_leaves_a_last_batch_of_one_is_refused_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr(heldout, "trained", None)
+    monkeypatch.setattr(heldout, "train_erm", None)
     made = protocol(n_train=44, batch_size=7, aux_folds=5)  # 35 + 1 without the fold of 8
     with pytest.raises(UserError, match=r"with aux_folds 5, batch_size 7 leaves a last batch of"):
         study.run(made, "adaflood")
@@ -381,9 +381,9 @@ def found(monkeypatch):
     """The trials whose losses are found from here on."""
     calls, original = [], heldout.held_out
 
-    def spy(made, noise, trials, *rest):
+    def spy(made, noise, trials, *rest, **more):
         calls.append((noise, list(trials)))
-        return original(made, noise, trials, *rest)
+        return original(made, noise, trials, *rest, **more)
 
     monkeypatch.setattr(heldout, "held_out", spy)
     return calls
@@ -410,22 +410,22 @@ def test_they_are_found_once_and_kept_beside_the_results(monkeypatch):
 def test_a_broken_file_is_found_again(damage, monkeypatch):
     made = protocol()
     runs = made.runs("adaflood")
-    whole = heldout.samples(made, runs, place(made))
+    whole = heldout.sample_inputs(made, runs, place(made))
     path = place(made)._held_out(0.0, 1)
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1
     path.write_bytes({"cut": content[:100], "empty": b"", "other": b"x" * 500}.get(damage, content))
     calls = found(monkeypatch)
-    assert torch.equal(heldout.samples(made, runs, place(made))["aux"], whole["aux"])
+    assert torch.equal(heldout.sample_inputs(made, runs, place(made))["aux"], whole["aux"])
     assert calls == [(0.0, [1])]
-    heldout.samples(made, runs, place(made))
+    heldout.sample_inputs(made, runs, place(made))
     assert len(calls) == 1
 
 
 def test_without_a_place_nothing_is_written(home):
     made = protocol()
-    heldout.samples(made, made.runs("adaflood"))
+    heldout.sample_inputs(made, made.runs("adaflood"))
     assert not (home / "outputs").exists()
 
 

@@ -11,10 +11,9 @@ import time
 import nbformat
 import pandas as pd
 import pytest
-from helpers.workspace import TINY, make_home, tree, write_notebook
+from helpers.workspace import TINY, make_home, read_provenance, tree, write_notebook
 
 from softadlib._validation import UserError
-from softadlib.results.folder import read_provenance
 from softadlib.training import checkpoint, study
 from softadlib.training.executors import ray as ray_executor
 from softadlib.training.protocol import Protocol
@@ -251,7 +250,7 @@ def test_a_caller_that_ends_leaves_no_task_and_what_it_wrote_is_gone_on_from(
         assert process.wait(60) == status
     if status > 0:
         said = (home / "said").read_text().splitlines()
-        assert said == ["softad: stopped; the same command goes on from here"]
+        assert said == ["softad: stopped; the same command resumes"]
     until = time.monotonic() + 60
     while ray.available_resources().get("CPU") != 4:
         assert time.monotonic() < until, "a task goes on without its caller"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.workspace import TINY, make_home, tree, write_notebook
+from helpers.workspace import TINY, make_home, read_provenance, tree, write_notebook
 
 import softadlib
 from softadlib import _workspace
@@ -21,7 +21,8 @@ from softadlib._validation import UserError
 from softadlib.results import folder as places
 from softadlib.results import locks
 from softadlib.results import reader as store
-from softadlib.results.folder import ResultFolder, claim, profile_dir, read_provenance
+from softadlib.results.folder import ResultFolder, lock_results
+from softadlib.results.paths import profile_dir
 from softadlib.training import study
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli
@@ -59,7 +60,7 @@ def stopped(made, epochs):
             raise Accident
 
     with pytest.raises(Accident):
-        study.run(made, "softad", tick=tick)
+        study.run(made, "softad", progress=tick)
 
 
 def trained(made):
@@ -73,13 +74,13 @@ def trained(made):
 
 OTHER = """
 import json, os, sys
-from softadlib import store
-from softadlib.errors import UserError
+from softadlib._validation import UserError
+from softadlib.results.folder import lock_results
 for line in sys.stdin:
     shared, family, *methods = json.loads(line)
-    os.environ["SOFTAD_FAMILY"] = family
+    os.environ["SOFTAD_LOCK_OWNER"] = family
     try:
-        with claim("tiny", [("gaussian", m) for m in methods], shared):
+        with lock_results("tiny", [("gaussian", m) for m in methods], shared):
             said = "claimed"
     except UserError as error:
         said = error
@@ -94,49 +95,48 @@ def other():
         [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
 
-        def claim(*methods, shared=False, family=""):
+        def lock(*methods, shared=False, family=""):
             process.stdin.write(json.dumps([shared, family, *methods]) + "\n")
             process.stdin.flush()
             return process.stdout.readline().strip()
 
-        yield claim
+        yield lock
 
 
 def test_a_pair_is_claimed_by_one_or_shared_by_several(home, other):
-    with claim("tiny", [("gaussian", "sam")]):
+    with lock_results("tiny", [("gaussian", "sam")]):
         refusal = f"tiny: gaussian × sam is under way already, by process {os.getpid()} on"
         assert refusal in other("erm", "sam")
         assert refusal in other("sam", shared=True)
         assert other("erm") == "claimed"
-        assert other("sam", family=os.environ[locks.FAMILY]) == "claimed", "a child of this one"
-        with claim("tiny", [("gaussian", "sam")]):  # and this one itself
+        assert other("sam", family=os.environ[locks.OWNER]) == "claimed", "a child of this one"
+        with lock_results("tiny", [("gaussian", "sam")]):  # and this one itself
             pass
         assert refusal in other("sam")
-    with claim("tiny", [("gaussian", "sam")], shared=True):
+    with lock_results("tiny", [("gaussian", "sam")], shared=True):
         assert other("sam", shared=True) == "claimed"
         assert "is under way already" in other("sam")
-        assert "is under way already" in other("sam", family=os.environ[locks.FAMILY])
+        assert "is under way already" in other("sam", family=os.environ[locks.OWNER])
     assert other("sam") == "claimed"
-    assert not list((home / "outputs").rglob("*.lock")), "the last one takes the file away"
-    assert locks.FAMILY not in os.environ
+    assert (home / "outputs/tiny/gaussian/.sam.lock").exists(), "the file stays, the lock does not"
+    assert locks.OWNER not in os.environ
 
 
 def test_what_killed_processes_left_is_swept_unless_somebody_works_there(home):
     folder = home / "outputs" / "tiny"
     made = [folder / "gaussian" / "sam" / ".metrics.parquet.123", folder / ".index.html.9",
-            folder / "figures" / ".table.77.ipynb", folder / "gaussian" / ".sam.lock"]  # fmt: skip
+            folder / "figures" / ".table.77.ipynb"]  # fmt: skip
     kept = [folder / "gaussian" / "sam" / "metrics.v2", folder / "figures" / ".hidden"]
     for path in (*made, *kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("half")
-    with claim("tiny", [("gaussian", "softad")]):
+    with lock_results("tiny", [("gaussian", "softad")]):
         assert not [p for p in made if p.exists()]
         made[1].write_text("of somebody at work")
-        with claim("tiny", [("gaussian", "erm")]):
+        with lock_results("tiny", [("gaussian", "erm")]):
             assert made[1].exists()
-    assert [p for p in folder.rglob("*") if p.is_file() and p != made[1]] == kept[:1] + kept[
-        1:
-    ] or {p for p in folder.rglob("*") if p.is_file()} == {*kept, made[1]}
+    files = {p for p in folder.rglob("*") if p.is_file() and not p.name.endswith("lock")}
+    assert files == {*kept, made[1]}
 
 
 def test_without_locks_work_goes_on(home, monkeypatch):
@@ -144,10 +144,10 @@ def test_without_locks_work_goes_on(home, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(locks.fcntl, "flock", none)
-    with claim("tiny", [("gaussian", "softad")]):
+    with lock_results("tiny", [("gaussian", "softad")]):
         pass
     monkeypatch.setattr(locks, "fcntl", None)
-    with claim("tiny", [("gaussian", "softad")]):
+    with lock_results("tiny", [("gaussian", "softad")]):
         pass
 
 
@@ -156,7 +156,7 @@ def test_a_lock_that_is_refused_to_all_is_not_let_go_of(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(locks.fcntl, "flock", refused)
-    with locks.working(tmp_path):
+    with locks.lock_profile(tmp_path):
         pass
     assert (tmp_path / ".lock").exists()  # whoever holds it needs it
 
@@ -227,7 +227,7 @@ def test_one_flipped_bit_is_never_other_numbers():
     for at in range(4, len(content), 211):
         path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         try:
-            rows = place(made).kept([0.0])
+            rows = place(made).stored_rows([0.0])
         except UserError:
             said += 1
             continue
@@ -324,7 +324,7 @@ def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, m
     asides = list(home.glob("outputs/tiny/gaussian/softad.*"))
     assert before in [(p / "metrics.parquet").read_bytes() for p in asides]
     assert sum(trained(smaller)) in (0, 4), "what was there is not trained again"
-    assert not list(home.glob("outputs/tiny/gaussian/.*"))
+    assert not list(home.glob("outputs/tiny/gaussian/.*.next"))
 
 
 # Clocks

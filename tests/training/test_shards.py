@@ -8,13 +8,12 @@ import subprocess
 import pandas as pd
 import pytest
 import yaml
-from helpers.workspace import REPOSITORY, TINY, make_home, tree
+from helpers.workspace import REPOSITORY, TINY, make_home, read_provenance, tree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from softadlib._validation import UserError
 from softadlib.results import reader as store
-from softadlib.results.folder import read_provenance
 from softadlib.training import study
 from softadlib.training.executors import shards, slurm
 from softadlib.training.protocol import Protocol

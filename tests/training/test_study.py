@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.workspace import TINY, make_home
+from helpers.workspace import TINY, make_home, read_provenance
 from joblib.externals.loky import get_reusable_executor
 
 from softadlib import _workspace
@@ -14,7 +14,6 @@ from softadlib.data import images
 from softadlib.results import folder as places
 from softadlib.results import reader as store
 from softadlib.results import selection
-from softadlib.results.folder import read_provenance
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import merge
 from softadlib.training import study
@@ -97,11 +96,11 @@ def test_a_replay_that_ends_elsewhere_is_refused(monkeypatch):
 
 def test_nothing_is_trained_twice(monkeypatch):
     first = study.run(protocol(), "softad")
-    stamp = study.Study(protocol(), "softad").place.provenance.read_bytes()
+    stamp = study.Study(protocol(), "softad").folder.provenance.read_bytes()
     calls = trained(monkeypatch)
     pd.testing.assert_frame_equal(study.run(protocol(), "softad"), first)
     assert calls == []
-    assert study.Study(protocol(), "softad").place.provenance.read_bytes() == stamp
+    assert study.Study(protocol(), "softad").folder.provenance.read_bytes() == stamp
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
     pd.testing.assert_frame_equal(rows, whole)
     left = {"first stack": 10 + 6, "before the replay": 6}.get(stage, 0)
     assert sum(len(runs) for runs, _ in calls) == left
-    place = study.Study(p, "softad").place
+    place = study.Study(p, "softad").folder
     assert sorted(f.name for f in place.path.iterdir()) == ["metrics.parquet", "provenance.json"]
 
 
@@ -158,7 +157,7 @@ def test_more_trials_extend_what_is_there(monkeypatch):
     assert {r.trial for runs, _ in calls for r in runs} == {2}
     old = more[more["trial"] < 2].reset_index(drop=True)
     pd.testing.assert_frame_equal(old, few)
-    sessions = read_provenance(study.Study(protocol(trials=3), "softad").place.provenance)[
+    sessions = read_provenance(study.Study(protocol(trials=3), "softad").folder.provenance)[
         "sessions"
     ]
     assert [s["runs_trained"] for s in sessions] == [4, 2]
@@ -166,7 +165,7 @@ def test_more_trials_extend_what_is_there(monkeypatch):
 
 def test_an_edited_protocol_neither_uses_nor_destroys_the_old_result(monkeypatch):
     study.run(protocol(), "softad")
-    old = study.Study(protocol(), "softad").place
+    old = study.Study(protocol(), "softad").folder
     before = old.metrics.read_bytes()
     calls = trained(monkeypatch)
     study.run(protocol(lr=0.2), "softad")
@@ -181,7 +180,7 @@ def test_a_smaller_grid_keeps_the_dropped_runs_aside(monkeypatch):
     rows = study.run(protocol(grids={"softad": [0.05]}), "softad")
     assert all(0 in epochs for _, epochs in calls), "no first pass: those runs were there"
     assert rows["knob"].unique().tolist() == [0.05]
-    folder = study.Study(protocol(), "softad").place.path.parent
+    folder = study.Study(protocol(), "softad").folder.path.parent
     assert any(p.name.startswith("softad.") for p in folder.iterdir())
 
 
@@ -190,7 +189,7 @@ def test_fresh_forgets(monkeypatch):
     calls = trained(monkeypatch)
     study.run(protocol(), "softad", resume=False)
     assert sum(len(r) for r, _ in calls) == 6
-    place = study.Study(protocol(), "softad").place
+    place = study.Study(protocol(), "softad").folder
     assert len(read_provenance(place.provenance)["sessions"]) == 1
 
 
@@ -199,21 +198,21 @@ def test_processes_change_nothing(tmp_path):
     one = study.run(p, "softad")
     units = []
     two = study.run(
-        protocol(**{**p.to_dict(), "profile": "other"}), "softad", jobs=2, tick=units.append
+        protocol(**{**p.to_dict(), "profile": "other"}), "softad", jobs=2, progress=units.append
     )
     pd.testing.assert_frame_equal(one, two)
-    assert sum(units) == study.Study(p, "softad").units() == (18 + 9) * 4
+    assert sum(units) == study.Study(p, "softad").total_work() == (18 + 9) * 4
 
 
 def test_ticks_add_up_to_the_planned_units_resumed_or_not(monkeypatch):
     p, units = protocol(), []
-    study.run(p, "sam", tick=units.append)
-    total = study.Study(p, "sam").units()
+    study.run(p, "sam", progress=units.append)
+    total = study.Study(p, "sam").total_work()
     assert sum(units) == total == 2 * 4 * 2, (
         "two runs, four epochs, two gradients; nothing to choose from"
     )
     again = []
-    study.run(p, "sam", tick=again.append)
+    study.run(p, "sam", progress=again.append)
     assert sum(again) == total
 
 
@@ -226,8 +225,8 @@ def test_ticks_add_up_where_a_study_grows(monkeypatch):
         {"trials": 5, "grids": {"softad": [0.05, 0.3, 0.5, 1.5]}},
     ):
         grown, ticks = protocol(**changes), []
-        study.run(grown, "softad", tick=ticks.append)
-        assert sum(ticks) == study.Study(grown, "softad").units()
+        study.run(grown, "softad", progress=ticks.append)
+        assert sum(ticks) == study.Study(grown, "softad").total_work()
 
 
 @pytest.mark.parametrize(("aux", "models"), [("folds", 4), ("last-layer", 1)])
@@ -238,17 +237,17 @@ def test_ticks_count_the_models_that_hold_samples_out(aux, models, jobs):
         "settings": {"adaflood": {"aux": aux, "aux_folds": 4}},
     }
     p, units = protocol(**changes), []
-    study.run(p, "adaflood", tick=units.append, jobs=jobs)
+    study.run(p, "adaflood", progress=units.append, jobs=jobs)
     made = study.Study(p, "adaflood")
     # two trials: two values, the selected one again, and the models
     assert sum(units) == made.units() == 2 * (2 + 1 + models) * 4
     (session,) = read_provenance(made.place.provenance)["sessions"]
     assert session["runs_for_samples"] == 2 * models
     more, units = protocol(**changes, trials=3), []
-    study.run(more, "adaflood", tick=units.append, jobs=jobs)
-    assert sum(units) == study.Study(more, "adaflood").units() == 3 * (2 + 1 + models) * 4
+    study.run(more, "adaflood", progress=units.append, jobs=jobs)
+    assert sum(units) == study.Study(more, "adaflood").total_work() == 3 * (2 + 1 + models) * 4
     again = []
-    study.run(more, "adaflood", tick=again.append, jobs=jobs)
+    study.run(more, "adaflood", progress=again.append, jobs=jobs)
     assert sum(again) == sum(units)
 
 
@@ -283,7 +282,7 @@ def test_a_diverged_run_is_recorded_and_disturbs_nobody():
         protocol(**{**p.to_dict(), "profile": "alone", "grids": {"sam": [0.05]}}), "sam"
     )
     pd.testing.assert_frame_equal(rows[rows["knob"] == 0.05].reset_index(drop=True), alone)
-    facts = json.loads(study.Study(p, "sam").place.provenance.read_text())
+    facts = json.loads(study.Study(p, "sam").folder.provenance.read_text())
     assert facts["diverged"] == [{"label_noise": 0.0, "trial": t, "knob": 1e30} for t in (0, 1)]
     assert selection.select(rows)["knob"].tolist() == [0.05, 0.05]
 
@@ -291,7 +290,7 @@ def test_a_diverged_run_is_recorded_and_disturbs_nobody():
 def test_provenance_says_where_the_numbers_come_from():
     p = protocol()
     study.run(p, "erm")
-    facts = read_provenance(study.Study(p, "erm").place.provenance)
+    facts = read_provenance(study.Study(p, "erm").folder.provenance)
     assert facts["protocol"] == p.to_dict()
     assert facts["seeds"] == [17716, 961412]
     assert facts["runs"] == 2
@@ -321,11 +320,11 @@ def test_an_unwritable_output_folder_is_refused_before_training(home, monkeypatc
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_on_rows_hears_every_row_once_in_this_process_after_it_was_saved(jobs):
     get_reusable_executor().shutdown()  # workers of an earlier test write to its folder
-    place, heard, saved = study.Study(protocol(), "softad").place, [], []
+    place, heard, saved = study.Study(protocol(), "softad").folder, [], []
 
     def on_rows(rows):
         heard.append(rows)
-        kept = place.kept([0.0]).set_index([*RUN_KEY, "epoch"])
+        kept = place.stored_rows([0.0]).set_index([*RUN_KEY, "epoch"])
         saved.append(rows.set_index([*RUN_KEY, "epoch"]).index.isin(kept.index).all())
 
     rows = study.run(protocol(), "softad", jobs=jobs, on_rows=on_rows)
@@ -343,7 +342,7 @@ def test_what_on_rows_raises_ends_the_call_and_loses_nothing():
 
     with pytest.raises(KeyError, match="mine"):
         study.run(protocol(), "softad", on_rows=on_rows)
-    assert len(study.Study(protocol(), "softad").place.kept([0.0]))
+    assert len(study.Study(protocol(), "softad").folder.stored_rows([0.0]))
 
 
 def test_processes_left_by_an_earlier_call_work_in_this_one_s_folders(tmp_path, monkeypatch):

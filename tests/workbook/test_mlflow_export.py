@@ -1,5 +1,6 @@
 """A real MLflow store in a database file; what it holds is asked of its client and of sqlite."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -17,7 +18,7 @@ from nbformat import v4
 from softadlib._validation import UserError
 from softadlib.results import reader as store
 from softadlib.results import selection
-from softadlib.results.folder import ResultFolder, read_provenance
+from softadlib.results.folder import ResultFolder
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import pack, unpack
 from softadlib.workbook import cli, mlflow_export
@@ -241,11 +242,13 @@ def test_without_the_package_it_says_what_to_install(home, capsys, monkeypatch, 
 def test_numbers_that_mlflow_takes_in_several_calls(home):
     """More epochs than one call may have: 7 × 300 > 1000."""
     place = ResultFolder("tiny", "gaussian", "erm", "f")
-    facts = read_provenance(place.provenance)
+    facts = place.read_provenance()
     rows = store.read("tiny", "gaussian", 0.0)
     one = rows[(rows["method"] == "erm") & (rows["trial"] == 0) & (rows["epoch"] == 4)]
     long = pd.concat([one.assign(epoch=e, loss_test=e / 8) for e in range(300)])
-    place.finish(long, {**facts, "protocol": {**facts["protocol"], "label_noise": [0.0]}})
+    place.finish(
+        long, dataclasses.replace(facts, protocol={**facts.protocol, "label_noise": [0.0]})
+    )
     mlflow_export.export("tiny")
     client, (run,) = runs(home, kind="training", method="erm")
     history = client.get_metric_history(run.info.run_id, "loss_test")

@@ -24,7 +24,8 @@ from softadlib.methods import METHODS
 from softadlib.results import reader as store
 from softadlib.results import selection
 from softadlib.results import table as rows
-from softadlib.results.folder import profile_dir, read_provenance
+from softadlib.results.folder import ResultFolder
+from softadlib.results.paths import profile_dir
 from softadlib.results.schema import COLUMNS, MEASURES, RUN_KEY
 from softadlib.results.selection import TIES
 from softadlib.training.device import deterministic_math, pick_device
@@ -157,7 +158,7 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
 
     Raises UserError where there is no such sweep, or one that other code made.
     """
-    have = [p.parent.name for p in store.places(profile) if p.name == "softad"]
+    have = [f.dataset for f in store.finished(profile) if f.method == "softad"]
     if not have:
         raise UserError(
             f"outputs/{profile} holds no finished SoftAD sweep; softad train {profile} makes them"
@@ -195,12 +196,12 @@ def _unit(i: int, protocol: Protocol, run: Run) -> tuple[int, pd.DataFrame]:
 
 def _protocol(profile: str, dataset: str) -> Protocol:
     """The protocol that made the stored sweep."""
-    place = profile_dir(profile) / dataset / "softad"
-    facts = read_provenance(place / "provenance.json")
-    protocol = Protocol.from_provenance(facts["protocol"])
-    if protocol.fingerprint() != facts["fingerprint"]:
+    folder = ResultFolder(profile, dataset, "softad")
+    facts = folder.read_provenance()
+    protocol = Protocol.from_provenance(facts.protocol)
+    if protocol.fingerprint() != facts.fingerprint:
         raise UserError(
-            f"{place} was made by other code than this; softad train {profile} makes it again"
+            f"{folder.path} was made by other code than this; softad train {profile} makes it again"
         )
     return protocol
 
@@ -217,8 +218,7 @@ def _kept(protocol: Protocol) -> pd.DataFrame:
 def _read(path: Path) -> tuple[pd.DataFrame, str]:
     """A table and the fingerprint of the protocol that made it; UserError for a broken file."""
     mend = f"delete it, and softad audit {path.parent.parent.name} makes it again"
-    found, fingerprint = rows.table_of(path, TABLE, mend)
-    return found.select(list(TABLE)).to_pandas(), fingerprint
+    return rows.unpack(path, TABLE, mend)
 
 
 def read(profile: str) -> pd.DataFrame:

@@ -1,9 +1,10 @@
-"""Who does a study's tasks: this process, several of this machine, or a cluster (`cluster.RayExecutor`)."""
+"""Tasks of a study, and the executors that run them on this machine; `ray.RayExecutor` has a cluster."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -12,73 +13,134 @@ from softadlib.data import images
 from softadlib.results.folder import ResultFolder
 from softadlib.training.device import machine
 from softadlib.training.executors import processes
+from softadlib.training.progress import ProgressCallback, no_progress
 
-Result = TypeVar("Result")
+
+@dataclass(frozen=True)
+class TaskContext:
+    """Where a task runs."""
+
+    folder: ResultFolder | None
+    """Where the task stores its results; None where the caller does."""
+    checkpoints: Path | None
+    """Folder for checkpoints; None for none."""
+    progress: ProgressCallback
+    """Called with the units that are done."""
+
+
+class Task(Protocol):
+    """A part of a study that one process does: a frozen dataclass, which travels to that process."""
+
+    @property
+    def units(self) -> int:
+        """Units of progress."""
+
+    def run(self, context: TaskContext) -> Any:
+        """Return the result; store it if the context has a folder."""
+
+    def store(self, folder: ResultFolder, result: Any) -> None:
+        """Store the result, in the caller's process."""
 
 
 class Executor(Protocol):
-    """Hands out tasks and brings back what comes of them, in any order."""
+    """Runs tasks and returns their results, in any order."""
 
     workers: int
-    where: torch.device
+    device: torch.device
     """What the tasks run on."""
-    writes: bool
-    """Whether those who do the tasks can write this `outputs/`; otherwise the caller does."""
+    shares_disk: bool
+    """Whether tasks can write the caller's `outputs/`; otherwise the caller stores their results."""
 
-    def checkpoints(self, place: ResultFolder) -> Path | None:
-        """The folder of the checkpoints of tasks under way; None where they keep none."""
+    def checkpoints(self, folder: ResultFolder) -> Path | None:
+        """Return the folder for checkpoints of tasks under way; None for none."""
 
-    def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
-        """`function(*task)` of every task, as each is done."""
+    def map(self, tasks: Sequence[Task], context: TaskContext) -> Iterator[tuple[Task, Any]]:
+        """Run every task; yield it with its result as it ends."""
 
-    def facts(self) -> dict[str, Any]:
-        """For the provenance: on what, and with which versions, the tasks so far were done."""
+    def describe(self) -> dict[str, Any]:
+        """Return the machine and versions of the tasks so far, for the provenance."""
 
 
 class SerialExecutor:
-    """This process, one task after another; a tick is heard at once."""
+    """Runs one task after another in this process."""
 
-    writes = True
+    shares_disk = True
 
-    def __init__(self, where: torch.device, workers: int = 1):
-        self.where, self.workers = where, workers
+    def __init__(self, device: torch.device, workers: int = 1):
+        self.device, self.workers = device, workers
 
-    def checkpoints(self, place: ResultFolder) -> Path | None:
-        """The one in the folder itself."""
-        return place.checkpoints
+    def checkpoints(self, folder: ResultFolder) -> Path | None:
+        """Return the result folder's own."""
+        return folder.checkpoints
 
-    def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
-        """One by one."""
-        return (function(*task) for task in tasks)
+    def map(self, tasks: Sequence[Task], context: TaskContext) -> Iterator[tuple[Task, Any]]:
+        """Run every task in turn."""
+        return ((task, task.run(context)) for task in tasks)
 
-    def facts(self) -> dict[str, Any]:
-        """Of this machine."""
-        return machine(self.where)
+    def describe(self) -> dict[str, Any]:
+        """Describe this machine."""
+        return machine(self.device)
 
 
 class ProcessExecutor(SerialExecutor):
-    """Several processes of this machine."""
+    """Runs tasks in several processes of this machine."""
 
-    def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
-        """As they end; one task alone is done here."""
-        tasks = list(tasks)
+    def map(self, tasks: Sequence[Task], context: TaskContext) -> Iterator[tuple[Task, Any]]:
+        """Run every task; a single one in this process."""
         if len(tasks) < 2:
-            return super().map(function, tasks)
+            yield from super().map(tasks, context)
+            return
         from joblib import Parallel, delayed
 
-        mine = (os.getpid(), str(_workspace.home()), str(images.data_root()))
-        calls = (delayed(_ours)(*mine, function, *task) for task in tasks)
-        return Parallel(n_jobs=self.workers, return_as="generator_unordered", batch_size=1)(calls)
+        workspace = (os.getpid(), str(_workspace.home()), str(images.data_root()))
+        calls = (delayed(_in_worker)(*workspace, i, task, context) for i, task in enumerate(tasks))
+        parallel = Parallel(n_jobs=self.workers, return_as="generator_unordered", batch_size=1)
+        for i, result in parallel(calls):
+            yield tasks[i], result
 
 
-def _ours(parent: int, home: str, data: str, function: Callable[..., Result], *task: Any) -> Result:
-    """In a process that `parent` started, perhaps when its folders were others."""
+def _in_worker(
+    parent: int, home: str, data: str, i: int, task: Task, context: TaskContext
+) -> tuple[int, Any]:
+    """Run a task in a process of `parent`, which may have had another workspace when it started."""
     os.environ.update(SOFTAD_HOME=home, SOFTAD_DATA=data)
-    return processes.following(parent, function, *task)
+    return i, processes.run_with_parent(parent, task.run, context)
 
 
-def local(jobs: int, where: torch.device) -> SerialExecutor:
-    """On a CPU `jobs` processes; whoever has a GPU keeps it to himself."""
-    return (
-        ProcessExecutor(where, jobs) if jobs > 1 and where.type == "cpu" else SerialExecutor(where)
+def local(jobs: int, device: torch.device) -> SerialExecutor:
+    """Return an executor with `jobs` processes on a CPU, and with this one process on a GPU."""
+    if jobs > 1 and device.type == "cpu":
+        return ProcessExecutor(device, jobs)
+    return SerialExecutor(device)
+
+
+def run_tasks(
+    executor: Executor, tasks: Iterable[Task], folder: ResultFolder, progress: ProgressCallback
+) -> Iterator[Any]:
+    """Run tasks, see their results stored in `folder`, and yield them as they end.
+
+    A task in this process reports its units as they are done, any other one when it ends.
+    """
+    in_process = executor.workers == 1 and executor.shares_disk
+    context = TaskContext(
+        folder if executor.shares_disk else None,
+        executor.checkpoints(folder),
+        progress if in_process else no_progress,
     )
+    for task, result in executor.map(list(tasks), context):
+        if not executor.shares_disk:
+            task.store(folder, result)
+        if not in_process:
+            progress(task.units)
+        yield result
+
+
+def group_trials(
+    trials: Iterable[tuple[float, int]], device: torch.device
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Return (label noise, trials) of each task: one trial on a CPU, else all, side by side."""
+    groups: dict[tuple[float, int], tuple[int, ...]] = {}
+    for noise, trial in sorted(trials):
+        key = (noise, trial if device.type == "cpu" else 0)
+        groups[key] = (*groups.get(key, ()), trial)
+    return [(noise, group) for (noise, _), group in groups.items()]

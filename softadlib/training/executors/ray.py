@@ -1,53 +1,57 @@
-"""Ray's native futures: nodes train and draw, the caller alone writes `outputs/`; no disk is shared.
+"""Ray: nodes train, and the caller alone writes `outputs/`. No disk needs to be shared.
 
-What travels: this package, protocols, notebooks and stored results; back come rows as parquet and
-executed notebooks as bytes. Nodes need the same Python with the packages of the workbook, and their
-own copy of downloaded image sets, at the caller's data root or where their SOFTAD_DATA points.
+This package and tasks travel to the nodes, results return as a task's value. Nodes need the same
+Python with the packages of the workbook, and their own copy of downloaded image sets, at the
+caller's data root or where their SOFTAD_DATA points.
 """
 
 import contextlib
-import io
+import itertools
 import logging
 import math
 import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import pandas as pd
 import torch
 
 import softadlib
 from softadlib._validation import UserError
 from softadlib.data import images
 from softadlib.results.folder import ResultFolder
-from softadlib.training import study
 from softadlib.training.device import machine
-from softadlib.training.progress import ProgressCallback, no_progress
+from softadlib.training.executors.local import Task, TaskContext
 from softadlib.training.protocol import Protocol
 
-Result = TypeVar("Result")
 AHEAD = 4
-"""Tasks handed to Ray per worker and study before the first is back."""
+"""Tasks handed to Ray per worker and study before the first has ended."""
 RETRIES = 1
-"""Times that a task is done again whose worker or node died; an error of its own is not retried."""
+"""Times that Ray repeats a task whose worker or node died. A task that raises is not repeated."""
 
 
 class RayCluster:
-    """A Ray cluster, connected to while the block lasts; without an `address` one of this machine.
+    """A Ray cluster, connected to while the block lasts.
 
-    A program that is connected already stays so.
+    Args:
+        address: of a running cluster; None starts one on this machine.
+        cpus: CPUs of a node that each task takes; fractions allowed. Default: 1.
+        gpus: GPUs likewise. Default: 1 where a node has one, else 0.
+        checkpoint_dir: folder on a disk that all nodes see. With it, a task repeated on another
+            node resumes from the checkpoint of its run; without, it starts from nothing.
 
-    `cpus`, `gpus`: what each task takes of a node, fractions allowed; by default one of each, as far
-    as the cluster has GPUs. Raises UserError where there is no such cluster, or no such node.
+    Raises UserError where there is no such cluster, or no such node.
     """
 
     def __init__(
-        self, address: str | None = None, cpus: float | None = None, gpus: float | None = None
+        self,
+        address: str | None = None,
+        cpus: float | None = None,
+        gpus: float | None = None,
+        checkpoint_dir: Path | None = None,
     ):
         for name, value in (("--cpus", cpus), ("--gpus", gpus)):
             if value is not None and not 0 <= value < math.inf:
@@ -55,7 +59,9 @@ class RayCluster:
             if value is not None and value > 1 and value != int(value):
                 raise UserError(f"{name} above 1 must be whole, got {value}")
         self.address, self.cpus, self.gpus = address, 1.0 if cpus is None else cpus, gpus
+        self.checkpoint_dir = checkpoint_dir
         self.stopped = threading.Event()
+        """Set when the caller is interrupted: executors in other threads then end."""
 
     def __enter__(self) -> "RayCluster":
         try:
@@ -65,9 +71,9 @@ class RayCluster:
                 "ray is not installed; install it with: pip install 'softadlib[workbook,cluster]'"
             ) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        self.mine = not ray.is_initialized()
+        self.connected_here = not ray.is_initialized()
         try:
-            if self.mine:
+            if self.connected_here:
                 ray.init(
                     address=self.address,
                     runtime_env={"py_modules": [str(Path(softadlib.__file__).parent)]},
@@ -90,41 +96,36 @@ class RayCluster:
         import ray
 
         self.stopped.set()
-        if self.mine:
+        if self.connected_here:
             ray.shutdown()
 
     def device(self, protocol: Protocol) -> torch.device:
-        """What a protocol's tasks will run on. Raises UserError where no node has it."""
-        return self.executor(protocol).where
+        """Return what a protocol's tasks will run on. Raises UserError where no node has it."""
+        return self.executor(protocol).device
 
     def executor(self, protocol: Protocol) -> "RayExecutor":
-        """For the tasks of one study."""
+        """Return an executor for the tasks of one study."""
         return RayExecutor(self, protocol.device)
 
     def workers(self, gpus: float) -> int:
-        """Tasks that run at a time. Raises UserError where no node has room for one."""
-        rooms = [
-            int(
-                min(
-                    n.get("CPU", 0) / (self.cpus or 1e-3),
-                    n.get("GPU", 0) / gpus if gpus else math.inf,
-                )
-            )
-            for n in self.nodes
-        ]
-        if not sum(rooms):
+        """Return how many tasks run at a time. Raises UserError where no node has room for one."""
+        tasks = 0
+        for node in self.nodes:
+            by_gpu = node.get("GPU", 0) / gpus if gpus else math.inf
+            tasks += int(min(node.get("CPU", 0) / (self.cpus or 1e-3), by_gpu))
+        if not tasks:
             most = [max((n.get(r, 0) for n in self.nodes), default=0) for r in ("CPU", "GPU")]
             raise UserError(
                 f"no node of the cluster has {self.cpus:g} CPUs and {gpus:g} GPUs for a task; the most "
                 f"are {most[0]:g} and {most[1]:g}: choose --cpus, --gpus or device"
             )
-        return sum(rooms)
+        return tasks
 
 
 class RayExecutor:
-    """An executor whose tasks run on a cluster's nodes, which cannot write `outputs/`."""
+    """Runs tasks on a cluster's nodes, which cannot write `outputs/`."""
 
-    writes = False
+    shares_disk = False
 
     def __init__(self, cluster: RayCluster, device: str):
         if device == "cuda" and not cluster.gpus:
@@ -134,113 +135,79 @@ class RayExecutor:
         if device == "mps":
             raise UserError("device 'mps' is not for a cluster; choose from auto, cpu, cuda")
         self.cluster, self.gpus = cluster, 0.0 if device == "cpu" else cluster.gpus or 0.0
-        self.where = torch.device("cuda" if self.gpus else "cpu")
+        self.device = torch.device("cuda" if self.gpus else "cpu")
         self.workers = cluster.workers(self.gpus)
-        self.machines: Counter[tuple] = Counter()
+        self.machines: Counter[tuple[str, ...]] = Counter()
 
-    def checkpoints(self, place: ResultFolder) -> Path | None:
-        """None: no disk is shared."""
-        return None
+    def checkpoints(self, folder: ResultFolder) -> Path | None:
+        """Return a folder of `--checkpoint-dir`; None without."""
+        root = self.cluster.checkpoint_dir
+        return root and root / folder.profile / folder.dataset / folder.method
 
-    def map(self, function: Callable[..., Result], tasks: Iterable[tuple]) -> Iterator[Result]:
-        """`function(*task)` as each ends. One whose worker dies is done once more, the others go on.
+    def map(self, tasks: Sequence[Task], context: TaskContext) -> Iterator[tuple[Task, Any]]:
+        """Run every task; yield it with its result as it ends.
 
-        Raises a UserError for those that died twice when all others are through.
+        Ray repeats a task whose worker died; the others continue. Raises UserError for those that
+        were lost again, once all others have ended.
         """
         import ray
 
-        call = ray.remote(_do).options(
+        call = ray.remote(_on_node).options(
             num_cpus=self.cluster.cpus, num_gpus=self.gpus, max_retries=RETRIES
         )
-        root, waiting = str(images.data_root()), iter(tasks)
-        under_way: list[Any] = []
-        lost: list[str] = []
+        where = (context, self.device.type, self.gpus, str(images.data_root()))
+        waiting, lost = iter(tasks), []
+        under_way: dict[Any, Task] = {}
         try:
             while True:
                 if self.cluster.stopped.is_set():
-                    raise UserError("stopped; the same command goes on from here")
-                for task in waiting:
-                    under_way.append(call.remote(function, task, self.where.type, self.gpus, root))
-                    if len(under_way) >= AHEAD * self.workers:
-                        break
+                    raise UserError("stopped; the same command resumes")
+                for task in itertools.islice(waiting, AHEAD * self.workers - len(under_way)):
+                    under_way[call.remote(task, *where)] = task
                 if not under_way:
                     break
-                done, under_way = ray.wait(under_way, timeout=1)
-                for one in done:
+                for ended in ray.wait(list(under_way), timeout=1)[0]:
+                    task = under_way.pop(ended)
                     try:
-                        result, machine = ray.get(one)
+                        result, origin = ray.get(ended)
                     except ray.exceptions.RayTaskError as error:
                         raise (error.cause or error) from None
                     except ray.exceptions.RayError as error:
                         lost.append(type(error).__name__)
                         continue
-                    self.machines[machine] += 1
-                    yield (
-                        pd.read_parquet(io.BytesIO(result)) if isinstance(result, bytes) else result
-                    )
+                    self.machines[origin] += 1
+                    yield task, result
         finally:
-            for one in under_way:
-                with contextlib.suppress(Exception):  # nobody waits for it any more
-                    ray.cancel(one, force=True)
+            for reference in under_way:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    ray.cancel(reference, force=True)
         if lost:
             raise UserError(
                 f"{len(lost)} tasks were lost with their workers {1 + RETRIES} times ({lost[0]}; out of "
-                "memory?); the others' results are kept, and the same command does what is missing"
+                "memory?); the others' results are stored, and the same command trains what is missing"
             )
 
-    def facts(self) -> dict[str, Any]:
-        """The nodes' devices and versions, and how many nodes there were."""
+    def describe(self) -> dict[str, Any]:
+        """Describe the nodes: devices, versions, and how many nodes there were."""
         names = ("device", "torch", "numpy", "python")
-        every = zip(*(m[1:] for m in sorted(self.machines)))
-        found = {n: " + ".join(dict.fromkeys(v)) for n, v in zip(names, every)}
-        return {**found, "engine": "ray", "nodes": len({m[0] for m in self.machines})}
+        values = zip(*(origin[1:] for origin in sorted(self.machines)))
+        facts = {name: " + ".join(dict.fromkeys(v)) for name, v in zip(names, values)}
+        if not facts:  # nothing was left to train
+            facts = machine(self.device)
+        return {**facts, "engine": "ray", "nodes": len({m[0] for m in self.machines})}
 
 
-def _do(
-    function: Callable[..., Any], task: tuple, device: str, gpus: float, root: str
+def _on_node(
+    task: Task, context: TaskContext, device: str, gpus: float, data: str
 ) -> tuple[Any, tuple[str, ...]]:
-    """On a node: do a task in a scratch workbook; what came of it, and where that was."""
+    """Run a task on a node; return its result, the node, its device and its versions."""
     import ray
 
     if 0 < gpus < 1:  # tasks that share a GPU each keep to their part of its memory
         torch.cuda.set_per_process_memory_fraction(gpus)
-    os.environ.setdefault("SOFTAD_DATA", root)
+    os.environ.setdefault("SOFTAD_DATA", data)
     with tempfile.TemporaryDirectory(prefix="softad-") as scratch:
         os.environ["SOFTAD_HOME"] = scratch
-        result = function(*task)
-    if isinstance(result, pd.DataFrame):
-        result = result.to_parquet()
+        result = task.run(context)
     facts = machine(torch.device(device))
     return result, (ray.get_runtime_context().get_node_id(), *facts.values())
-
-
-def train(
-    pairs: Sequence[tuple[Protocol, str]],
-    cluster: RayCluster,
-    *,
-    resume: bool = True,
-    tick: ProgressCallback = no_progress,
-) -> dict[tuple[str, str], str]:
-    """Every study at once, each waiting in a thread of its own; what went wrong by (dataset, method)."""
-    lock, errors = threading.Lock(), {}
-
-    def hear(units: int) -> None:
-        with lock:
-            tick(units)
-
-    def one(protocol: Protocol, method: str) -> None:
-        executor = cluster.executor(protocol)
-        study.run(protocol, method, resume=resume, tick=hear, executor=executor)
-
-    with ThreadPoolExecutor(max(1, len(pairs))) as threads:
-        waited = {threads.submit(one, *pair): (pair[0].dataset, pair[1]) for pair in pairs}
-        try:
-            for future in as_completed(waited):
-                try:
-                    future.result()
-                except UserError as problem:
-                    errors[waited[future]] = str(problem)
-        except BaseException:
-            cluster.stopped.set()  # the threads end within a second
-            raise
-    return errors

@@ -1,6 +1,5 @@
 """A Slurm array script that trains a profile in shards, and the job that puts them together."""
 
-import json
 import math
 import os
 import shlex
@@ -11,7 +10,7 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import UserError
-from softadlib.results import reader as store
+from softadlib.results import reader
 from softadlib.training.executors import shards
 from softadlib.training.protocol import Protocol
 
@@ -97,14 +96,14 @@ def _time(
 
 def speeds() -> dict[str, float]:
     """Operations per second of one process by network, from stored sessions on a CPU."""
-    found: dict[str, list[float]] = {}
-    for profile in sorted((_workspace.home() / "outputs").glob("*")):
-        for path in store.places(profile.name) if profile.name[0] != "." else ():
+    measured: dict[str, list[float]] = {}
+    for profile in reader.profiles():
+        for folder in reader.finished(profile):
             try:
-                facts = json.loads((path / "provenance.json").read_text(encoding="utf-8"))
-                model, sessions = facts["protocol"]["model"], facts["sessions"]
-                rates = [s["gflops"] * 1e9 / s["jobs"] for s in sessions if "cpu" in s["device"]]
-            except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-                continue  # of an earlier version
-            found.setdefault(model, []).extend(r for r in rates if r > 0)
-    return {model: statistics.median(rates) for model, rates in found.items() if rates}
+                facts = folder.read_provenance()
+                on_cpu = [s.other for s in facts.sessions if "cpu" in s.device]
+                speeds = [other["gflops"] * 1e9 / other["jobs"] for other in on_cpu]
+                measured.setdefault(facts.protocol["model"], []).extend(s for s in speeds if s > 0)
+            except (UserError, KeyError, TypeError, ZeroDivisionError):
+                continue  # broken, or of an early version
+    return {model: statistics.median(speeds) for model, speeds in measured.items() if speeds}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from softadlib import _workspace
 from softadlib.results import locks
-from softadlib.results.folder import claim
+from softadlib.results.folder import lock_results
 from softadlib.training.executors import processes
 from softadlib.workbook.notebooks.plan import Plan, Task, silence_papermill
 from softadlib.workbook.notebooks.progress_bar import ProgressBar
@@ -39,7 +39,7 @@ def execute(task: Task, home: str, timeout: int | None, family: str = "") -> Not
     import papermill
 
     os.environ.update(SOFTAD_HOME=home, OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-    os.environ[locks.FAMILY] = family
+    os.environ[locks.OWNER] = family
     started = time.monotonic()
     running = task.target.with_name(f".{task.target.stem}.{os.getpid()}.ipynb")
     failed = task.target.with_name(f"{task.target.stem}.error.ipynb")
@@ -126,7 +126,7 @@ def run(
     """
     outcomes: list[NotebookResult] = []
     tasks = [*plan.trainings, *plan.drawings]
-    locked = claim(plan.profile, work.pairs if work else [])
+    locked = lock_results(plan.profile, work.pairs if work else [])
     with locked, ProgressBar([(t.name, t.units, t.progress) for t in tasks]) as bar:
 
         def take(results: Iterable[NotebookResult]) -> None:
@@ -162,8 +162,10 @@ def _execute_all(tasks: Sequence[Task], jobs: int, timeout: int | None) -> Itera
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     ended: set[str] = set()
-    context = (str(_workspace.home()), timeout, os.environ.get(locks.FAMILY, ""))
-    calls = (delayed(processes.following)(os.getpid(), execute, task, *context) for task in tasks)
+    context = (str(_workspace.home()), timeout, os.environ.get(locks.OWNER, ""))
+    calls = (
+        delayed(processes.run_with_parent)(os.getpid(), execute, task, *context) for task in tasks
+    )
     try:
         for outcome in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(calls):
             ended.add(outcome.task.name)

@@ -13,7 +13,7 @@ from typing import Any
 from softadlib import _workspace
 from softadlib._validation import choose
 from softadlib.results import reader
-from softadlib.results.folder import profile_dir
+from softadlib.results.paths import profile_dir
 from softadlib.training.profiles import read_yaml
 from softadlib.workbook.notebooks.sources import modules_used
 from softadlib.workbook.prepare import Work
@@ -46,8 +46,8 @@ class Task:
             text.update(path.read_bytes())
         outputs = _workspace.home() / "outputs"
         for folder in sorted(outputs.glob(self.reads)) if self.reads else ():
-            for results in reader.places(folder.name):
-                text.update((results / "provenance.json").read_bytes())
+            for results in reader.finished(folder.name):
+                text.update(results.provenance.read_bytes())
         return text.hexdigest()[:16]
 
     def is_current(self) -> bool:
@@ -78,10 +78,10 @@ def plan(work: Work) -> Plan:
         task = Task(
             f"{study.protocol.dataset} × {study.method}",
             _workspace.home() / "notebooks" / f"{TRAIN}.ipynb",
-            study.place.notebook,
+            study.folder.notebook,
             {**study.protocol.to_dict(), "method": study.method, "resume": True},
-            study.units(),
-            study.place.progress,
+            study.total_work(),
+            study.folder.progress,
         )
         done = study.done() and task.target.exists()
         (result.skipped if done else result.trainings).append(task)

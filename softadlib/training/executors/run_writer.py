@@ -34,7 +34,6 @@ class RunWriter:
     ):
         self.protocol, self.save, self.directory = protocol, save, directory
         self.waiting: list[tuple[pd.DataFrame, NullCheckpoint]] = []
-        self.notes: list[NullCheckpoint] = []
         self.saved, self.resumed = time.monotonic(), 0
 
     def checkpoint_for(
@@ -46,28 +45,21 @@ class RunWriter:
         **facts: str,
     ) -> NullCheckpoint:
         """Open the checkpoint of a lot of runs; `facts` name what else its bits depend on."""
-        lot = {"runs": [run.key for run in runs], "measured": sorted(eval_epochs)}
-        checkpoint = self._open(device, {**lot, "engine": engine, **facts})
-        if checkpoint.state:
-            self.resumed += checkpoint.state["epoch"] * len(runs)
-        return checkpoint
-
-    def note(self, run: Run, device: torch.device, **facts: str) -> NullCheckpoint:
-        """Open a checkpoint for the result of one run, kept until all of its kind are there."""
-        self.notes.append(self._open(device, {"of": run.key, **facts}))
-        return self.notes[-1]
-
-    def drop_notes(self) -> None:
-        """Delete the notes: what they were kept for is stored."""
-        while self.notes:
-            self.notes.pop().clear()
-
-    def _open(self, device: torch.device, facts: dict[str, Any]) -> NullCheckpoint:
         every = self.protocol.checkpoint_every
         if self.directory is None or not every:
             return NullCheckpoint()
-        facts |= {"device": device_name(device), "torch": torch.__version__}
-        return Checkpoint(self.directory, self.protocol.fingerprint(), facts, every)
+        decisive: dict[str, Any] = {
+            "runs": [run.key for run in runs],
+            "measured": sorted(eval_epochs),
+            "engine": engine,
+            **facts,
+            "device": device_name(device),
+            "torch": torch.__version__,
+        }
+        checkpoint = Checkpoint(self.directory, self.protocol.fingerprint(), decisive, every)
+        if checkpoint.state:
+            self.resumed += checkpoint.state["epoch"] * len(runs)
+        return checkpoint
 
     def add(self, rows: pd.DataFrame, checkpoint: NullCheckpoint) -> None:
         """Take the rows of a lot that has ended."""

@@ -1,0 +1,144 @@
+"""What one dataset × method consists of: its runs, what is stored of them, and what is left."""
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.results import selection
+from softadlib.results.folder import ResultFolder
+from softadlib.results.schema import RunKey, run_keys
+from softadlib.training import auto_theta, heldout
+from softadlib.training.checks import AUTO
+from softadlib.training.device import pick_device
+from softadlib.training.memory import Flops, protocol_flops
+from softadlib.training.protocol import Protocol, Run
+
+CPU_TASK = 8
+"""Maximum of runs that a CPU process takes at a time: what an accident may cost."""
+
+
+def curve_epochs(protocol: Protocol) -> set[int]:
+    """Return the epochs at which curves are measured: 0, every `curve_every`, and the last."""
+    return {*range(0, protocol.epochs, protocol.curve_every), protocol.epochs}
+
+
+@dataclass
+class Study:
+    """The work left for one protocol and method, given the rows already stored.
+
+    Args:
+        protocol: what to train.
+        method: one of the protocol's.
+        device: what it is trained on, by default this machine's.
+        trials: only these (label noise, trial), as a shard trains them.
+    """
+
+    protocol: Protocol
+    method: str
+    device: torch.device | None = None
+    trials: Collection[tuple[float, int]] | None = None
+
+    def __post_init__(self) -> None:
+        protocol = self.protocol
+        self.gradients = protocol.method(self.method).gradients
+        self.folder = ResultFolder(
+            protocol.profile, protocol.dataset, self.method, protocol.fingerprint()
+        )
+        self.device = self.device or pick_device(protocol.device)
+        # A worker's machine may have a GPU that this one has not, or the other way round.
+        self.worker_protocol = protocol.replace(device=self.device.type)
+        self.resolve()
+        one_run_each = len(self.runs) == self.n_selected
+        replays = self.device.type == "cpu" and protocol.curves == "selected" and not one_run_each
+        self.first_epochs = {protocol.epochs}
+        if protocol.curves != "none" and not replays:
+            self.first_epochs = curve_epochs(protocol)
+        self.replay_epochs = curve_epochs(protocol) if replays else set()
+
+    def resolve(self) -> None:
+        """List the runs; suggested knobs are known once they are stored."""
+        runs = self.protocol.runs(self.method)
+        if self.trials is not None:
+            runs = tuple(r for r in runs if (r.label_noise, r.trial) in self.trials)
+        self.runs = auto_theta.resolve_auto(self.protocol, runs, self.folder)
+
+    @functools.cached_property
+    def work(self) -> Flops:
+        """Floating-point operations of a run, for the speed that is stored."""
+        return protocol_flops(self.protocol)
+
+    def stored_rows(self) -> tuple[pd.DataFrame, bool]:
+        """Return the stored rows of this study's runs, and whether there are rows of others."""
+        rows = self.folder.stored_rows(self.protocol.label_noise)
+        wanted = {run.key for run in self.runs}
+        belongs = np.array([key in wanted for key in run_keys(rows)], dtype=bool)
+        return rows[belongs], not belongs.all()
+
+    def missing(self, rows: pd.DataFrame, runs: Sequence[Run], epochs: set[int]) -> list[Run]:
+        """Return the runs of which a row at one of `epochs` is missing."""
+        measured: dict[RunKey, set[int]] = {}
+        for key, epoch in zip(run_keys(rows), rows["epoch"]):
+            measured.setdefault(key, set()).add(epoch)
+        return [run for run in runs if epochs - measured.get(run.key, set())]
+
+    def selected(self, rows: pd.DataFrame) -> list[Run]:
+        """Return the runs whose curves are shown."""
+        chosen = set(run_keys(selection.select(rows, self.protocol.ties)))
+        return [run for run in self.runs if run.key in chosen]
+
+    def replays_left(self, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
+        """Return the maximum of replays to come: every run still to train may be selected."""
+        if not self.replay_epochs:
+            return 0
+        open_trials = {(run.label_noise, run.trial) for run in todo}
+        selected = [r for r in self.selected(rows) if (r.label_noise, r.trial) not in open_trials]
+        return len(open_trials) + len(self.missing(rows, selected, self.replay_epochs))
+
+    def done(self) -> bool:
+        """Tell whether every wanted row is stored and its provenance written."""
+        if not self.folder.provenance.exists() or not self.folder.metrics.exists():
+            return False
+        facts = self.folder.read_provenance()
+        rows, others = self.stored_rows()
+        n_rows = len(rows) if facts.rows is None else facts.rows
+        if others or (n_rows, facts.runs) != (len(rows), len(self.runs)):
+            return False  # other runs, or killed between the table and its provenance
+        if self.missing(rows, self.runs, self.first_epochs):
+            return False
+        return not self.missing(rows, self.selected(rows), self.replay_epochs)
+
+    def n_stored(self) -> int:
+        """Return how many runs are trained and stored, whatever is left to replay."""
+        rows, _ = self.stored_rows()
+        return len(self.runs) - len(self.missing(rows, self.runs, self.first_epochs))
+
+    @property
+    def n_selected(self) -> int:
+        """How many runs are selected: one of each label noise and trial."""
+        return len({(run.label_noise, run.trial) for run in self.runs})
+
+    @property
+    def units_per_run(self) -> int:
+        """Gradients per step × epochs."""
+        return self.gradients * self.protocol.epochs
+
+    def total_work(self) -> int:
+        """Return the units of the whole study: runs, replays, and models trained before them."""
+        replayed = self.n_selected if self.replay_epochs else 0
+        ordinary = 1 if self.protocol.grids.get(self.method) in AUTO else 0
+        models = (ordinary + heldout.n_models(self.protocol, self.method)) * self.n_selected
+        return (len(self.runs) + replayed) * self.units_per_run + models * self.protocol.epochs
+
+    def chunks(self, runs: Sequence[Run], workers: int) -> list[list[Run]]:
+        """Split runs of one label noise into tasks: on a CPU a few for each process."""
+        size = self.protocol.stack or max(1, -(-len(runs) // workers))
+        if self.worker_protocol.device == "cpu" and not self.protocol.stack:
+            long = self.protocol.dataset not in SYNTHETIC
+            even = CPU_TASK if workers == 1 else -(-len(runs) // (4 * workers))
+            size = 1 if long else min(CPU_TASK, even)
+        return [list(runs[i : i + size]) for i in range(0, len(runs), size)]
