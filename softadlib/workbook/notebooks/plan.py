@@ -102,7 +102,7 @@ def plan(work: Work) -> Plan:
 
 def _stored(profile: str) -> list[tuple[str, str]]:
     """Return (dataset, method) of every finished result."""
-    return [(folder.parent.name, folder.name) for folder in reader.places(profile)]
+    return [(folder.dataset, folder.method) for folder in reader.finished(profile)]
 
 
 def plan_figures() -> Plan:
