@@ -126,7 +126,11 @@ def softad(home, zygote):
 def results(home):
     """Rows of every method, by their bits."""
     folder = home / "outputs" / "tiny" / "gaussian"
-    return {p.name: pd.read_parquet(p / "metrics.parquet") for p in sorted(folder.iterdir())}
+    return {
+        p.name: pd.read_parquet(p / "metrics.parquet")
+        for p in sorted(folder.iterdir())
+        if p.is_dir()
+    }
 
 
 def assert_as(home, expected):
