@@ -154,7 +154,7 @@ def _moments(z: Tensor, y: Tensor, scale: float) -> _Moments:
 
 def _centred(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of the logits less each row's largest, and their targets as columns."""
-    for logits, own in zip(z.split(_rows(z)), y.split(_rows(z))):
+    for logits, own in zip(torch.split(z, _rows(z)), torch.split(y, _rows(z))):
         # beyond 1e15 a square overflows float32, and no probability is left anyway
         yield (logits - logits.amax(1, keepdim=True)).clamp_min(-1e15), own[:, None]
 
@@ -167,7 +167,7 @@ def _rows(z: Tensor) -> int:
 def scaled(z: Tensor, temperature: float) -> tuple[Tensor, float]:
     """The largest probability of each row at z/T, (n,) float64, and the mean entropy in nats."""
     top, entropy = [], 0.0
-    for logits in z.split(_rows(z)):
+    for logits in torch.split(z, _rows(z)):
         logp = torch.log_softmax(logits / temperature, 1)
         p = logp.exp()
         top.append(p.amax(1).double())
