@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +14,10 @@ from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import TIES
 
-BEGIN = "<!-- results of profile {profile}: softad report {profile} --format md --output {file} -->"
-END = "<!-- end of results of profile {profile} -->"
+BEGIN = "<!-- {what} of profile {profile}: softad report {profile} --format md --output {file} -->"
+END = "<!-- end of {what} of profile {profile} -->"
+BLOCKS: dict[str, Callable[[str], str]] = {}
+"""What the marks of a page may ask for, and what then stands between them."""
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
@@ -82,20 +85,66 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
     return paths
 
 
+def overview(profile: str) -> str:
+    """One table and computed sentences: SoftAD at the smallest θ of its grid, nothing selected, and ERM."""
+    rows = reader.read(profile, final=True)
+    labels = coverage.labels(reader.provenances(profile))
+    lines = []
+    for dataset in paper.in_order(rows["dataset"].unique()):
+        part = rows[rows["dataset"] == dataset]
+        softad = part[part["method"] == "softad"]
+        sides = {"erm": part[part["method"] == "erm"]}
+        sides["softad"] = softad[softad["knob"] == softad["knob"].min()]
+        if any(side.empty for side in sides.values()):
+            continue
+        line = {"dataset": labels[dataset], "theta": sides["softad"]["knob"].iloc[0]}
+        line["n"] = sides["softad"]["trial"].nunique()
+        for method, side in sides.items():
+            line[f"gap_{method}"] = (side["loss_test"] - side["loss_train"]).mean()
+            line |= {f"{c}_{method}": side[c].mean() for c in ("loss_test", "acc_test")}
+        lines.append(line)
+    if not lines:
+        raise UserError(f"profile {profile!r} has no finished runs of ERM and SoftAD")
+    table = pd.DataFrame(lines)
+    lower = table["loss_test_softad"] < table["loss_test_erm"]
+    accuracy = 100 * (table["acc_test_softad"] - table["acc_test_erm"])
+    sentences = [
+        f"SoftAD's mean test loss is below ERM's on {lower.sum()} of {len(table)} sets.",
+        f"Its accuracy minus ERM's is {accuracy.min():+.1f} to {accuracy.max():+.1f} points.",
+        readings.trials_sentence(table["n"]),
+    ]
+    return f"{_table(tables.render(table, OVERVIEW))}\n\n{' '.join(filter(None, sentences))}\n"
+
+
 def write(profile: str, path: Path) -> bool:
-    """Put the results between their marks in a file; True where it changed. Raises UserError."""
+    """Put what the marks in a file ask for between them; True where it changed. Raises UserError.
+
+    A page holds the marks of `markdown` ("results") or of `overview` ("overview").
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    begin, end = BEGIN.format(profile=profile, file=path.name), END.format(profile=profile)
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+    marks = {}
+    for what in BLOCKS:
+        begin = BEGIN.format(what=what, profile=profile, file=path.name)
+        end = END.format(what=what, profile=profile)
+        if text.count(begin) == 1 == text.count(end) and text.index(begin) < text.index(end):
+            marks[what] = (begin, end)
+    if not marks:
+        begin = BEGIN.format(what="results", profile=profile, file=path.name)
+        end = END.format(what="results", profile=profile)
         raise UserError(f"{path} must hold the lines {begin!r} and {end!r}, in this order")
-    head, tail = text.split(begin)[0], text.split(end)[1]
-    filled = f"{head}{begin}\n\n{markdown(profile)}\n{end}{tail}"
+    filled = text
+    for what, (begin, end) in marks.items():
+        head, tail = filled.split(begin)[0], filled.split(end)[1]
+        filled = f"{head}{begin}\n\n{BLOCKS[what](profile)}\n{end}{tail}"
     if filled != text:
         _workspace.write(path, filled)
     return filled != text
+
+
+BLOCKS |= {"results": markdown, "overview": overview}
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
@@ -165,6 +214,16 @@ CELLS = tables.CELLS | {
     "by_loss": tables.Cell("by validation loss", 2),
 }
 """Columns of `knobs` beside those of `tables`."""
+OVERVIEW = CELLS | {
+    f"{column}_{method}": tables.Cell(f"{heading}, {METHODS[method].label}", digits, factor)
+    for method in ("erm", "softad")
+    for column, heading, digits, factor in (
+        ("gap", "gap", 3, 1),
+        ("loss_test", "test loss", 3, 1),
+        ("acc_test", "test accuracy, %", 1, 100),
+    )
+}
+"""Columns of `overview`."""
 
 
 def grid_profile(rows: pd.DataFrame, method: str = "softad") -> pd.DataFrame:

@@ -128,8 +128,8 @@ def test_the_paper_itself_is_called_so():
 def test_written_between_its_marks_and_nowhere_else(tmp_path):
     page = tmp_path / "PAGE.md"
     marks = (
-        results.BEGIN.format(profile="smoke", file="PAGE.md"),
-        results.END.format(profile="smoke"),
+        results.BEGIN.format(what="results", profile="smoke", file="PAGE.md"),
+        results.END.format(what="results", profile="smoke"),
     )
     page.write_text(f"before\n{marks[0]}\nold\n{marks[1]}\nafter\n")
     assert results.write("smoke", page)
@@ -151,10 +151,10 @@ def test_flipped_labels_are_named_and_have_no_column_of_the_paper():
         assert not any(c.startswith("paper") for table in flipped.values() for c in table)
 
 
-@pytest.mark.parametrize("text", ["", results.END.format(profile="smoke"), "twice"])
+@pytest.mark.parametrize("text", ["", results.END.format(what="results", profile="smoke"), "twice"])
 def test_a_page_without_marks_is_left_alone(tmp_path, text):
     page = tmp_path / "PAGE.md"
-    text = text if text != "twice" else 2 * results.BEGIN.format(profile="smoke", file="PAGE.md")
+    text = text if text != "twice" else 2 * results.BEGIN.format(what="results", profile="smoke", file="PAGE.md")
     page.write_text(text)
     with pytest.raises(UserError, match="must hold the lines"):
         results.write("smoke", page)
@@ -168,10 +168,10 @@ def test_nothing_finished(capsys):
 
 @pytest.mark.parametrize("profile", ["paper", "label-noise", "beyond"])
 def test_the_pages_say_what_is_stored(profile):
-    """The block is `softad report --format md`, and no number stands in the prose around it."""
+    """The block is that of `softad report --format md`, and no number stands in the prose around it."""
     page = (ROOT / "outputs" / profile / "README.md").read_text(encoding="utf-8")
-    head, rest = page.split(results.BEGIN.format(profile=profile, file="README.md"))
-    block, tail = rest.split(results.END.format(profile=profile))
+    head, rest = page.split(results.BEGIN.format(what="results", profile=profile, file="README.md"))
+    block, tail = rest.split(results.END.format(what="results", profile=profile))
     assert block.strip() == results.markdown(profile).strip()
     assert not tail.strip()
     assert not re.findall(r"\d+\.\d+", head)
@@ -192,3 +192,33 @@ def test_the_same_as_csv(tmp_path, capsys):
         assert pd.read_csv(path, dtype=str).shape == frame.shape
     assert (tmp_path / "loss_gaps_ties_to_the_largest.csv").exists()
     assert (tmp_path / "softads_theta_against_floodings.csv").exists()
+
+
+def test_the_overview_in_the_readme_is_of_the_stored_rows():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    begin, end = (
+        mark.format(what="overview", profile="paper", file="README.md")
+        for mark in (results.BEGIN, results.END)
+    )
+    assert page.split(begin)[1].split(end)[0].strip() == results.overview("paper").strip()
+
+
+def test_the_overview_compares_the_smallest_theta_with_erm(monkeypatch):
+    """Means by hand: SoftAD's larger θ, which would be selected, is not what is shown."""
+    facts = {"dataset": "gaussian", "label_noise": 0.0, "epoch": 1, "loss_val": 0.1, "acc_val": 0.5,
+             "acc_train": 1.0, "model_norm": 1.0}  # fmt: skip
+    runs = [
+        ("erm", 0, math.nan, 0.0, 0.30, 0.90), ("erm", 1, math.nan, 0.0, 0.50, 0.80),
+        ("softad", 0, 0.1, 0.1, 0.20, 0.95), ("softad", 1, 0.1, 0.1, 0.30, 0.90),
+        ("softad", 0, 0.6, 0.6, 0.61, 0.99), ("softad", 1, 0.6, 0.6, 0.61, 0.99),
+    ]  # fmt: skip
+    names = ("method", "trial", "knob", "loss_train", "loss_test", "acc_test")
+    rows = pd.DataFrame([facts | dict(zip(names, run)) for run in runs])
+    monkeypatch.setattr(results.reader, "read", lambda profile, final: rows)
+    monkeypatch.setattr(results.reader, "provenances", lambda profile: None)
+    monkeypatch.setattr(results.coverage, "labels", lambda provenances: {"gaussian": "gaussian"})
+    table, words = results.overview("tiny").strip().split("\n\n")
+    cells = [cell.strip() for cell in table.splitlines()[-1].strip("|").split("|")]
+    assert cells == ["gaussian", "0.10", "2", "0.400", "0.400", "85.0", "0.150", "0.250", "92.5"]
+    assert "below ERM's on 1 of 1 sets" in words
+    assert "+7.5 to +7.5 points" in words
