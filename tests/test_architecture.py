@@ -12,7 +12,8 @@ import pytest
 from helpers.workspace import REPOSITORY
 
 LAYERS = (
-    ("_validation", "_workspace"),
+    ("_validation",),
+    ("_workspace",),
     ("functional",),
     ("methods", "models"),
     ("losses", "optim"),

@@ -1,6 +1,7 @@
 """The method at a glance: what weight a loss gets, and where the losses end up after training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,12 +12,23 @@ from torch import nn
 from softadlib.analysis.plotting.curves import PALETTE
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.losses import ERM, Flooding, IFlood, SoftAD
+from softadlib.losses.base import Criterion
 from softadlib.methods import METHODS
 from softadlib.models import build
 
-CRITERIA = {"erm": lambda theta: ERM(), "flooding": Flooding, "iflood": IFlood, "softad": SoftAD}
+CRITERIA: dict[str, Callable[[float], Criterion]] = {
+    "erm": lambda theta: ERM(),
+    "flooding": Flooding,
+    "iflood": IFlood,
+    "softad": SoftAD,
+}
 """Method → its criterion at θ; in the order in which they are drawn, SoftAD last and on top."""
-DASHES = {"erm": "-", "flooding": (0, (1, 1.2)), "iflood": (0, (5, 2)), "softad": "-"}
+DASHES: dict[str, Any] = {
+    "erm": "-",
+    "flooding": (0, (1, 1.2)),
+    "iflood": (0, (5, 2)),
+    "softad": "-",
+}
 
 
 def final_losses(dataset: str, theta: float, *, epochs: int, seed: int) -> pd.DataFrame:
@@ -69,8 +81,8 @@ def draw_weights(ax: Axes, theta: float, methods: Sequence[str] = tuple(CRITERIA
     }
     for method in methods:
         label = METHODS[method].label + (" (mean of the batch)" if method == "flooding" else "")
-        style = {"color": PALETTE[method], "linestyle": DASHES[method], "linewidth": 2}
-        ax.plot(x, weights[method], label=label, **style)
+        style: dict[str, Any] = {"color": PALETTE[method], "linestyle": DASHES[method]}
+        ax.plot(x, weights[method], label=label, linewidth=2, **style)
     ax.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     ax.axvline(theta, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
     ax.set(xlabel="loss (nats)", ylabel="weight of the gradient")
@@ -83,8 +95,10 @@ def draw_losses(ax: Axes, losses: pd.DataFrame, theta: float) -> None:
     for method in losses:
         values = np.sort(losses[method].to_numpy())
         shares = np.arange(1, len(values) + 1) / len(values)
-        style = {"color": PALETTE[method], "linestyle": DASHES[method], "linewidth": 2}
-        ax.step(values, shares, where="post", label=METHODS[method].label, **style)
+        style: dict[str, Any] = {"color": PALETTE[method], "linestyle": DASHES[method]}
+        ax.step(values, shares, where="post", label=METHODS[method].label, linewidth=2, **style)
     ax.axvline(theta, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
-    ax.set(xscale="log", xlabel="final training loss (nats)", ylabel="share of samples", ylim=(0, 1.02))
+    ax.set(
+        xscale="log", xlabel="final training loss (nats)", ylabel="share of samples", ylim=(0, 1.02)
+    )
     ax.text(theta, 0.02, " θ", color="0.35")

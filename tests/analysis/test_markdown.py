@@ -154,7 +154,11 @@ def test_flipped_labels_are_named_and_have_no_column_of_the_paper():
 @pytest.mark.parametrize("text", ["", results.END.format(what="results", profile="smoke"), "twice"])
 def test_a_page_without_marks_is_left_alone(tmp_path, text):
     page = tmp_path / "PAGE.md"
-    text = text if text != "twice" else 2 * results.BEGIN.format(what="results", profile="smoke", file="PAGE.md")
+    text = (
+        text
+        if text != "twice"
+        else 2 * results.BEGIN.format(what="results", profile="smoke", file="PAGE.md")
+    )
     page.write_text(text)
     with pytest.raises(UserError, match="must hold the lines"):
         results.write("smoke", page)
