@@ -6,6 +6,7 @@ resumed training, and the memory of a dropped engine is given back. Speed is rep
 """
 
 import dataclasses
+import functools
 import gc
 import math
 import time
@@ -265,7 +266,7 @@ def speed(device: torch.device) -> Iterator[Check]:
             run_epoch(batches(SEEDS[:1], 2, n, size, device))
 
         step = _seconds(device, epoch) / -(-n // config.batch_size) / runs
-        measure = _seconds(device, lambda e=engine: e.measure(range(len(e)))) / runs
+        measure = _seconds(device, functools.partial(engine.measure, range(len(engine)))) / runs
         value = f"{step * 1e6:.0f} us a step and run, {measure * 1e3:.2f} ms a measurement and run"
         yield Check(f"{model}, {runs} runs", None, value)
 

@@ -26,8 +26,12 @@ def levels(lines: pd.DataFrame) -> Figure:
         for row, case in enumerate(cases):
             thetas = part.loc[[case]] if case in part.index else part[:0]
             ax.plot(
-                *(thetas, np.full(len(thetas), row + shift), "o"),
-                **{"color": edge, "markerfacecolor": face, "label": name if row == 0 else None},
+                thetas,
+                np.full(len(thetas), row + shift),
+                "o",
+                color=edge,
+                markerfacecolor=face,
+                label=name if row == 0 else None,
             )
             if name == "suggested" and thetas.isna().any():
                 words = f"no θ in {thetas.isna().sum()} of {len(thetas)}"
@@ -57,7 +61,9 @@ def costs(lines: pd.DataFrame) -> Figure:
                 wide = wide.loc[:, wide.columns.get_level_values("label_noise") == noise]
                 trials = wide.mean(axis=1, skipna=False).dropna()
                 complete = wide.shape[1] == lines["dataset"].nunique()
-                rows.append(paired(trials, 0 * trials) if complete else Mean(*4 * (np.nan,)))
+                rows.append(
+                    paired(trials, 0 * trials) if complete else Mean(np.nan, np.nan, np.nan, 0)
+                )
             at = np.arange(len(rows)) + shift
             low, high = ([row[i] for row in rows] for i in (1, 2))
             ax.hlines(at, low, high, color=colour, linewidth=1.4)
