@@ -1,5 +1,6 @@
 """Errors for people, and the checks of choices and numbers that raise them. Imports no torch."""
 
+import difflib
 import math
 import operator
 from collections.abc import Iterable
@@ -15,10 +16,14 @@ class MissingData(UserError):
 
 
 def choose(kind: str, value: object, choices: Iterable[object]) -> None:
-    """Raise `UserError` unless `value` is one of `choices`."""
+    """Raise `UserError`, with the closest choice if any is close, unless `value` is one of `choices`."""
     allowed = list(choices)
-    if value not in allowed:
-        raise UserError(f"{kind} {value!r} unknown; choose from {', '.join(map(str, allowed))}")
+    if value in allowed:
+        return
+    names = [str(choice) for choice in allowed]
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise UserError(f"{kind} {value!r} unknown; choose from {', '.join(names)}{hint}")
 
 
 def real(

@@ -12,6 +12,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,6 @@ from softadlib.data.synthetic import SYNTHETIC
 from softadlib.models import torchvision
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -61,49 +61,82 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
+Loader = Callable[[Path, bool], Images]
+"""(data root, whether to download) → the images of a set."""
+
+
 def _from_torchvision(name: str, root: Path, download: bool) -> Images:
-    sets = torchvision().datasets
-    if name == "svhn":
-        parts = [sets.SVHN(root, split=s, download=download) for s in ("train", "test")]
-        x, y = [p.data for p in parts], [p.labels for p in parts]
-    else:
-        make = {
-            "fashionmnist": sets.FashionMNIST,
-            "cifar10": sets.CIFAR10,
-            "cifar100": sets.CIFAR100,
-        }[name]
-        parts = [make(root, train=t, download=download) for t in (True, False)]
-        x, y = [_channels_first(np.asarray(p.data)) for p in parts], [p.targets for p in parts]
-    y = [np.asarray(v, dtype=np.uint8) for v in y]
+    """Read a set of `torchvision.datasets` that takes its part as `train`."""
+    make = getattr(torchvision().datasets, name)
+    train, test = (make(root, train=part, download=download) for part in (True, False))
+    x = [_channels_first(np.asarray(part.data)) for part in (train, test)]
+    y = [np.asarray(part.targets, dtype=np.uint8) for part in (train, test)]
     return Images(x[0], y[0], x[1], y[1])
 
 
-def _digits() -> Images:
-    """scikit-learn's bundled 8 × 8 digits: the last fifth of each class is the test part."""
+def _svhn(root: Path, download: bool) -> Images:
+    """Read SVHN, whose parts have names and whose channels come first."""
+    make = torchvision().datasets.SVHN
+    train, test = (make(root, split=part, download=download) for part in ("train", "test"))
+    y = [np.asarray(part.labels, dtype=np.uint8) for part in (train, test)]
+    return Images(train.data, y[0], test.data, y[1])
+
+
+def _digits(root: Path, download: bool) -> Images:
+    """Read scikit-learn's bundled digits: the last fifth of each class is the test part."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
     x, y = x.reshape(-1, 1, 8, 8).astype(np.uint8), y.astype(np.uint8)
-    rank = np.zeros(len(y), dtype=np.int64)  # how manieth of its class a sample is
+    rank = np.zeros(len(y), dtype=np.int64)  # position of a sample within its class
     for label in range(10):
         rank[y == label] = np.arange((y == label).sum())
     test = rank >= 0.8 * np.bincount(y)[y]
     return Images(x[~test], y[~test], x[test], y[test])
 
 
-DOWNLOADED = ("fashionmnist", "svhn", "cifar10", "cifar100")
-IMAGES = ("digits", *DOWNLOADED)
-SIZES = {"digits": "1,797 of 8 × 8", "fashionmnist": "70,000 of 28 × 28", "svhn": "99,289 of 32 × 32 × 3",
-         "cifar10": "60,000 of 32 × 32 × 3", "cifar100": "60,000 of 32 × 32 × 3"}  # fmt: skip
+@dataclass(frozen=True)
+class ImageSet:
+    """A built-in image set: its loader, and what is known of it without its data."""
+
+    load: Loader
+    files: tuple[str, ...]
+    """Where the loader finds them, below the data root; empty for a set that a package brings."""
+    n_train: int
+    n_test: int
+    shape: tuple[int, int, int] = (3, 32, 32)
+    """(channels, height, width) of one image."""
+    classes: int = 10
+
+    @property
+    def size(self) -> str:
+        """Number and size of the images, in words."""
+        channels, *pixels = self.shape
+        shape = [*pixels, channels] if channels > 1 else pixels
+        return f"{self.n_train + self.n_test:,} of {' × '.join(map(str, shape))}"
 
 
-FILES = {
-    "fashionmnist": ("FashionMNIST/raw",),
-    "svhn": ("train_32x32.mat", "test_32x32.mat"),
-    "cifar10": ("cifar-10-batches-py",),
-    "cifar100": ("cifar-100-python",),
+_fashionmnist, _cifar10, _cifar100 = (
+    partial(_from_torchvision, name) for name in ("FashionMNIST", "CIFAR10", "CIFAR100")
+)
+IMAGES: dict[str, ImageSet] = {
+    "digits": ImageSet(_digits, (), 1_440, 357, (1, 8, 8)),
+    "fashionmnist": ImageSet(_fashionmnist, ("FashionMNIST/raw",), 60_000, 10_000, (1, 28, 28)),
+    "svhn": ImageSet(_svhn, ("train_32x32.mat", "test_32x32.mat"), 73_257, 26_032),
+    "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py",), 50_000, 10_000),
+    "cifar100": ImageSet(_cifar100, ("cifar-100-python",), 50_000, 10_000, classes=100),
 }
-"""Where torchvision lays each set, below the data root."""
+"""The built-in sets, in the order in which they are listed; one's own are files and folders."""
+
+
+def dataset_names() -> list[str]:
+    """Names of the synthetic and the built-in image sets."""
+    return [*SYNTHETIC, *IMAGES]
+
+
+def downloaded_sets() -> list[str]:
+    """Names of the image sets that torchvision downloads."""
+    return [name for name, entry in IMAGES.items() if entry.files]
 
 
 def prepared_file(name: str) -> Path:
@@ -121,58 +154,62 @@ def load_images(name: str, folder: str = "") -> Images:
 
     Raises UserError naming the file, and what to do, for a set that is not there or is broken.
     """
-    if name == "digits":
-        return _digits()
     path = prepared_file(name)
-    if path.exists():
-        return _read_prepared(path, path.stat().st_mtime_ns)
+    changed = path.stat().st_mtime_ns if path.exists() else 0
+    return _read(name, folder, path, changed)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(name: str, folder: str, path: Path, changed: int) -> Images:
+    """Read a set from where it is; `changed` is the time of its prepared file, 0 without one."""
+    if name in IMAGES and not IMAGES[name].files:
+        return _load(name)
+    if changed:
+        return _read_prepared(path)
     if folder:
         return _read_folder(Path(folder))
-    if name not in DOWNLOADED:
+    if name not in IMAGES:
         raise UserError(
             f"{path} is not there; make it: softad data prepare {name} --from-folder DIR"
         )
-    return _read_torchvision(name, data_root())
+    return _load(name)
 
 
-@functools.lru_cache(maxsize=1)
-def _read_torchvision(name: str, root: Path) -> Images:
+def _load(name: str, download: bool = False) -> Images:
+    """Call a set's loader; one line says what to do where its files are missing or broken."""
+    root, prepare_it = data_root(), f"softad data prepare {name}"
     try:
-        return _from_torchvision(name, root, download=False)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, IndexError) as error:
-        if available(name) == "missing":
-            raise MissingData(
-                f"{name} is not under {root}; get it: softad data prepare {name} "
-                "(or set SOFTAD_DATA to where it lies)"
-            ) from None
+        return IMAGES[name].load(root, download)
+    except UserError:
+        raise
+    except Exception as error:  # urllib, ssl, tarfile, pickle, scipy: whatever a loader raises
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        files = ", ".join(str(root / f) for f in FILES[name])
+        files = ", ".join(str(root / file) for file in IMAGES[name].files)
+    if download:
         raise UserError(
-            f"{name} is broken ({what}); delete {files} and run: softad data prepare {name}"
-        ) from None
+            f"{name} could not be had ({what}); check the network, or copy its files to {root}"
+        )
+    if available(name) == "missing":
+        raise MissingData(
+            f"{name} is not under {root}; get it: {prepare_it} (or set SOFTAD_DATA to where it lies)"
+        )
+    raise UserError(f"{name} is broken ({what}); delete {files} and run: {prepare_it}")
 
 
-@functools.lru_cache(maxsize=1)
-def _read_prepared(path: Path, changed: int) -> Images:
+def _read_prepared(path: Path) -> Images:
+    """Read `x_train, y_train, x_test, y_test` of a prepared file, and check them."""
     again = f"delete it and run: softad data prepare {path.stem}"
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            missing = [k for k in KEYS if k not in file]
-            if missing:
+            if missing := [key for key in KEYS if key not in file]:
                 raise UserError(f"{path} lacks {', '.join(missing)}; {again}")
-            x_train, y_train, x_test, y_test = (file[k] for k in KEYS)
+            x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is broken ({error}); {again}") from None
-    for key, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if (
-            x.dtype != np.uint8
-            or x.ndim not in (3, 4)
-            or len(x) != len(y)
-            or not len(x)
-            or y.ndim != 1
-        ):
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if not (x.dtype == np.uint8 and x.ndim in (3, 4) and y.shape == (len(x),) and len(x)):
             raise UserError(
-                f"{path}: x_{key} must be uint8 (n, H, W) or (n, H, W, C) and y_{key} (n,), n > 0; "
+                f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C) and y_{part} (n,), n > 0; "
                 f"got {x.dtype} {x.shape} and {y.shape}; {again}"
             )
     return Images(_channels_first(x_train), y_train, _channels_first(x_test), y_test)
@@ -188,100 +225,68 @@ def prepare(
     UserError where the download is refused, a file is broken or the folder is not laid out so.
     """
     if folder is not None:
-        if name in (*IMAGES, *SYNTHETIC) or not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
+        if name in dataset_names() or not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
             raise UserError(
                 f"{name!r} is taken or no plain name; choose another for your own images"
             )
-        images = _from_folder(Path(folder), progress)
+        images = _read_folder(Path(folder), progress)
     else:
-        choose("dataset", name, DOWNLOADED)
-        images = _download(name)
+        choose("dataset", name, downloaded_sets())
+        check_writable(data_root())
+        data_root().mkdir(parents=True, exist_ok=True)
+        images = _load(name, download=True)
+    x_train, x_test = (x.transpose(0, 2, 3, 1) for x in (images.x_train, images.x_test))
     sink = io.BytesIO()
-    np.savez(
-        sink,
-        x_train=np.ascontiguousarray(images.x_train.transpose(0, 2, 3, 1)),
-        x_test=np.ascontiguousarray(images.x_test.transpose(0, 2, 3, 1)),
-        y_train=images.y_train,
-        y_test=images.y_test,
-    )
-    content = sink.getvalue()
-    path = prepared_file(name)
+    np.savez(sink, x_train=x_train, x_test=x_test, y_train=images.y_train, y_test=images.y_test)
+    content, path = sink.getvalue(), prepared_file(name)
     write(path, content)
     return path, hashlib.sha256(content).hexdigest()
 
 
-@functools.lru_cache(maxsize=1)
-def _read_folder(folder: Path) -> Images:
-    return _from_folder(folder, None)
-
-
-def _download(name: str) -> Images:
-    """Through torchvision, which checks what it finds and fetches what is missing."""
-    root = data_root()
-    check_writable(root)
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        return _from_torchvision(name, root, download=True)
-    except UserError:
-        raise
-    except Exception as error:  # urllib, ssl, tarfile, scipy: whatever a refused download raises
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(
-            f"{name} could not be had ({what}); check the network, or copy its files to {root}"
-        ) from None
-
-
-def _from_folder(folder: Path, progress: Callable[[int, int], None] | None) -> Images:
-    """train/<class>/* and test/<class>/* as uint8 arrays; all images of one size and mode."""
-    from PIL import Image, UnidentifiedImageError
-
+def _read_folder(folder: Path, progress: Callable[[int, int], None] | None = None) -> Images:
+    """Read train/<class>/* and test/<class>/* as uint8 arrays; all images of one size and mode."""
     layout = f"{folder} must hold train/<class>/ and test/<class>/ with images"
-    names = {
-        p: sorted(d.name for d in (folder / p).iterdir() if d.is_dir())
-        if (folder / p).is_dir()
-        else []
-        for p in ("train", "test")
-    }
-    if not names["train"] or names["train"] != names["test"]:
-        raise UserError(
-            f"{layout}; train has {names['train'] or 'nothing'}, test has {names['test'] or 'nothing'}"
-        )
-    files = {p: [(f, i) for i, c in enumerate(names[p]) for f in sorted((folder / p / c).iterdir())
-                 if f.suffix.lower() in SUFFIXES] for p in names}  # fmt: skip
-    if not files["train"] or not files["test"]:
-        raise UserError(f"{layout}; no image files were found")
-    arrays, total, done, shape = {}, sum(map(len, files.values())), 0, None
-    for part, entries in files.items():
-        pictures = []
-        for file, _ in entries:
-            try:
-                with Image.open(file) as picture:
-                    pixels = np.asarray(
-                        picture.convert("L" if picture.mode in ("1", "L", "P", "I;16") else "RGB")
-                    )
-            except (OSError, UnidentifiedImageError) as error:
-                raise UserError(
-                    f"{file} is not a readable image ({error}); remove or repair it"
-                ) from None
-            shape = pixels.shape if shape is None else shape
-            if pixels.shape != shape:
-                raise UserError(
-                    f"{file} is {pixels.shape}, the images before it {shape}; give all one size and mode"
-                )
-            pictures.append(pixels)
-            done += 1
-            if progress:
-                progress(done, total)
-        arrays[part] = _channels_first(np.stack(pictures))
-    y = {p: np.array([i for _, i in entries], dtype=np.int64) for p, entries in files.items()}
-    return Images(arrays["train"], y["train"], arrays["test"], y["test"])
+    walk = partial(torchvision().datasets.ImageFolder, allow_empty=True)
+    try:
+        train, test = walk(folder / "train"), walk(folder / "test")
+    except OSError as error:
+        raise UserError(f"{layout} ({error})") from None
+    if train.classes != test.classes or not (train.samples and test.samples):
+        counts = f"{len(train.samples)} and {len(test.samples)} images"
+        raise UserError(f"{layout}; train has {train.classes}, test has {test.classes}: {counts}")
+    entries: list[tuple[str, int]] = [*train.samples, *test.samples]
+    pictures: list[np.ndarray] = []
+    for done, (file, _) in enumerate(entries, 1):
+        pixels = _read_pixels(file)
+        pictures.append(pixels)
+        if pixels.shape != pictures[0].shape:
+            sizes = f"is {pixels.shape}, the images before it {pictures[0].shape}"
+            raise UserError(f"{file} {sizes}; give all one size and mode")
+        if progress:
+            progress(done, len(entries))
+    x, y = _channels_first(np.stack(pictures)), np.array([label for _, label in entries])
+    cut = len(train.samples)
+    return Images(x[:cut], y[:cut], x[cut:], y[cut:])
+
+
+def _read_pixels(file: str) -> np.ndarray:
+    """Read one image as (H, W) where it is grey, else as (H, W, 3)."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            grey = picture.mode in ("1", "L", "P", "I;16")
+            return np.asarray(picture.convert("L" if grey else "RGB"))
+    except OSError as error:
+        raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
 
 
 def available(name: str) -> str:
     """`embedded`, `prepared`, `downloaded` or `missing`."""
-    if name == "digits":
+    files = IMAGES[name].files
+    if not files:
         return "embedded"
     if prepared_file(name).exists():
         return "prepared"
-    here = name in FILES and all((data_root() / f).exists() for f in FILES[name])
-    return "downloaded" if here else "missing"
+    complete = all((data_root() / file).exists() for file in files)
+    return "downloaded" if complete else "missing"

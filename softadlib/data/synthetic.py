@@ -4,7 +4,11 @@ Drawn in the order of the authors' code, so one seed gives one data set, theirs 
 Label noise flips int(n·q) labels without replacement, in every part of the data.
 """
 
+from functools import partial
+
 import numpy as np
+
+from softadlib._validation import choose
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -33,14 +37,17 @@ def sinusoid(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
     return x, _flip(y, label_noise, rng)
 
 
+def _arms(points: int) -> list[np.ndarray]:
+    """The arms of class 1 and class 0 without noise: (points, 2) each."""
+    r = np.linspace(0, 4 * np.pi, points)[:, None]
+    circle = np.hstack([np.cos(r), np.sin(r)])
+    return [(r + shift) * circle for shift in (0, np.pi)]
+
+
 def spiral(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
     """r over [0, 4π]: class 1 at r(cos r, sin r), class 0 at (r+π)(cos r, sin r), plus N(0, I)."""
-    r = np.linspace(0, 4 * np.pi, n // 2)[:, None]
-    circle = np.hstack([np.cos(r), np.sin(r)])
-    x = [
-        (r + shift) * circle + rng.multivariate_normal(np.zeros(2), np.eye(2), size=n // 2)
-        for shift in (0, np.pi)
-    ]
+    noise = partial(rng.multivariate_normal, np.zeros(2), np.eye(2), size=n // 2)
+    x = [arm + noise() for arm in _arms(n // 2)]
     y = np.repeat([1, 0], n // 2)
     return np.vstack(x).astype(np.float32), _flip(y, label_noise, rng)
 
@@ -48,3 +55,32 @@ def spiral(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
 SYNTHETIC = {"gaussian": gaussian, "sinusoid": sinusoid, "spiral": spiral}
 HALVES = ("gaussian", "spiral")
 """Sets with n/2 points a class: n must be even."""
+
+
+def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
+    """P(class 1 | x) of the noise-free sets: (n, 2) → (n,).
+
+    `gaussian` by its densities, `sinusoid` by its border, `spiral` with `curve` points on each arm.
+    Raises UserError for another set.
+    """
+    from scipy.special import expit
+
+    choose("dataset", dataset, ("gaussian", "sinusoid", "spiral"))
+    x = np.asarray(x, dtype=float)
+    if dataset == "gaussian":
+        return expit(10 * (x.sum(1) - 1))
+    if dataset == "sinusoid":
+        return (x.sum(1) + np.sin(x[:, 1] - x[:, 0]) > 0).astype(float)
+    first, second = (_log_density(x, arm) for arm in _arms(curve))
+    return expit(first - second)
+
+
+def _log_density(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Log density of a mixture of N(centre, I), up to a constant."""
+    from scipy.special import logsumexp
+
+    out = []
+    for chunk in np.array_split(x, max(1, len(x) // 500)):
+        squares = ((chunk[:, None] - centres) ** 2).sum(-1)
+        out.append(logsumexp(-squares / 2, axis=1))
+    return np.concatenate(out)

@@ -42,12 +42,13 @@ def fingerprint(values: Mapping[str, Any]) -> str:
     facts = {name: value for name, value in values.items() if name not in skip}
     settings = values["settings"]
     for name, methods in LEGACY_SETTINGS.items():
-        facts[name] = settings[methods[0]][name]
+        if methods[0] in settings:
+            facts[name] = settings[methods[0]][name]
     for method, own_settings in settings.items():
         for name, value in own_settings.items():
             is_field = method in LEGACY_SETTINGS.get(name, ())
-            usual = facts[name] if is_field else METHODS[method].settings[name].default
-            if value != usual:
+            default = METHODS[method].settings[name].default
+            if value != (facts.get(name, default) if is_field else default):
                 facts[f"{method}.{name}"] = value
     facts = {k: v for k, v in facts.items() if LEGACY_DEFAULTS.get(k) != v}
     text = json.dumps([NUMERICS_VERSION, facts], sort_keys=True)

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from softadlib._validation import UserError, choose
+from softadlib.data.images import dataset_names
 from softadlib.results.fingerprint import LEGACY_SETTINGS
-from softadlib.training.protocol import DATASETS, Protocol
+from softadlib.training.protocol import Protocol
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
@@ -87,7 +88,7 @@ def read_profile(path: Path, params: Path, extended: tuple[Path, ...] = ()) -> d
 
 
 def datasets_of(profile: str, params: Path) -> list[str]:
-    """The datasets a profile has a file for, in `DATASETS` order."""
+    """The datasets a profile has a file for, the known ones first."""
     profiles = sorted(p.name for p in params.iterdir() if p.is_dir()) if params.is_dir() else []
     if not profiles:
         raise UserError(
@@ -95,7 +96,7 @@ def datasets_of(profile: str, params: Path) -> list[str]:
         )
     choose("profile", profile, profiles)
     files = {p.stem for p in (params / profile).glob("*.yaml")}
-    return [d for d in DATASETS if d in files] + sorted(files - set(DATASETS))
+    return [d for d in dataset_names() if d in files] + sorted(files - set(dataset_names()))
 
 
 def load(

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import UserError, choose, real, whole
-from softadlib.data.images import IMAGES, known_images
+from softadlib.data.images import dataset_names, known_images
 from softadlib.data.synthetic import HALVES, SYNTHETIC
 from softadlib.functional import LN2
 from softadlib.methods import METHODS, Method, complete_settings, get_method
@@ -24,7 +24,6 @@ from softadlib.results.schema import RunKey
 from softadlib.training.checks import check_batches, parse_grid, user_error
 from softadlib.training.engines.base import TrainConfig
 
-DATASETS = (*SYNTHETIC, *IMAGES)
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -168,12 +167,12 @@ class Protocol(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> "Protocol":
         """Check what depends on two fields."""
-        if self.folder and self.dataset in DATASETS:
+        if self.folder and self.dataset in dataset_names():
             raise UserError(
                 f"folder is for a dataset of your own, {self.dataset!r} is a known one; rename it"
             )
         if not self.folder and not known_images(self.dataset):
-            choose("dataset", self.dataset, DATASETS)
+            choose("dataset", self.dataset, dataset_names())
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         for name in ("n_train", "n_val", "n_test"):
@@ -184,7 +183,7 @@ class Protocol(BaseModel):
                 raise UserError(
                     f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
                 )
-        folds = self.settings["adaflood"]["aux_folds"]
+        folds = self.settings_of("adaflood").get("aux_folds", 0)
         if self.n_train and folds > self.n_train and "adaflood" in self.grids:
             raise UserError(
                 f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "

@@ -203,8 +203,8 @@ def data(args: argparse.Namespace) -> int:
     from softadlib.data import images
 
     if args.action == "list":
-        for name in images.IMAGES:
-            print(f"{name:13} {images.available(name):11} {images.SIZES[name]}")
+        for name, entry in images.IMAGES.items():
+            print(f"{name:13} {images.available(name):11} {entry.size}")
         print(f"data root: {images.data_root()}")
         return 0
     with tqdm(desc=args.name, unit="image", disable=None) as bar:

@@ -9,10 +9,11 @@ import re
 from typing import Any
 
 from softadlib import _workspace
+from softadlib.data.images import dataset_names
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS
 from softadlib.training.checks import AUTO, allowed
-from softadlib.training.protocol import DATASETS, Protocol
+from softadlib.training.protocol import Protocol
 
 MARKS = re.compile(r"(<!-- parameters -->\n).*?(<!-- end of parameters -->)", re.DOTALL)
 
@@ -25,7 +26,7 @@ def schema() -> dict[str, Any]:
     for facts in fields.values():
         facts.pop("title", None)
     fields["model"]["enum"] = list(MODELS)
-    fields["dataset"]["examples"] = list(DATASETS)
+    fields["dataset"]["examples"] = dataset_names()
     fraction = {"type": "number", "minimum": 0, "maximum": 1}
     fields["label_noise"] |= {"anyOf": [fraction, {"type": "array", "items": fraction}]}
     fields["label_noise"].pop("type")
@@ -102,7 +103,7 @@ def _values(name: str, facts: dict[str, Any]) -> str:
     """What a parameter may be, in words."""
     special = {
         "extends": "PROFILE/DATASET",
-        "dataset": f"{', '.join(DATASETS)}, or your own",
+        "dataset": f"{', '.join(dataset_names())}, or your own",
         "folder": "a path",
         "label_noise": "a fraction, or a list of them",
         "grids": "see below",

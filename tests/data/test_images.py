@@ -30,9 +30,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SOFTAD_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
-    images._read_torchvision.cache_clear()
-    images._read_prepared.cache_clear()
-    images._read_folder.cache_clear()
+    images._read.cache_clear()
     return tmp_path / "data"
 
 
@@ -114,7 +112,7 @@ def write(name, root, patch):
     return write_svhn(root, patch) if name == "svhn" else write_cifar(root, name, patch)
 
 
-@pytest.mark.parametrize("name", images.DOWNLOADED)
+@pytest.mark.parametrize("name", images.downloaded_sets())
 def test_the_archives_own_formats_are_read(name, root, monkeypatch):
     expected = write(name, root, monkeypatch)
     found = images.load_images(name)
@@ -126,7 +124,7 @@ def test_the_archives_own_formats_are_read(name, root, monkeypatch):
     assert np.shares_memory(found.pool, found.x_train), "a set costs its bytes once"
 
 
-@pytest.mark.parametrize("name", images.DOWNLOADED)
+@pytest.mark.parametrize("name", images.downloaded_sets())
 def test_preparing_changes_no_pixel(name, root, monkeypatch, capsys):
     expected = write(name, root, monkeypatch)
     assert cli.main(["data", "prepare", name]) == 0
@@ -143,7 +141,7 @@ def test_preparing_changes_no_pixel(name, root, monkeypatch, capsys):
         np.testing.assert_array_equal(getattr(found, key), value)
 
 
-@pytest.mark.parametrize("name", images.DOWNLOADED)
+@pytest.mark.parametrize("name", images.downloaded_sets())
 def test_what_is_not_there_is_said_and_never_replaced(name, root):
     assert images.available(name) == "missing"
     with pytest.raises(

@@ -67,7 +67,7 @@ def test_outcome_steps_from_one_minus_the_bayes_error_to_it():
 def test_posteriors_are_calibrated_on_drawn_data(dataset):
     """Among points where P(class 1 | x) is about p, a share p is of class 1."""
     x, y = synthetic.SYNTHETIC[dataset](3000, 0.0, np.random.default_rng(3))
-    eta = minimiser.posterior(dataset, x, curve=1500)
+    eta = synthetic.posterior(dataset, x, curve=1500)
     assert eta[y == 1].mean() > 0.8
     assert eta[y == 0].mean() < 0.2
     for low, high in ((0, 0.05), (0.05, 0.35), (0.35, 0.65), (0.65, 0.95), (0.95, 1.0001)):
@@ -127,7 +127,7 @@ def test_bad_input_is_one_line():
         lambda: minimiser.minimiser("flooding", [0.5], 0.1),
         lambda: minimiser.minimiser("softad", [1.2], 0.1),
         lambda: minimiser.minimiser("softad", [math.nan], 0.1),
-        lambda: minimiser.posterior("digits", np.zeros((2, 2))),
+        lambda: synthetic.posterior("digits", np.zeros((2, 2))),
         lambda: minimiser.many([0.5, 0.6], 0.1),
     ):
         with pytest.raises(UserError) as error:

@@ -4,13 +4,16 @@ A network that fits perfectly minimises, at every x, E[f(ℓ)] over the probabil
 classes, ℓ = −ln p of the class that turns up and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|. In float64.
 """
 
+import math
+
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
-from scipy.special import expit, log_softmax, logsumexp
+from scipy.special import expit, log_softmax
 
 from softadlib._validation import UserError, choose
 from softadlib.analysis.statistics import paired
+from softadlib.data.images import IMAGES, dataset_names
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
@@ -74,32 +77,6 @@ def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.
     return pd.DataFrame.from_dict(lines, orient="index", columns=["acc_test", "loss_test"])
 
 
-def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
-    """P(class 1 | x) of the noise-free synthetic sets: (n, 2) → (n,).
-
-    `gaussian` by its densities, `sinusoid` by its border, `spiral` with `curve` points on each arm.
-    """
-    choose("dataset", dataset, ("gaussian", "sinusoid", "spiral"))
-    x = np.asarray(x, dtype=float)
-    if dataset == "gaussian":
-        return expit(10 * (x.sum(1) - 1))
-    if dataset == "sinusoid":
-        return (x.sum(1) + np.sin(x[:, 1] - x[:, 0]) > 0).astype(float)
-    r = np.linspace(0, 4 * np.pi, curve)[:, None]
-    circle = np.hstack([np.cos(r), np.sin(r)])
-    arms = [_log_mean(x, (r + shift) * circle) for shift in (0, np.pi)]
-    return expit(arms[0] - arms[1])
-
-
-def _log_mean(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Log density of a mixture of N(centre, I), up to a constant."""
-    out = []
-    for some in np.array_split(x, max(1, len(x) // 500)):
-        far = ((some[:, None] - centres) ** 2).sum(-1)
-        out.append(logsumexp(-far / 2, axis=1))
-    return np.concatenate(out)
-
-
 def many(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarray:
     """p* (K,) of SoftAD (σ = 1) for class probabilities `eta` (K,), the best of several descents."""
     eta = np.asarray(eta, dtype=float)
@@ -129,8 +106,14 @@ def margin(eta: object, theta: float, **options: int) -> float:
 
 
 def classes_of(dataset: str) -> int:
-    """K of the known sets."""
-    return 2 if dataset in SYNTHETIC else 100 if dataset == "cifar100" else 10
+    """K of a synthetic or a built-in image set. Raises UserError for another."""
+    choose("dataset", dataset, dataset_names())
+    return 2 if dataset in SYNTHETIC else IMAGES[dataset].classes
+
+
+def _by_classes(dataset: str) -> tuple[float, str]:
+    """Sort by the number of classes, then by name; sets of one's own come last."""
+    return (classes_of(dataset) if dataset in dataset_names() else math.inf), dataset
 
 
 def drops(
@@ -156,7 +139,7 @@ def drops(
         facts |= {"there": pair[above].mean(), "drop": mean, "low": low, "high": high, "n": n}
         lines.append({"dataset": dataset, "method": method, **facts})
     table = pd.DataFrame(lines, columns=None if lines else ["dataset", "method"])
-    datasets = sorted(set(table["dataset"]), key=lambda d: (classes_of(d), d))
+    datasets = sorted(set(table["dataset"]), key=_by_classes)
     place = {name: i for i, name in enumerate([*datasets, *methods])}
     key = lambda column: column.map(place)  # noqa: E731
     table = table.sort_values(["dataset", "method"], key=key, ignore_index=True)

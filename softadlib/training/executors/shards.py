@@ -11,18 +11,13 @@ from typing import Any
 
 from softadlib._validation import UserError
 from softadlib._workspace import params_dir
+from softadlib.data.images import IMAGES, ImageSet
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.models import build
 from softadlib.training.checks import AUTO
 from softadlib.training.memory import forward_flops
 from softadlib.training.profiles import datasets_of, load
 from softadlib.training.protocol import Protocol
-
-SHAPES = {"digits": (1, 8, 8), "fashionmnist": (1, 28, 28)}
-"""Of one sample, where a set has neither two coordinates nor 3 × 32 × 32 as the others have."""
-SIZES = {"digits": (1_440, 357), "fashionmnist": (60_000, 10_000), "svhn": (73_257, 26_032)}
-"""Samples of the training part, a fifth of which validates, and of the test part."""
-OTHERS = (50_000, 10_000)
 
 
 @dataclass(frozen=True, order=True)
@@ -37,10 +32,17 @@ class Unit:
     """Floating-point operations of its training, roughly; one of one's own set by a guess at its size."""
 
 
+def _image_set(dataset: str) -> ImageSet:
+    """What is known of an image set without its data; one's own counts as CIFAR-10 does."""
+    return IMAGES.get(dataset, IMAGES["cifar10"])
+
+
 @functools.cache
 def _forward(model: str, dataset: str) -> int:
-    shape = (2,) if dataset in SYNTHETIC else SHAPES.get(dataset, (3, 32, 32))
-    return forward_flops(build(model, shape, 2 if dataset in SYNTHETIC else 10, 0), shape)
+    """Floating-point operations of one sample's pass through the network."""
+    shape: tuple[int, ...] = (2,) if dataset in SYNTHETIC else _image_set(dataset).shape
+    classes = 2 if dataset in SYNTHETIC else _image_set(dataset).classes
+    return forward_flops(build(model, shape, classes, seed=0), shape)
 
 
 def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
@@ -62,12 +64,12 @@ def _cost(protocol: Protocol, name: str, grid: int) -> int:
     if method.samples:
         settings = protocol.settings_of(name)
         epochs += settings["aux_folds"] - 1 if settings["aux"] == "folds" else 1
-    whole, test = SIZES.get(protocol.dataset, OTHERS)
-    train, test = protocol.n_train or whole * 4 // 5, protocol.n_test or test
+    images = _image_set(protocol.dataset)
+    train, test = protocol.n_train or images.n_train * 4 // 5, protocol.n_test or images.n_test
     points = protocol.epochs // protocol.curve_every * (grid if curves == "all" else 1)
     measured = grid + (points if curves != "none" else 0)
     samples = 3 * train * protocol.epochs * epochs
-    samples += (train + (protocol.n_val or whole // 5) + test) * measured
+    samples += (train + (protocol.n_val or images.n_train // 5) + test) * measured
     return _forward(protocol.model, protocol.dataset) * samples
 
 
