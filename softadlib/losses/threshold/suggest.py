@@ -102,14 +102,18 @@ def suggest_theta(
     """
     z, y = check_validation(logits, targets)
     noise, noise_reason = _label_noise(z, y, flip_rate, soft_labels)
-    fit = calibrate(z, y, prior=prior)
+    return _decide(z, y, noise, noise_reason, calibrate(z, y, prior=prior))
+
+
+def _decide(
+    z: Tensor, y: Tensor, noise: float | None, noise_reason: str, fit: Calibration
+) -> Suggestion:
+    """The suggestion for logits `z` and targets `y` at a rate `noise` of wrong labels."""
     confidence, entropy = scaled(z, fit.temperature)
     # where the scaled probabilities are less sure than the losses are small, the former count
     saved = fit.before - max(fit.after, entropy)
     high = _break_even(confidence, saved)
-    wanted = TWO_CLASSES if z.shape[1] == 2 else MORE_CLASSES
-    if noise is not None:
-        wanted = max(FLOOR, -math.log1p(-noise))
+    wanted = _wanted(noise, z.shape[1])
     guesses = _guesses(z, y, fit)
     theta = None if guesses or high < FLOOR else min(wanted, high)
     predicted = fit.after + excess_loss(confidence, theta or FLOOR)
@@ -123,6 +127,13 @@ def suggest_theta(
     return Suggestion(
         theta, FLOOR, high, fit.temperature, fit.before, fit.after, predicted, reasons
     )
+
+
+def _wanted(noise: float | None, classes: int) -> float:
+    """−ln(1 − `noise`), at least `FLOOR`; the convention for so many classes where it is None."""
+    if noise is None:
+        return TWO_CLASSES if classes == 2 else MORE_CLASSES
+    return max(FLOOR, -math.log1p(-noise))
 
 
 def _label_noise(
