@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from softadlib.data.synthetic import gaussian
-from softadlib.experiments import demos, sharpness
+from softadlib.experiments import sharpness
+from softadlib.experiments.pointwise import gradient_weights
 from softadlib.experiments.theory import problems as theory_problems
 from softadlib.experiments.theory import runs as theory_runs
 from softadlib.experiments.theory.algorithms import momentum_bounds
@@ -86,10 +87,10 @@ def weights(losses: Sequence[float], theta: float, sigma: float) -> pd.DataFrame
     values, columns = torch.as_tensor(losses, dtype=torch.float64), {}
     for scale in ("code", "text"):
         for s in (sigma, 1.0):
-            found = demos.gradient_weights("softad", values, theta, s, scale)
+            found = gradient_weights("softad", values, theta, s, scale)
             columns[f"SoftAD, {scale}, σ = {s:g}"] = found.numpy()
-    columns["iFlood"] = demos.gradient_weights("iflood", values, theta).numpy()
-    alone = [float(demos.gradient_weights("flooding", v[None], theta)) for v in values]
+    columns["iFlood"] = gradient_weights("iflood", values, theta).numpy()
+    alone = [float(gradient_weights("flooding", v[None], theta)) for v in values]
     columns["Flooding"] = np.array(alone)
     columns["|ℓ − θ|"] = (values - theta).abs().numpy()
     return pd.DataFrame(columns, index=pd.Index(losses, name="ℓ"))

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from softadlib.analysis.plotting.curves import arrows
-from softadlib.experiments.demos import gradient_weights, mean_updates, squared_distances
+from softadlib.experiments.mean_2d import mean_updates, squared_distances
+from softadlib.experiments.pointwise import transform
 from softadlib.functional import LN2, SCALES
-from softadlib.methods import METHODS, get_method
+from softadlib.methods import METHODS
 
 SHAPES: dict[str, dict[str, Any]] = {
     "iflood": {"linewidth": 1.8},
@@ -25,17 +25,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 UPDATES = ("flooding", "iflood", "softad")
 LOSSES = np.linspace(0, 3, 601)
-
-
-def transformed(
-    method: str, losses: np.ndarray, theta: float, sigma: float = 1.0, scale: str = "code"
-) -> tuple[np.ndarray, np.ndarray]:
-    """A method's value and gradient weight for one sample of each loss: (m,) → (m,), (m,)."""
-    chosen, values = get_method(method), torch.as_tensor(losses, dtype=torch.float64)[:, None]
-    settings = {k: v for k, v in (("sigma", sigma), ("scale", scale)) if k in chosen.settings}
-    value = torch.vmap(lambda loss: chosen.objective(loss, theta, **settings))(values)
-    weight = torch.vmap(lambda loss: gradient_weights(method, loss, theta, sigma, scale))(values)
-    return value.numpy(), weight[:, 0].numpy()
 
 
 def _figure(width: float) -> Figure:
@@ -50,7 +39,7 @@ def draw_shapes(theta: float, sigma: float, scale: str = "code") -> Figure:
     axes = fig.subplots(1, 2, gridspec_kw=place)
     for name, line in SHAPES.items():
         style = {"color": METHODS[name].colour, "label": METHODS[name].label} | line
-        for ax, curve in zip(axes, transformed(name, LOSSES, theta, sigma, scale)):
+        for ax, curve in zip(axes, transform(name, LOSSES, theta, sigma, scale)):
             ax.plot(LOSSES, curve, **style)
     axes[0].set(ylabel="transformed loss", ylim=(0, 3))
     axes[1].set(ylabel="weight of the gradient", ylim=(-2, 2))
@@ -75,7 +64,7 @@ def draw_updates(
 ) -> Figure:
     """Updates (strong) and their per-point terms (pale) from each candidate, a panel per method.
 
-    `points` (n, 2); `candidates` colour → (2,). Losses ‖w − z‖², as in `demos.mean_updates`.
+    `points` (n, 2); `candidates` colour → (2,). Losses ‖w − z‖², as in `mean_2d.mean_updates`.
     """
     fig = _figure(9.5)
     place = {"left": 0.04, "right": 0.99, "top": 0.85, "bottom": 0.07, "wspace": 0.08}

@@ -4,12 +4,18 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 from torch import Tensor, nn
 
+from softadlib.analysis.plotting.curves import PALETTE, legend_handles
 from softadlib.losses.flooding import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
 from softadlib.losses.levels import Levels
 from softadlib.training.evaluation import model_norm
@@ -198,6 +204,43 @@ def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
                 "greatest": accuracy.max(),
             }
     return pd.DataFrame(found).T.astype({"runs": int})
+
+
+LEVEL_STYLES = (":", "-.", "--")
+"""Line styles of a loss's marked levels, from the lowest."""
+
+
+def loss_panels(
+    rows: pd.DataFrame, scores: Mapping[str, str], marks: Mapping[str, Mapping[str, float]]
+) -> Figure:
+    """Rows of `sweep`: mean over trials, band from min to max, ERM's mean dashed.
+
+    `scores`: loss → axis label of its test score. `marks`: loss → named levels of θ, drawn upright.
+    """
+    panels = {"score_test": None, "gap": "gap, test − train loss", "norm": "model norm"}
+    size: dict[str, Any] = {"figsize": (9.5, 2.5 * len(scores) + 0.4), "squeeze": False}
+    fig, axes = plt.subplots(len(scores), len(panels), **size)
+    for line, (loss, score) in zip(axes, scores.items()):
+        mine = rows[rows["loss"] == loss]
+        swept, erm = mine[mine["theta"].notna()], mine[mine["theta"].isna()]
+        for ax, (column, label) in zip(line, panels.items()):
+            hue = {"hue": "method", "palette": PALETTE, "legend": False}
+            dots = {"marker": "o", "markersize": 4, "errorbar": ("pi", 100)}
+            sns.lineplot(swept, x="theta", y=column, ax=ax, **hue, **dots)
+            ax.axhline(erm[column].mean(), color=PALETTE["erm"], linestyle="--", linewidth=1.2)
+            ax.set(xscale="log", xlabel="θ", ylabel=label or score)
+            ax.xaxis.set_major_locator(FixedLocator(sorted(swept["theta"].unique())))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            for style, (name, level) in zip(LEVEL_STYLES, marks.get(loss, {}).items()):
+                ax.axvline(level, color="0.35", linestyle=style, linewidth=1.2, label=name)
+        line[0].set_title(loss, loc="left")
+        if marks.get(loss):
+            line[0].legend(fontsize="x-small", frameon=True, edgecolor="none", framealpha=1)
+    handles = legend_handles(rows.assign(epoch=0))
+    handles[0].set_linestyle("--")
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return fig
 
 
 def _gaussian(sd: float, points: int = 4001) -> tuple[Tensor, Tensor]:

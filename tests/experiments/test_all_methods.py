@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.workspace import TINY, make_home
 
-from softadlib.experiments import all_methods, method_figures
+from softadlib.experiments import all_methods
 from softadlib.methods import METHODS
 from softadlib.training.engines.base import TrainConfig
 from softadlib.training.protocol import Protocol
@@ -66,7 +66,7 @@ def test_every_method_is_trained_in_memory_and_compared(home):
         assert list(table.index) == list(METHODS)
         own = chosen[(chosen["dataset"] == dataset) & (chosen["method"] == "sam")]
         assert table.loc["sam", "gap"] == pytest.approx((own.loss_test - own.loss_train).mean())
-    figure = method_figures.method_panels(chosen, list(tables), all_methods.MEASURED)
+    figure = all_methods.method_panels(chosen, list(tables), all_methods.MEASURED)
     assert len(figure.axes) == 8
     for ax in figure.axes:
         assert len(ax.collections) == len(METHODS)

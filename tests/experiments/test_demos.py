@@ -1,4 +1,4 @@
-"""Closed forms, hand-made numbers and a numpy gradient descent, against softadlib.experiments.demos."""
+"""Closed forms, hand-made numbers and a numpy gradient descent, against the experiments on the plane."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softadlib._validation import UserError
-from softadlib.experiments import demos
+from softadlib.experiments import linear, mean_2d, pointwise, quadratic
 from softadlib.models import build
 from softadlib.results.schema import COLUMNS
 
@@ -31,17 +31,17 @@ class TestSmoothedAbs:
     def test_both_conventions_are_their_formula(self, x, sigma):
         rho = math.sqrt(1 + (x / sigma) ** 2) - 1
         x = np.array([x])
-        np.testing.assert_allclose(demos.smoothed_abs(x, sigma), sigma**2 * rho, atol=1e-9)
-        np.testing.assert_allclose(demos.smoothed_abs(x, sigma, "text"), sigma * rho, atol=1e-9)
+        np.testing.assert_allclose(pointwise.smoothed_abs(x, sigma), sigma**2 * rho, atol=1e-9)
+        np.testing.assert_allclose(pointwise.smoothed_abs(x, sigma, "text"), sigma * rho, atol=1e-9)
 
     def test_limits(self):
         x = np.linspace(-1, 1, 9)
-        np.testing.assert_allclose(demos.smoothed_abs(x, 1e4), x**2 / 2, atol=1e-8)
-        np.testing.assert_allclose(demos.smoothed_abs(x, 1e-6, "text"), np.abs(x), atol=1e-5)
+        np.testing.assert_allclose(pointwise.smoothed_abs(x, 1e4), x**2 / 2, atol=1e-8)
+        np.testing.assert_allclose(pointwise.smoothed_abs(x, 1e-6, "text"), np.abs(x), atol=1e-5)
 
     def test_unknown_scale_names_the_choices(self):
         with pytest.raises(ValueError, match="code, text"):
-            demos.smoothed_abs(np.ones(1), 1.0, "paper")
+            pointwise.smoothed_abs(np.ones(1), 1.0, "paper")
 
 
 class TestGradientWeights:
@@ -57,75 +57,78 @@ class TestGradientWeights:
         ],
     )
     def test_by_hand(self, method, expected):
-        weights = demos.gradient_weights(method, self.losses, 1.0)
+        weights = pointwise.gradient_weights(method, self.losses, 1.0)
         np.testing.assert_allclose(weights, expected, atol=1e-15)
 
     def test_flooding_turns_the_whole_batch(self):
-        assert demos.gradient_weights("flooding", self.losses, 2.0).tolist() == [-1, -1, -1, -1]
+        assert pointwise.gradient_weights("flooding", self.losses, 2.0).tolist() == [-1, -1, -1, -1]
 
     def test_code_multiplies_by_sigma(self):
         text, code = (
-            demos.gradient_weights("softad", self.losses, 1.0, 0.25, s) for s in ("text", "code")
+            pointwise.gradient_weights("softad", self.losses, 1.0, 0.25, s)
+            for s in ("text", "code")
         )
         np.testing.assert_allclose(code, 0.25 * text)
 
 
 class TestQuadratic:
     def test_values(self):
-        assert demos.quadratic(np.array([-2.0, 0.0, 1.0])).tolist() == [2, 0, 0.5]
+        assert quadratic.quadratic(np.array([-2.0, 0.0, 1.0])).tolist() == [2, 0, 0.5]
 
     def test_transformed_gradient_by_hand(self):
         # f(1.25) = 0.78125, (f − 0.5)/1.125 = 0.25
         x = np.array([1.25, -1.25])
         expected = 1.25 * 0.25 / math.sqrt(1.0625)
-        soft = demos.transformed_gradient("softad", x, 0.5, 1.125)
+        soft = quadratic.transformed_gradient("softad", x, 0.5, 1.125)
         np.testing.assert_allclose(soft, [expected, -expected])
-        assert demos.transformed_gradient("flooding", x, 0.5, 1.125).tolist() == [1.25, -1.25]
-        assert demos.transformed_gradient("flooding", x, 1.0, 1.125).tolist() == [-1.25, 1.25]
-        assert demos.transformed_gradient("erm", x, 0.5, 1.125).tolist() == [1.25, -1.25]
+        assert quadratic.transformed_gradient("flooding", x, 0.5, 1.125).tolist() == [1.25, -1.25]
+        assert quadratic.transformed_gradient("flooding", x, 1.0, 1.125).tolist() == [-1.25, 1.25]
+        assert quadratic.transformed_gradient("erm", x, 0.5, 1.125).tolist() == [1.25, -1.25]
 
     @given(st.floats(-3, 3), st.floats(-2, 2), scale)
     @unhurried
     def test_softad_never_exceeds_flooding(self, x, theta, sigma):
         x = np.array([x])
         soft, hard = (
-            demos.transformed_gradient(m, x, theta, sigma) for m in ("softad", "flooding")
+            quadratic.transformed_gradient(m, x, theta, sigma) for m in ("softad", "flooding")
         )
         assert np.abs(soft) <= np.abs(hard) + 1e-12
         assert soft * hard >= 0
 
     def test_descent_is_geometric(self):
-        path = demos.descend("erm", 2.0, 1.0, 0.1, 0.1, 30)
+        path = quadratic.descend("erm", 2.0, 1.0, 0.1, 0.1, 30)
         np.testing.assert_allclose(path, 2 * 0.9 ** np.arange(31))
 
     def test_flooding_climbs_below_the_level_and_falls_above(self):
-        assert demos.descend("flooding", 1.0, 2.0, 1.0, 0.1, 1).tolist() == [1.0, 1.1]
-        assert demos.descend("flooding", 3.0, 2.0, 1.0, 0.1, 1).tolist() == [3.0, 2.7]
+        assert quadratic.descend("flooding", 1.0, 2.0, 1.0, 0.1, 1).tolist() == [1.0, 1.1]
+        assert quadratic.descend("flooding", 3.0, 2.0, 1.0, 0.1, 1).tolist() == [3.0, 2.7]
 
     @given(st.floats(0.1, 2), st.floats(-2, 2).filter(lambda x: abs(x) > 0.1))
     @settings(max_examples=8, deadline=None)
     def test_softad_settles_on_the_level_where_the_step_is_small(self, theta, start):
-        path = demos.descend("softad", start, theta, 1.0, 0.2, 400)  # αθ < σ
-        assert demos.quadratic(path[-1]) == pytest.approx(theta, abs=1e-3)
+        path = quadratic.descend("softad", start, theta, 1.0, 0.2, 400)  # αθ < σ
+        assert quadratic.quadratic(path[-1]) == pytest.approx(theta, abs=1e-3)
 
     def test_softad_alternates_where_the_step_is_large(self):
-        last = demos.quadratic(demos.descend("softad", 0.5, 2.0, 0.1, 0.1, 200)[-2:])  # αθ = 2σ
+        last = quadratic.quadratic(
+            quadratic.descend("softad", 0.5, 2.0, 0.1, 0.1, 200)[-2:]
+        )  # αθ = 2σ
         assert last.min() < 1.9 < 2.1 < last.max()
 
 
 class TestMeanUpdates:
     def test_least_risk_of_the_figure(self):
         cloud = np.random.default_rng(SEED).multivariate_normal(np.zeros(2), 8 * np.eye(2), size=8)
-        least = demos.squared_distances(cloud.mean(axis=0), cloud).mean()
+        least = mean_2d.squared_distances(cloud.mean(axis=0), cloud).mean()
         assert least == pytest.approx(9.374522601254057, abs=1e-12)
 
     def test_by_hand(self):
         cloud = np.array([[3.0, 0.0], [0.0, 1.0]])  # losses 9 and 1 at the origin, mean 5
         w = np.zeros(2)
-        assert demos.squared_distances(w, cloud).tolist() == [9, 1]
-        flood = demos.mean_updates("flooding", w, cloud, 4.0, 0.5)
+        assert mean_2d.squared_distances(w, cloud).tolist() == [9, 1]
+        flood = mean_2d.mean_updates("flooding", w, cloud, 4.0, 0.5)
         assert flood.tolist() == [[1.5, 0], [0, 0.5]]
-        assert demos.mean_updates("iflood", w, cloud, 4.0, 0.5).tolist() == [[1.5, 0], [0, -0.5]]
+        assert mean_2d.mean_updates("iflood", w, cloud, 4.0, 0.5).tolist() == [[1.5, 0], [0, -0.5]]
 
     @given(points, finite, finite, st.floats(0, 100))
     @unhurried
@@ -134,14 +137,14 @@ class TestMeanUpdates:
         losses = ((w - cloud) ** 2).sum(axis=1)
         expected = -0.75 * phi(losses - theta)[:, None] * (w - cloud)
         np.testing.assert_allclose(
-            demos.mean_updates("softad", w, cloud, theta, 0.75), expected, atol=1e-9
+            mean_2d.mean_updates("softad", w, cloud, theta, 0.75), expected, atol=1e-9
         )
 
     @given(points, finite, finite, st.floats(0, 100))
     @unhurried
     def test_flooding_points_along_the_line_to_the_mean(self, cloud, a, b, theta):
         w = np.array([a, b])
-        update = demos.mean_updates("flooding", w, cloud, theta, 0.75).mean(axis=0)
+        update = mean_2d.mean_updates("flooding", w, cloud, theta, 0.75).mean(axis=0)
         way = np.sign(((w - cloud) ** 2).sum(axis=1).mean() - theta) * (cloud.mean(axis=0) - w)
         np.testing.assert_allclose(update, 0.75 * way, atol=1e-9)
 
@@ -181,7 +184,7 @@ class TestLinearRows:
         [("erm", 0.15544981), ("flooding", 0.25065106), ("softad", 0.36922014)],
     )
     def test_final_losses_stored_by_the_authors(self, method, expected):
-        rows = demos.linear_rows(
+        rows = linear.linear_rows(
             "gaussian", [method], theta=0.25, seed=SEED, sizes=SMALL, every=200, dtype=torch.float32
         )
         assert rows["loss_train"].iloc[-1] == pytest.approx(expected, abs=1e-6)
@@ -195,7 +198,7 @@ class TestLinearRows:
         ],
     )
     def test_agrees_with_numpy(self, method, weigh):
-        rows = demos.linear_rows(
+        rows = linear.linear_rows(
             "gaussian", [method], theta=0.5, sigma=0.5, seed=3, sizes=SMALL, epochs=40, every=40
         )
         x, y = gaussian_pair(np.random.default_rng(3))
@@ -204,7 +207,7 @@ class TestLinearRows:
         assert rows["loss_train"].iloc[-1] == pytest.approx(expected, rel=1e-9)
 
     def test_rows_and_columns(self):
-        rows = demos.linear_rows(
+        rows = linear.linear_rows(
             "gaussian", ["softad", "erm"], theta=0.25, seed=1, sizes=SMALL, epochs=4, every=2
         )
         assert tuple(rows.columns) == COLUMNS
@@ -216,7 +219,7 @@ class TestLinearRows:
         assert first["loss_test"].nunique() == 1, "all methods start from the same weights"
 
     def test_flooding_is_erm_where_the_loss_stays_above_the_level(self):
-        rows = demos.linear_rows(
+        rows = linear.linear_rows(
             "sinusoid", ["erm", "flooding"], theta=0.25, seed=SEED, sizes=SMALL, every=50
         )
         erm, flooding = (rows.loc[rows["method"] == m, "loss_train"] for m in ("erm", "flooding"))
@@ -225,12 +228,12 @@ class TestLinearRows:
 
     def test_unknown_method_names_the_choices(self):
         with pytest.raises(UserError, match=r"'ishida' unknown; choose from erm, flooding"):
-            demos.linear_rows("gaussian", ["ishida"], theta=0.1, seed=1, sizes=SMALL, epochs=1)
+            linear.linear_rows("gaussian", ["ishida"], theta=0.1, seed=1, sizes=SMALL, epochs=1)
 
 
 class TestLinearSensitivity:
     def test_every_cell_once(self):
-        runs = demos.linear_sensitivity(
+        runs = linear.linear_sensitivity(
             "softad", [0.1, 0.2], [0.5, 1.0, 2.0], ("code", "text"),
             seed=1, repeats=2, sizes=SMALL, epochs=1,
         )  # fmt: skip
@@ -239,7 +242,7 @@ class TestLinearSensitivity:
         assert runs["loss_test"].nunique() > 12 / 2, "cells have data of their own"
 
     def test_conventions_agree_at_one_and_nowhere_else(self):
-        runs = demos.linear_sensitivity(
+        runs = linear.linear_sensitivity(
             "softad", [0.1, 0.4], [0.5, 1.0], ("code", "text"), seed=1, sizes=SMALL, epochs=10
         )
         wide = runs.pivot(index=["theta", "sigma"], columns="scale", values="loss_test")
@@ -249,7 +252,7 @@ class TestLinearSensitivity:
 
     def test_stacking_bounds_memory_not_results(self):
         few, many = (
-            demos.linear_sensitivity(
+            linear.linear_sensitivity(
                 "flooding", [0.1, 0.3, 0.5], seed=1, repeats=3, sizes=SMALL, epochs=10, stack=stack
             )
             for stack in (4, 100)
@@ -258,7 +261,7 @@ class TestLinearSensitivity:
         np.testing.assert_allclose(few["loss_test"], many["loss_test"], rtol=1e-12)
 
     def test_a_cell_agrees_with_numpy(self):
-        runs = demos.linear_sensitivity(
+        runs = linear.linear_sensitivity(
             "softad", [0.1, 0.4], [0.5, 2.0], seed=7, repeats=2, sizes=(100, 2, 100), epochs=30
         )
         cell = runs.query("theta == 0.4 and sigma == 0.5 and repeat == 1")["loss_test"].item()
@@ -275,7 +278,7 @@ class TestLinearSensitivity:
 
     def test_accuracy_falls_off_at_ln_2_for_softad_only(self):
         cliff = {
-            method: demos.linear_sensitivity(
+            method: linear.linear_sensitivity(
                 method, [0.6, 0.85], [0.2], ("text",), seed=1, repeats=3, sizes=(100, 2, 1000)
             )
             .groupby("theta")["acc_test"]

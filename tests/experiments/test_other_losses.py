@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from softadlib import ERM, CalibrationWarning, IFlood, SoftAD
-from softadlib.experiments import loss_figures, other_losses
+from softadlib.experiments import other_losses
 from softadlib.experiments.other_losses import TASKS
 from softadlib.losses.levels import cross_entropy_levels, hinge_levels
 
@@ -132,7 +132,7 @@ def test_training_accuracy_by_the_place_of_theta():
 
 def test_the_picture_shows_the_means():
     rows = other_losses.sweep({"hinge": [0.05, 0.3]}, trials=2, epochs=2, lr=0.01)
-    fig = loss_figures.loss_panels(rows, {"hinge": "accuracy"}, {"hinge": {"1/K": 0.1}})
+    fig = other_losses.loss_panels(rows, {"hinge": "accuracy"}, {"hinge": {"1/K": 0.1}})
     means = rows.groupby(["method", "theta"])[["score_test", "gap", "norm"]].mean()
     for ax, column in zip(fig.axes, means):
         drawn = [line.get_ydata() for line in ax.get_lines()]

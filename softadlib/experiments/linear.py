@@ -1,0 +1,113 @@
+"""A linear classifier on the problems of the plane: trajectories, and final loss over θ and σ."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from softadlib.data.splits import PARTS, Splits, from_arrays
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.methods import get_method
+from softadlib.models import build
+from softadlib.results.schema import COLUMNS
+from softadlib.training.engines.base import RunBatch, TrainConfig
+from softadlib.training.engines.vmap import VmapEngine
+
+Sizes = tuple[int, int, int]
+SIZES: Sizes = (100, 100, 20000)
+"""Training, validation and test points of the paper's problems on the plane."""
+
+
+def _draw(dataset: str, seed: int | np.random.SeedSequence, sizes: Sizes) -> dict:
+    """Training, validation and test part of one trial, drawn in this order."""
+    rng = np.random.default_rng(seed)
+    return {part: SYNTHETIC[dataset](n, 0.0, rng) for part, n in zip(PARTS, sizes)}
+
+
+def linear_rows(
+    dataset: str,
+    methods: Sequence[str],
+    *,
+    theta: float,
+    sigma: float = 1.0,
+    scale: str = "code",
+    seed: int,
+    sizes: Sizes = SIZES,
+    epochs: int = 200,
+    every: int = 1,
+    lr: float = 0.1,
+    dtype: torch.dtype = torch.float64,
+) -> pd.DataFrame:
+    """Full-batch SGD of a linear classifier, every method from the same weights on the same data.
+
+    One row per method and epoch 0, `every`, 2·`every` …; the columns are `results.schema.COLUMNS`. `theta`
+    and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
+    Holland & Nakatani (2024), App. C.2.
+    """
+    splits = from_arrays([_draw(dataset, seed, sizes)], classes=2)
+    splits = splits.to("cpu", dtype)
+    config, rows = TrainConfig("sgd", lr, batch_size=sizes[0], epochs=epochs), []
+    for method in methods:
+        knob = theta if get_method(method).knob else math.nan
+        network = build("linear", (2,), 2, seed).to(dtype)
+        settings = {"sigma": sigma, "scale": scale}
+        batch = RunBatch(get_method(method), [network], splits, [0], [knob], settings)
+        measures = VmapEngine(batch).train(config, [seed], range(0, epochs + 1, every))
+        for epoch, measured in measures.items():
+            facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob, "epoch": epoch}
+            rows.append(facts | {name: values[0] for name, values in measured.items()})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def linear_sensitivity(
+    method: str,
+    thetas: Sequence[float],
+    sigmas: Sequence[float] = (1.0,),
+    scales: Sequence[str] = ("code",),
+    *,
+    seed: int,
+    dataset: str = "gaussian",
+    repeats: int = 1,
+    sizes: Sizes = SIZES,
+    epochs: int = 200,
+    lr: float = 0.1,
+    stack: int = 250,
+) -> pd.DataFrame:
+    """The linear classifier on fresh data at every (θ, σ): one row per run, final epoch.
+
+    Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
+    data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
+    scales are compared in pairs. A method without σ takes the default single column and ignores it.
+    `stack` runs are trained side by side; it bounds memory, not results.
+    """
+    cells = [
+        (i, j, k) for i in range(len(thetas)) for j in range(len(sigmas)) for k in range(repeats)
+    ]
+    config, frames = TrainConfig("sgd", lr, batch_size=sizes[0], epochs=epochs), []
+    for start in range(0, len(cells), stack):
+        chunk = cells[start : start + stack]
+        splits, networks, seeds = _fresh(dataset, chunk, seed, sizes)
+        theta = np.array([thetas[i] for i, _, _ in chunk])
+        sigma = np.array([sigmas[j] for _, j, _ in chunk])
+        for scale in scales:
+            settings = {"sigma": torch.as_tensor(sigma), "scale": scale}
+            trials = range(len(chunk))
+            batch = RunBatch(get_method(method), networks, splits, trials, theta.tolist(), settings)
+            measured = VmapEngine(batch).train(config, seeds, [epochs])[epochs]
+            facts = {"method": method, "scale": scale, "theta": theta, "sigma": sigma}
+            facts |= {"repeat": [k for _, _, k in chunk]}
+            frames.append(pd.DataFrame(facts | {m: measured[m] for m in ("loss_test", "acc_test")}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _fresh(
+    dataset: str, cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
+) -> tuple[Splits, list[torch.nn.Module], list[int]]:
+    """Data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
+    sequences = [np.random.SeedSequence(seed, spawn_key=cell) for cell in cells]
+    trials = [_draw(dataset, sequence, sizes) for sequence in sequences]
+    seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]
+    networks = [build("linear", (2,), 2, s).to(torch.float64) for s in seeds]
+    return from_arrays(trials, classes=2).to("cpu", torch.float64), networks, seeds
