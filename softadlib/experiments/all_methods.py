@@ -71,39 +71,39 @@ def epoch_costs(protocol: Protocol, epochs: int = 3, rounds: int = 3) -> pd.Seri
     AdaFlood's auxiliary models are not counted: they are trained once for all values of γ.
     """
     seconds = {name: np.inf for name in protocol.methods}
-    recipe = dataclasses.replace(protocol.recipe, epochs=epochs)
+    config = dataclasses.replace(protocol.recipe, epochs=epochs)
     splits = load_splits(protocol, protocol.label_noise[0])
     with deterministic_math(pick_device(protocol.device), protocol.precision):
-        sweeps = {}
+        trainers = {}
         for name in seconds:
             samples = {k: torch.full(splits.train.shape, 0.1) for k in METHODS[name].samples}
-            sweeps[name] = Trainer(protocol, protocol.runs(name)[:1], splits, samples)
+            trainers[name] = Trainer(protocol, protocol.runs(name)[:1], splits, samples)
         for _ in range(rounds):
-            for name, sweep in sweeps.items():
-                engine = sweep.engine(sweep.runs)
+            for name, trainer in trainers.items():
+                engine = trainer.engine(trainer.runs)
                 started = time.perf_counter()
-                engine.train(recipe, protocol.seeds, ())
+                engine.train(config, protocol.seeds, ())
                 seconds[name] = min(seconds[name], time.perf_counter() - started)
     return pd.Series(seconds) / seconds["erm"]
 
 
 def verdicts(tables: Mapping[str, pd.DataFrame], points: float = 0.01) -> pd.DataFrame:
     """What the paper says of SoftAD, and of its rivals' cost, on each dataset's `compared`: yes or no."""
-    found = {}
+    claims = {}
     for dataset, table in tables.items():
-        four, ours, erm = table.reindex(list(COMPARED)), table.loc["softad"], table.loc["erm"]
-        found[dataset] = {
+        four, softad, erm = table.reindex(list(COMPARED)), table.loc["softad"], table.loc["erm"]
+        claims[dataset] = {
             "SoftAD's gap is the smallest of the paper's four": four["gap"].idxmin() == "softad",
             "SoftAD's gap is the smallest of all methods": table["gap"].idxmin() == "softad",
             "ERM's gap is the largest of the paper's four": four["gap"].idxmax() == "erm",
-            f"SoftAD's accuracy is within {100 * points:g} point of ERM's": ours["acc_test"]
+            f"SoftAD's accuracy is within {100 * points:g} point of ERM's": softad["acc_test"]
             >= erm["acc_test"] - points,
-            "SoftAD's test loss is below ERM's": ours["loss_test"] < erm["loss_test"],
-            "SoftAD's model norm is below ERM's": ours["model_norm"] < erm["model_norm"],
-            "SoftAD takes as many gradients as ERM": ours["gradients"] == erm["gradients"],
+            "SoftAD's test loss is below ERM's": softad["loss_test"] < erm["loss_test"],
+            "SoftAD's model norm is below ERM's": softad["model_norm"] < erm["model_norm"],
+            "SoftAD takes as many gradients as ERM": softad["gradients"] == erm["gradients"],
             "SAM takes twice as many": table.loc["sam", "gradients"] == 2 * erm["gradients"],
         }
-    return pd.DataFrame(found).map(lambda yes: "yes" if yes else "no")
+    return pd.DataFrame(claims).map(lambda yes: "yes" if yes else "no")
 
 
 def method_panels(
@@ -120,12 +120,14 @@ def method_panels(
     for row, dataset in zip(axes, datasets):
         for ax, (measure, label) in zip(row, measures.items()):
             values = runs[runs["dataset"] == dataset].groupby("method")[measure]
-            for place, name in enumerate(methods):
+            for line, name in enumerate(methods):
                 if name not in values.groups:
                     continue
-                own, colour = values.get_group(name), PALETTE[name]
-                ax.scatter(own, [place] * len(own), s=16, color=colour, alpha=0.55, linewidths=0)
-                ax.plot([own.mean()] * 2, [place - 0.36, place + 0.36], color=colour, linewidth=2.4)
+                trials, colour = values.get_group(name), PALETTE[name]
+                ax.scatter(
+                    trials, [line] * len(trials), s=16, color=colour, alpha=0.55, linewidths=0
+                )
+                ax.vlines(trials.mean(), line - 0.36, line + 0.36, color=colour, linewidth=2.4)
             if "erm" in values.groups:
                 level = values.get_group("erm").mean()
                 ax.axvline(level, color=PALETTE["erm"], linestyle="--", linewidth=0.9, zorder=0)

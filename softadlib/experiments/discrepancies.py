@@ -11,9 +11,8 @@ from torch import nn
 
 from softadlib.data.synthetic import gaussian
 from softadlib.experiments import sharpness
-from softadlib.experiments.pointwise import gradient_weights
-from softadlib.experiments.theory import problems as theory_problems
-from softadlib.experiments.theory import runs as theory_runs
+from softadlib.experiments.pointwise import gradient_weights, transform
+from softadlib.experiments.theory import problems, runs
 from softadlib.experiments.theory.algorithms import momentum_bounds
 from softadlib.models import mlp
 from softadlib.results.selection import select
@@ -52,21 +51,21 @@ def as_markdown(rows: pd.DataFrame) -> str:
 
 def summary(checks: Mapping[int, bool]) -> pd.DataFrame:
     """The register's subjects with how each is known, and what its check found."""
-    found = {True: "confirmed", False: "NOT CONFIRMED"}
+    words = {True: "confirmed", False: "NOT CONFIRMED", None: "–"}
     rows = register()[["subject", "basis"]]
-    return rows.assign(check=[found[bool(checks[i])] if i in checks else "–" for i in rows.index])
+    return rows.assign(check=[words[checks.get(i)] for i in rows.index])
 
 
 def grid_samples(
     grid: Sequence[float], trials: int, mean: float, sd: float, digits: int = 2
 ) -> list[tuple[float, ...]]:
     """All multisets of `trials` grid values whose mean and SD (ddof = 1) round to the printed ones."""
-    half, out = 0.5 * 10.0**-digits + 1e-9, []
+    half, samples = 0.5 * 10.0**-digits + 1e-9, []
     for values in combinations_with_replacement(sorted(grid), trials):
         near = abs(np.mean(values) - mean) <= half
         if near and abs(np.std(values, ddof=1) - sd) <= half:
-            out.append(tuple(float(round(v, 6)) for v in values))
-    return out
+            samples.append(tuple(float(round(v, 6)) for v in values))
+    return samples
 
 
 def samples_by_trials(
@@ -87,11 +86,10 @@ def weights(losses: Sequence[float], theta: float, sigma: float) -> pd.DataFrame
     values, columns = torch.as_tensor(losses, dtype=torch.float64), {}
     for scale in ("code", "text"):
         for s in (sigma, 1.0):
-            found = gradient_weights("softad", values, theta, s, scale)
-            columns[f"SoftAD, {scale}, σ = {s:g}"] = found.numpy()
+            softad = gradient_weights("softad", values, theta, s, scale)
+            columns[f"SoftAD, {scale}, σ = {s:g}"] = softad.numpy()
     columns["iFlood"] = gradient_weights("iflood", values, theta).numpy()
-    alone = [float(gradient_weights("flooding", v[None], theta)) for v in values]
-    columns["Flooding"] = np.array(alone)
+    columns["Flooding"] = transform("flooding", values.numpy(), theta)[1]
     columns["|ℓ − θ|"] = (values - theta).abs().numpy()
     return pd.DataFrame(columns, index=pd.Index(losses, name="ℓ"))
 
@@ -100,24 +98,24 @@ def theory_numbers(seed: int = 7) -> pd.Series:
     """Rows 4 and 5 in one number each: the two-step identity, SAM, and the three propositions."""
     risk = sharpness.plane_risk("gaussian", 100, seed)
     w = risk.start(0)
-    line, start = theory_problems.hardest_iflood(0.5)
-    second = theory_runs.iflood_rows(line, 0.5, start, [1], runs=1, seed=seed).iloc[0]
-    rough = theory_problems.Distances(theory_problems.cloud(20, 2, seed), radius=5.0)
-    third = theory_runs.zeroth_rows(
+    line, start = problems.hardest_iflood(0.5)
+    second = runs.iflood_rows(line, 0.5, start, [1], runs=1, seed=seed).iloc[0]
+    rough = problems.Distances(problems.cloud(20, 2, seed), radius=5.0)
+    third = runs.zeroth_rows(
         rough, 1.0, (-1.2, 1.0), [100], radius=0.1, rule="paper", runs=5, seed=seed
     )
     coefficient = momentum_bounds(10**4, 0, 1, 0, 0.1)["corrected"] * 10
-    found = {
+    numbers = {
         "two steps / α²∇½‖∇R‖²": sharpness.two_step_ratio(risk, w, 1e-3),
         "a = λ = r against SAM": sharpness.sam_gap(risk, w, 0.05, 0.05),
         "Prop. 3: coefficient of L_AD by eq. (20) at T = 10⁴": coefficient,
         "Prop. 4: measured / stated at T = 1": second["mean"] / second["stated"],
         "Prop. 6: share clipped by the paper's γ": third["clipped"].iloc[0],
     }
-    return pd.Series(found)
+    return pd.Series(numbers)
 
 
-def tie() -> dict[str, float]:
+def tie_example() -> dict[str, float]:
     """What each tie rule takes of θ = 0.06 and 0.57 at equal validation accuracy."""
     case = {"dataset": "gaussian", "label_noise": 0.0, "method": "softad", "trial": 0, "epoch": 1}
     runs = pd.DataFrame([{**case, "knob": knob, "acc_val": 1.0} for knob in (0.06, 0.57)])
@@ -129,8 +127,8 @@ def adam_betas() -> tuple[float, float]:
     return TrainConfig("adam", 1e-3, 50, 1).build([torch.zeros(1)]).defaults["betas"]
 
 
-def flips(n: int, noise: float, seed: int = 0) -> int:
-    """How many of the n labels of the two Gaussians the noise flips."""
+def flip_count(n: int, noise: float, seed: int = 0) -> int:
+    """How many of the n labels of the two Gaussians the noise flip_count."""
     clean, noisy = (gaussian(n, q, np.random.default_rng(seed))[1] for q in (0.0, noise))
     return int((clean != noisy).sum())
 
@@ -147,14 +145,12 @@ def rescaled_gradient(factor: float, width: int = 100, n: int = 200, seed: int =
     for p in network.parameters():
         if p.ndim == 2:
             p.data = torch.randn(p.shape, generator=draw, dtype=p.dtype) / p.shape[1] ** 0.5
-    found = []
+    gradients = []
     for scale in (1.0, factor):
-        network.zero_grad()
-        nn.functional.cross_entropy(network(scale * x), y).backward()
-        found.append(
-            torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
-        )
-    return float((found[1] - found[0]).norm() / found[0].norm())
+        loss = nn.functional.cross_entropy(network(scale * x), y)
+        parts = torch.autograd.grad(loss, tuple(network.parameters()))
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    return float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
 
 
 def norm_shares(network: nn.Module) -> pd.Series:

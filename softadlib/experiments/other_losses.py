@@ -57,11 +57,11 @@ def diabetes(seed: int, sizes: tuple[int, int] = (150, 100)) -> dict[str, Part]:
     x, y = load_diabetes(return_X_y=True)
     parts = _split(x, y, seed, sizes)
     x, y = parts[0]
-    made = {}
+    standardised = {}
     for name, (u, v) in zip(PARTS, parts):
         u, v = (u - x.mean(0)) / x.std(0), (v - y.mean()) / y.std()
-        made[name] = torch.as_tensor(u), torch.as_tensor(v)[:, None]
-    return made
+        standardised[name] = torch.as_tensor(u), torch.as_tensor(v)[:, None]
+    return standardised
 
 
 def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
@@ -152,13 +152,14 @@ def sweep(
             for method, theta in settings:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", CalibrationWarning)
-                    make = CRITERIA.get(method)
-                    criterion = ERM(task.base) if make is None else make(theta, base=task.base)
+                    criterion_type = CRITERIA.get(method)
+                    criterion = (
+                        criterion_type(theta, base=task.base) if criterion_type else ERM(task.base)
+                    )
                 net = network(parts["train"][0].shape[1], task.outputs, trial)
-                found = measure(train(net, criterion, parts["train"], epochs, lr), task, parts)
-                rows.append(
-                    {"loss": name, "method": method, "trial": trial, "theta": theta} | found
-                )
+                train(net, criterion, parts["train"], epochs, lr)
+                key = {"loss": name, "method": method, "trial": trial, "theta": theta}
+                rows.append(key | measure(net, task, parts))
     return pd.DataFrame(rows)
 
 
@@ -171,11 +172,11 @@ def selected(rows: pd.DataFrame) -> pd.DataFrame:
 
 def claims(runs: pd.DataFrame) -> pd.DataFrame:
     """Trials of `selected` runs in which SoftAD does what the paper says of it, per loss: "k/n"."""
-    found = {}
+    counts = {}
     for name, part in runs.groupby("loss", sort=False):
         sign, table = TASKS[name].sign, part.set_index(["method", "trial"]).unstack("trial")
         score, gap, norm = sign * table["score_test"], table["gap"], table["norm"]
-        held = {
+        holds = {
             "SoftAD's test score beats ERM's": score.loc["softad"] > score.loc["erm"],
             "Flooding's test score beats ERM's": score.loc["flooding"] > score.loc["erm"],
             "SoftAD's test score beats Flooding's": score.loc["softad"] > score.loc["flooding"],
@@ -183,27 +184,23 @@ def claims(runs: pd.DataFrame) -> pd.DataFrame:
             "SoftAD's gap is the smallest": gap.idxmin() == "softad",
             "SoftAD's norm is below ERM's": norm.loc["softad"] < norm.loc["erm"],
         }
-        found[name] = {claim: f"{yes.sum()}/{len(yes)}" for claim, yes in held.items()}
-    return pd.DataFrame(found)
+        counts[name] = {claim: f"{yes.sum()}/{len(yes)}" for claim, yes in holds.items()}
+    return pd.DataFrame(counts)
 
 
 def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
-    """Training accuracy of iFlood's and SoftAD's runs, per loss and place of θ among its levels."""
-    found = {}
+    """Training accuracy of iFlood's and SoftAD's runs, per loss and interval of θ between its levels."""
+    tables = {}
     for name, level in levels.items():
-        mine = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
+        part = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
         edges = [-math.inf, level.calibrated_below, level.uniform, math.inf]
-        places = ["below `calibrated below`", "between", "above equal scores"]
-        place = pd.cut(mine["theta"], edges, right=False, labels=places)
-        for where, part in mine.groupby(place, observed=True):
-            accuracy = part["score_train"]
-            found[name, where] = {
-                "runs": len(part),
-                "least": accuracy.min(),
-                "mean": accuracy.mean(),
-                "greatest": accuracy.max(),
-            }
-    return pd.DataFrame(found).T.astype({"runs": int})
+        labels = ["below `calibrated below`", "between", "above equal scores"]
+        interval = pd.cut(part["theta"], edges, right=False, labels=labels)
+        accuracy = part.groupby(interval.astype(object).rename(None), sort=False)["score_train"]
+        order = [label for label in labels if label in accuracy.groups]
+        statistics = {"runs": "size", "least": "min", "mean": "mean", "greatest": "max"}
+        tables[name] = accuracy.agg(**statistics).loc[order]
+    return pd.concat(tables)
 
 
 LEVEL_STYLES = (":", "-.", "--")
@@ -221,8 +218,8 @@ def loss_panels(
     size: dict[str, Any] = {"figsize": (9.5, 2.5 * len(scores) + 0.4), "squeeze": False}
     fig, axes = plt.subplots(len(scores), len(panels), **size)
     for line, (loss, score) in zip(axes, scores.items()):
-        mine = rows[rows["loss"] == loss]
-        swept, erm = mine[mine["theta"].notna()], mine[mine["theta"].isna()]
+        part = rows[rows["loss"] == loss]
+        swept, erm = part[part["theta"].notna()], part[part["theta"].isna()]
         for ax, (column, label) in zip(line, panels.items()):
             hue = {"hue": "method", "palette": PALETTE, "legend": False}
             dots = {"marker": "o", "markersize": 4, "errorbar": ("pi", 100)}
@@ -264,18 +261,18 @@ def bias(criterion: PerSample, sd: float = 1.0, limit: float = 3.0) -> float:
 
 
 def unbiased_below(
-    make: Callable[[float], PerSample], sd: float = 1.0, limit: float = 20.0
+    criterion_at: Callable[[float], PerSample], sd: float = 1.0, limit: float = 20.0
 ) -> float:
-    """The θ at which the conditional mean stops being a minimum of E make(θ)(b + u, 0), u of N(0, sd²).
+    """The θ at which the conditional mean stops being a minimum of E criterion_at(θ)(b + u, 0), u of N(0, sd²).
 
-    The place where the second derivative in b, E f(u)·(u²/sd² − 1)/sd², changes sign. Squared error:
+    There the second derivative in b, E f(u)·(u²/sd² − 1)/sd², changes sign. Squared error:
     iFlood sd² times the median of χ² with 3 degrees of freedom, 2.366; SoftAD 3·sd² as σ → ∞.
     """
     noise, weight = _gaussian(sd)
     curvature_weight = weight * ((noise / sd).square() - 1)
 
     def curvature(theta: float) -> float:
-        return float((make(theta)(noise, torch.zeros_like(noise)) * curvature_weight).sum())
+        return float((criterion_at(theta)(noise, torch.zeros_like(noise)) * curvature_weight).sum())
 
     low, high = 0.0, limit * sd**2
     for _ in range(60):

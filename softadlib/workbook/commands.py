@@ -264,7 +264,7 @@ def audit(args: argparse.Namespace) -> int:
 
     cli_options.check_jobs(args.jobs)
     todo = controls.plan(args.profile, cli_options.split_names(args.dataset))
-    trained = controls.make(todo, args.jobs or os.cpu_count() or 1)
+    trained = controls.train_controls(todo, args.jobs or os.cpu_count() or 1)
     for _ in tqdm(trained, total=len(todo), unit="run", disable=None):
         pass
     return 0

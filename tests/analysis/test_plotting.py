@@ -115,9 +115,9 @@ class TestDemos:
         assert (quiver.U.tolist(), quiver.V.tolist()) == ([3, 0], [4, -1])
         assert (quiver.angles, quiver.scale_units, quiver.scale) == ("xy", "xy", 1)
 
-    def test_mark_ln2(self):
+    def test_mark_log(self):
         _, ax = plt.subplots()
-        figures.mark_ln2(ax)
+        figures.mark_log(ax)
         assert list(ax.get_lines()[0].get_xdata()) == [LN2, LN2]
         assert [text.get_text() for text in ax.texts] == ["ln 2"]
 

@@ -61,7 +61,7 @@ def test_weights_along_equal_a_plain_loop():
 def test_watching_changes_no_number_of_the_run(protocol):
     run = Run("softad", 0.0, 0, 0.3)
     last = controls.weights_along(protocol, run).iloc[-1]
-    assert last["control"] == controls.WATCHED
+    assert last["control"] == controls.REPLAY
     plain = end(protocol, run)
     assert all(last[name] == plain[name] for name in ("loss_test", "acc_val", "model_norm"))
 
@@ -126,7 +126,7 @@ def test_the_command_trains_what_is_missing_and_goes_on(home, capsys):
     sweep(home)
     todo = controls.plan("tiny")
     assert {r for _, r in todo} == set(controls.selected(store.read("tiny")))
-    next(controls.make(todo))  # … and is cut short
+    next(controls.train_controls(todo))  # … and is cut short
     assert len(controls.plan("tiny")) == len(todo) - 1
     before = controls.read("tiny")
     assert main(["audit", "tiny", "-j", "1"]) == 0
@@ -142,11 +142,11 @@ def test_the_command_trains_what_is_missing_and_goes_on(home, capsys):
 
 def test_a_sweep_of_another_protocol_has_its_controls_made_anew(home):
     sweep(home)
-    list(controls.make(controls.plan("tiny")))
+    list(controls.train_controls(controls.plan("tiny")))
     sweep(home, lr=0.05)
     todo = controls.plan("tiny")
     assert todo
-    list(controls.make(todo))
+    list(controls.train_controls(todo))
     assert len(controls.read("tiny")["trial"].unique()) == TINY["trials"]
     assert controls.plan("tiny") == []
 

@@ -84,7 +84,7 @@ def test_many_classes_by_brute_force_on_three():
     for eta, theta in [((0.6, 0.3, 0.1), 0.5), ((0.6, 0.3, 0.1), 0.9), ((0.5, 0.3, 0.2), 1.3)]:
         x = -np.log(p) - theta
         best = p[:, (np.array(eta) @ np.sqrt(1 + x**2)).argmin()]
-        assert minimiser.many(eta, theta) == pytest.approx(best, abs=3e-3)
+        assert minimiser.multiclass_minimiser(eta, theta) == pytest.approx(best, abs=3e-3)
 
 
 def test_two_of_ten_tie_above_ln2_and_all_ten_turn_above_ln10():
@@ -112,14 +112,14 @@ def test_drops_take_the_neighbours_of_ln2_and_pair_trials():
         rows_of(known, "digits", "iflood"),
     ]
     sets += [rows_of({0.1: [1.0], 0.5: [1.0]}, "spiral"), rows_of(known, method="sam")]
-    table = minimiser.drops(pd.concat(sets, ignore_index=True))
+    table = minimiser.accuracy_drops(pd.concat(sets, ignore_index=True))
     assert table["dataset"].tolist() == ["gaussian", "digits", "digits"]
     assert table["method"].tolist() == ["SoftAD", "iFlood", "Flooding"]
     line = table.iloc[0]
     assert (line["θ below"], line["θ above"], line["n"]) == (0.6, 0.7, 2)
     assert line[["accuracy", "there", "drop"]].tolist() == pytest.approx([0.85, 0.25, 0.6])
     assert (line["low"], line["high"]) == pytest.approx((0.6 - 12.7062 * 0.1, 0.6 + 12.7062 * 0.1))
-    assert minimiser.drops(rows_of({0.1: [1.0]})).empty
+    assert minimiser.accuracy_drops(rows_of({0.1: [1.0]})).empty
 
 
 def test_bad_input_is_one_line():
@@ -128,7 +128,7 @@ def test_bad_input_is_one_line():
         lambda: minimiser.minimiser("softad", [1.2], 0.1),
         lambda: minimiser.minimiser("softad", [math.nan], 0.1),
         lambda: synthetic.posterior("digits", np.zeros((2, 2))),
-        lambda: minimiser.many([0.5, 0.6], 0.1),
+        lambda: minimiser.multiclass_minimiser([0.5, 0.6], 0.1),
     ):
         with pytest.raises(UserError) as error:
             bad()

@@ -63,9 +63,9 @@ class TestGridSamples:
 
 
 def test_flips():
-    assert D.flips(100, 0.05) == 4  # int(50·0.05) = 2 per class
-    assert D.flips(200, 0.05) == 10
-    assert D.flips(100, 0.0) == 0
+    assert D.flip_count(100, 0.05) == 4  # int(50·0.05) = 2 per class
+    assert D.flip_count(200, 0.05) == 10
+    assert D.flip_count(100, 0.0) == 0
 
 
 def test_batch_norm_undoes_a_factor_of_the_inputs():
@@ -101,5 +101,5 @@ def test_the_numbers_of_the_theory():
 
 
 def test_ties_and_adam():
-    assert D.tie() == {"largest": 0.57, "smallest": 0.06}
+    assert D.tie_example() == {"largest": 0.57, "smallest": 0.06}
     assert D.adam_betas() == (0.9, 0.999)

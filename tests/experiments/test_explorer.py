@@ -110,6 +110,6 @@ def test_the_report_shows_the_picture_and_not_dead_sliders(tmp_path):
         "shown", outputs=[nbformat.v4.new_output("display_data", data=bundle())]
     )
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
-    page = report._body(tmp_path / "n.ipynb")
+    page = report.section(tmp_path / "n.ipynb", "n").body
     assert "data:image/png" in page
     assert "model_id" not in page

@@ -23,9 +23,9 @@ from softadlib.experiments.theory.problems import (
 from softadlib.experiments.theory.runs import (
     exponent,
     first_useful,
-    follow,
     iflood_rows,
     mean_gradient,
+    simulate,
     softad_rows,
     steepest,
     zeroth_rows,
@@ -45,7 +45,7 @@ class TestLAD:
     def test_refusals(self):
         with pytest.raises(ValueError, match="code, text"):
             S.l_ad(1.0, 1.0, 1.0, "paper")
-        with pytest.raises(ValueError, match="positive"):
+        with pytest.raises(ValueError, match="above 0"):
             S.l_ad(1.0, 1.0, 0.0)
 
     def test_squared_distances_have_the_moment_they_say(self):
@@ -354,7 +354,7 @@ class TestSmoothedObjective:
 
 class TestRows:
     def test_follow_keeps_every_point(self):
-        path = follow(lambda w, g: w - g, lambda w, t: np.full_like(w, t), [1.0], 2, 3)
+        path = simulate(lambda w, g: w - g, lambda w, t: np.full_like(w, t), [1.0], 2, 3)
         assert path[:, 0, 0].tolist() == [1, 1, 0, -2]
         assert path.shape == (4, 2, 1)
 

@@ -21,7 +21,6 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from softadlib._validation import UserError, choose
-from softadlib.functional import LN2
 from softadlib.methods import METHODS
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
@@ -30,6 +29,8 @@ MARKS = dict(zip(METHODS, "osD^vPX*<>hd"))
 """Each method's marker, so that a grey print can be read."""
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
+HALO = [withStroke(linewidth=3, foreground="white")]
+"""Outline of a line that is drawn over dark cells."""
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
 
 
@@ -102,16 +103,16 @@ def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> No
     ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
-def mark_ln2(ax: Axes, label: bool = True) -> None:
-    """A dotted line at θ = ln 2, from where SoftAD's and iFlood's minimiser predicts wrong."""
-    halo = [withStroke(linewidth=3, foreground="white")]  # also seen on dark cells
-    ax.axvline(LN2, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=halo)
+def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
+    """A dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
+    level = np.log(classes)
+    ax.axvline(level, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=HALO)
     if label:
         place: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
             "textcoords": "offset points",
         }
-        ax.annotate("ln 2", (LN2, 1), (0, 3), ha="center", fontsize="small", **place)
+        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **place)
 
 
 def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
@@ -123,7 +124,7 @@ def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
     if len(table) > 1:
         ax.set(yscale="log", ylabel="σ")
         _plain_log(ax.yaxis)
-    mark_ln2(ax, label=len(table) == 1)
+    mark_log(ax, label=len(table) == 1)
     return mesh
 
 
@@ -270,7 +271,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
             ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
         ax.set(xlabel=axis[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
         if knobs[j] == "theta":
-            mark_ln2(ax, label=i == 0)
+            mark_log(ax, label=i == 0)
         elif (mine["knob"] > 0).all():
             ax.set_xscale("log")
             _plain_log(ax.xaxis)

@@ -12,7 +12,7 @@ from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
 from softadlib.results.selection import TIES, final, select
 
-WATCHED, BY_LR, BY_LOSS = "watched", "lr", "loss"
+REPLAY, BY_LR, BY_LOSS = "watched", "lr", "loss"
 """Kinds of control: the run itself, ERM with lr × factor, ERM with loss × factor."""
 MATCHED = "erm × |φ|"
 """ERM with lr × mean |φ| of the SoftAD run that it stands beside."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.data.splits import Splits
-from softadlib.experiments.audit.claims import BY_LOSS, BY_LR, WATCHED
+from softadlib.experiments.audit.claims import BY_LOSS, BY_LR, REPLAY
 from softadlib.methods import METHODS
 from softadlib.results import reader as store
 from softadlib.results import selection
@@ -34,9 +34,17 @@ from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import Trainer
 
-ALONG = ("weight", "ascent", "ascent_weight")
+WEIGHT_STATS = ("weight", "ascent", "ascent_weight")
 """Of an epoch: mean |w| over samples, the share with w < 0, mean |w| of those (NaN for none)."""
-TABLE = (*COLUMNS[:3], "label_noise", *COLUMNS[3:5], "control", "factor", *ALONG, *COLUMNS[5:])
+TABLE = (
+    *COLUMNS[:3],
+    "label_noise",
+    *COLUMNS[3:5],
+    "control",
+    "factor",
+    *WEIGHT_STATS,
+    *COLUMNS[5:],
+)
 
 
 class WeightRecorder:
@@ -69,12 +77,12 @@ class WeightRecorder:
         n, size, below, size_below = self._sums
         if n:
             means = (size / n, below / n, size_below / below if below else math.nan)
-            self.epochs.append(dict(zip(ALONG, means)))
+            self.epochs.append(dict(zip(WEIGHT_STATS, means)))
         self._sums = [0.0] * 4
 
 
 def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) -> pd.DataFrame:
-    """Train one run again, alone and on the CPU: a row per epoch with `ALONG`, the last one measured.
+    """Train one run again, alone and on the CPU: a row per epoch with `WEIGHT_STATS`, the last one measured.
 
     For methods whose gradient is a weighing of the samples: ERM, Flooding, iFlood, SoftAD.
     """
@@ -89,7 +97,7 @@ def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) ->
     along = pd.DataFrame(watch.epochs).assign(epoch=range(1, protocol.epochs + 1))
     facts = ends[["dataset", "method", *RUN_KEY]].iloc[0].to_dict()
     measured = ends[["epoch", *MEASURES]]
-    return along.assign(**facts, control=WATCHED, factor=1.0).merge(measured, "left", on="epoch")
+    return along.assign(**facts, control=REPLAY, factor=1.0).merge(measured, "left", on="epoch")
 
 
 def scaled(losses: Tensor, knob: object = None, *, factor: float) -> Tensor:
@@ -129,7 +137,7 @@ def _trained(
         return Trainer(protocol, [run], splits, method=method).rows([run], {protocol.epochs}, tick)
 
 
-def unit(protocol: Protocol, run: Run) -> pd.DataFrame:
+def controls_of(protocol: Protocol, run: Run) -> pd.DataFrame:
     """All controls of one selected run."""
     splits = load_splits(protocol, run.label_noise)
     watched = weights_along(protocol, run, splits)
@@ -175,11 +183,11 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
     return todo
 
 
-def make(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Run]:
+def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Run]:
     """Train what `plan` gives and keep it, a run at a time: what was cut short goes on from there."""
     from joblib import Parallel, delayed
 
-    work = (delayed(_unit)(i, *one) for i, one in enumerate(todo))
+    work = (delayed(_numbered_controls)(i, *one) for i, one in enumerate(todo))
     for i, found in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
         protocol, run = todo[i]
         before = _kept(protocol)
@@ -190,8 +198,8 @@ def make(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Run]:
         yield run
 
 
-def _unit(i: int, protocol: Protocol, run: Run) -> tuple[int, pd.DataFrame]:
-    return i, unit(protocol, run)
+def _numbered_controls(i: int, protocol: Protocol, run: Run) -> tuple[int, pd.DataFrame]:
+    return i, controls_of(protocol, run)
 
 
 def _protocol(profile: str, dataset: str) -> Protocol:

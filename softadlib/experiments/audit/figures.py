@@ -12,13 +12,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from softadlib.analysis import paper
-from softadlib.experiments.audit.claims import WATCHED, label
+from softadlib.experiments.audit.claims import REPLAY, label
 
 RULES = {"largest": ("0.15", "o"), "smallest": ("0.55", "s")}
 """Colour and marker of each tie rule."""
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 """Of the label noises, least first."""
-ALONG = {
+STAT_LABELS = {
     "weight": "mean |w|",
     "ascent": "share with ℓ < θ",
     "ascent_weight": "mean |w| of those",
@@ -81,26 +81,28 @@ def _marks(
 
 
 def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
-    """`controls.ALONG` against the epoch, mean over trials: a column per dataset, a line per rule and noise.
+    """`controls.WEIGHT_STATS` against the epoch, mean over trials: a column per dataset, a line per rule and noise.
 
     `chosen`: tie rule → the rows of the watched runs that it selects.
     """
     every = pd.concat(chosen.values())
-    every = every[every["control"] == WATCHED]
+    every = every[every["control"] == REPLAY]
     datasets, noises = paper.in_order(every["dataset"]), sorted(every["label_noise"].unique())
     shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
-    fig, axes = plt.subplots(len(ALONG), len(datasets), figsize=(2.6 * len(datasets), 6), **shape)
+    fig, axes = plt.subplots(
+        len(STAT_LABELS), len(datasets), figsize=(2.6 * len(datasets), 6), **shape
+    )
     for column, dataset in zip(axes.T, datasets):
         for rule, rows in chosen.items():
-            rows = rows[(rows["control"] == WATCHED) & (rows["dataset"] == dataset)]
+            rows = rows[(rows["control"] == REPLAY) & (rows["dataset"] == dataset)]
             for dash, noise in zip(DASHES, noises):
-                mean = rows[rows["label_noise"] == noise].groupby("epoch")[list(ALONG)].mean()
-                for ax, name in zip(column, ALONG):
+                mean = rows[rows["label_noise"] == noise].groupby("epoch")[list(STAT_LABELS)].mean()
+                for ax, name in zip(column, STAT_LABELS):
                     ax.plot(mean.index, mean[name], dash, color=RULES[rule][0], linewidth=1.4)
         column[0].set_title(dataset)
         column[-1].set_xlabel("epoch")
         column[1].set_ylim(-0.02, 1.02)
-    for ax, text in zip(axes[:, 0], ALONG.values()):
+    for ax, text in zip(axes[:, 0], STAT_LABELS.values()):
         ax.set_ylabel(text)
     handles = [Line2D([], [], color=c, label=f"ties to the {r}") for r, (c, _) in RULES.items()]
     for dash, noise in zip(DASHES, noises if len(noises) > 1 else ()):

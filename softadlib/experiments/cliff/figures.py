@@ -4,18 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 
-from softadlib.analysis.plotting.curves import NAMES, PALETTE, cell_edges, mark_ln2
+from softadlib.analysis.plotting.curves import HALO, NAMES, PALETTE, cell_edges, mark_log
 from softadlib.methods import METHODS
-
-HALO = [withStroke(linewidth=3, foreground="white")]
 
 
 def minimiser_map(ax: Axes, table: pd.DataFrame) -> QuadMesh:
@@ -24,21 +20,9 @@ def minimiser_map(ax: Axes, table: pd.DataFrame) -> QuadMesh:
     mesh = ax.pcolormesh(*grid, table, cmap="RdBu_r", vmin=0, vmax=1, rasterized=True)
     ax.grid(False)
     ax.axhline(0.5, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
-    mark_ln2(ax)
+    mark_log(ax)
     ax.set(xlabel=METHODS["softad"].axis, ylabel="η = P(class 1 | x)")
     return mesh
-
-
-def mark_classes(ax: Axes, classes: int, label: bool = True) -> None:
-    """A dotted line at θ = ln K, as `figures.mark_ln2` draws that at ln 2."""
-    at = float(np.log(classes))
-    ax.axvline(at, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=HALO)
-    if label:
-        place: dict[str, Any] = {
-            "xycoords": ax.get_xaxis_transform(),
-            "textcoords": "offset points",
-        }
-        ax.annotate(f"ln {classes}", (at, 1), (0, 3), ha="center", fontsize="small", **place)
 
 
 def through(
@@ -55,17 +39,16 @@ def through(
     shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig, axes = plt.subplots(2, len(tables), figsize=(3.6 * len(tables), 5.4), **shape)
     for column, (name, rows) in zip(axes.T, tables.items()):
-        known = (theory or {}).get(name)
+        minimiser = (theory or {}).get(name)
         for ax, measure in zip(column, ("acc_test", "loss_test")):
-            _theory(ax, rows, known, measure)
+            _draw_minimiser(ax, rows, minimiser, measure)
             for method in methods:
                 _band(ax, rows[rows["method"] == method], measure, PALETTE[method])
             level = rows.loc[rows["method"] == "erm", measure].mean()
             ax.axhline(level, color=PALETTE["erm"], linestyle="--", linewidth=1.2)
             top = ax is column[0]
-            mark_ln2(ax, label=top)
-            if classes[name] > 2:
-                mark_classes(ax, classes[name], label=top)
+            for count in sorted({2, classes[name]}):
+                mark_log(ax, count, label=top)
         column[0].set_title(name, pad=16)
         column[1].set_xlabel(METHODS["softad"].axis)
     axes[0, 0].set_ylabel(f"test {NAMES['acc']}")
@@ -77,22 +60,21 @@ def through(
     return fig
 
 
-def _theory(ax: Axes, rows: pd.DataFrame, known: pd.DataFrame | None, measure: str) -> None:
-    style: dict[str, Any] = {
-        "color": "0.55",
-        "linewidth": 5,
-        "alpha": 0.5,
-        "solid_capstyle": "butt",
-    }
-    if known is not None:
-        ax.plot(known.index, known[measure], **style)
-    elif measure == "loss_test":
+def _draw_minimiser(
+    ax: Axes, rows: pd.DataFrame, minimiser: pd.DataFrame | None, measure: str
+) -> None:
+    """The minimiser's measure in grey; without a table its loss, which is θ itself."""
+    if minimiser is None:
         ends = [rows["knob"].min(), rows["knob"].max()]
-        ax.plot(ends, ends, **style)
+        minimiser = pd.DataFrame({"loss_test": ends}, index=ends)
+    if measure in minimiser:
+        style: dict[str, Any] = {"color": "0.55", "alpha": 0.5, "solid_capstyle": "butt"}
+        ax.plot(minimiser.index, minimiser[measure], linewidth=5, **style)
 
 
 def _band(ax: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:
-    by = rows.groupby("knob")[measure]
-    mean = by.mean()
-    ax.fill_between(mean.index, by.min(), by.max(), color=colour, alpha=0.15, linewidth=0)
+    """The mean over trials against the knob, with a band from minimum to maximum."""
+    trials = rows.groupby("knob")[measure]
+    mean = trials.mean()
+    ax.fill_between(mean.index, trials.min(), trials.max(), color=colour, alpha=0.15, linewidth=0)
     ax.plot(mean.index, mean, color=colour, marker="o", markersize=3, markeredgewidth=0)

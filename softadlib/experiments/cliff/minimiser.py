@@ -4,6 +4,7 @@ A network that fits perfectly minimises, at every x, E[f(ℓ)] over the probabil
 classes, ℓ = −ln p of the class that turns up and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|. In float64.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -20,12 +21,14 @@ from softadlib.methods import METHODS
 from softadlib.results.selection import final
 
 POINTWISE = ("softad", "iflood")
-"""Flooding is none of them: it is a function of the mean loss, and leaves open how it comes about."""
-REACH, STEPS, TURNS = 30.0, 3001, 60
-"""ln(p/(1−p)) is sought up to this, on so many points, then narrowed so many times by 2/3."""
+"""Flooding is not pointwise: it constrains the mean loss alone."""
+LOGIT_RANGE, GRID, ITERATIONS = 30.0, 3001, 60
+"""Range of the logit ln(p/(1−p)), points of its grid, and how often the bracket then shrinks by 2/3."""
 
 
-def pull(method: str, losses: np.ndarray, theta: float, sigma: float = 1.0) -> np.ndarray:
+def pointwise_value(
+    method: str, losses: np.ndarray, theta: float, sigma: float = 1.0
+) -> np.ndarray:
     """f(ℓ), any shape: ρ((ℓ−θ)/σ) of SoftAD, |ℓ−θ| of iFlood."""
     choose("method", method, POINTWISE)
     x = (losses - theta) / sigma
@@ -37,22 +40,26 @@ def expected(
 ) -> np.ndarray:
     """η·f(−ln p) + (1−η)·f(−ln(1−p)) at p = 1/(1+e^−z), of shapes that broadcast."""
     own, other = np.logaddexp(0, -z), np.logaddexp(0, z)
-    return eta * pull(method, own, theta, sigma) + (1 - eta) * pull(method, other, theta, sigma)
+    return eta * pointwise_value(method, own, theta, sigma) + (1 - eta) * pointwise_value(
+        method, other, theta, sigma
+    )
 
 
 def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.ndarray:
-    """p*(η, θ), the probability of class 1 that is least in `expected`: (m,) → (m,).
+    """p*(η, θ), the probability of class 1 that minimises `expected`: (m,) → (m,).
 
     The best of a grid in ln(p/(1−p)), narrowed by thirds. Raises UserError for η outside [0, 1].
     """
     eta = np.asarray(eta, dtype=float)
     if eta.ndim != 1 or not ((eta >= 0) & (eta <= 1)).all():
         raise UserError(f"eta must be (m,) probabilities, got {eta!r}")
-    grid = np.linspace(-REACH, REACH, STEPS)
-    values = [pull(method, np.logaddexp(0, sign * grid), theta, sigma) for sign in (-1, 1)]
+    grid = np.linspace(-LOGIT_RANGE, LOGIT_RANGE, GRID)
+    values = [
+        pointwise_value(method, np.logaddexp(0, sign * grid), theta, sigma) for sign in (-1, 1)
+    ]
     best = np.array([(e * values[0] + (1 - e) * values[1]).argmin() for e in eta])
-    low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, STEPS - 1)]
-    for _ in range(TURNS):
+    low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, GRID - 1)]
+    for _ in range(ITERATIONS):
         third = (high - low) / 3
         a, b = low + third, high - third
         right = expected(method, eta, a, theta, sigma) > expected(method, eta, b, theta, sigma)
@@ -77,7 +84,7 @@ def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.
     return pd.DataFrame.from_dict(lines, orient="index", columns=["acc_test", "loss_test"])
 
 
-def many(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarray:
+def multiclass_minimiser(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarray:
     """p* (K,) of SoftAD (σ = 1) for class probabilities `eta` (K,), the best of several descents."""
     eta = np.asarray(eta, dtype=float)
     if eta.ndim != 1 or (eta < 0).any() or abs(eta.sum() - 1) > 1e-9:
@@ -87,12 +94,12 @@ def many(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarr
         logp = log_softmax(z)
         x = -logp - theta
         w = eta * x / np.hypot(1, x)
-        return float(eta @ pull("softad", -logp, theta)), w.sum() * np.exp(logp) - w
+        return float(eta @ pointwise_value("softad", -logp, theta)), w.sum() * np.exp(logp) - w
 
     rng = np.random.default_rng(seed)
-    begin = [np.log(eta + 1e-3), *rng.normal(0, 3, (starts, len(eta)))]
-    found = [minimize(value, z, jac=True, tol=1e-14, options={"maxiter": 2000}) for z in begin]
-    return np.exp(log_softmax(min(found, key=lambda one: one.fun).x))
+    initial = [np.log(eta + 1e-3), *rng.normal(0, 3, (starts, len(eta)))]
+    minima = [minimize(value, z, jac=True, tol=1e-14, options={"maxiter": 2000}) for z in initial]
+    return np.exp(log_softmax(min(minima, key=lambda minimum: minimum.fun).x))
 
 
 def margin(eta: object, theta: float, **options: int) -> float:
@@ -101,7 +108,7 @@ def margin(eta: object, theta: float, **options: int) -> float:
     Classes that never turn up may be given anything that is left over, and are not counted.
     """
     eta = np.asarray(eta, dtype=float)
-    p, first = many(eta, theta, **options), int(np.argmax(eta))
+    p, first = multiclass_minimiser(eta, theta, **options), int(np.argmax(eta))
     return float(p[first] - p[(eta > 0) & (np.arange(len(eta)) != first)].max())
 
 
@@ -116,7 +123,7 @@ def _by_classes(dataset: str) -> tuple[float, str]:
     return (classes_of(dataset) if dataset in dataset_names() else math.inf), dataset
 
 
-def drops(
+def accuracy_drops(
     rows: pd.DataFrame, methods: tuple[str, ...] = ("softad", "iflood", "flooding")
 ) -> pd.DataFrame:
     """Test accuracy at the last θ of the grid below ln 2 and the first above: a line per dataset and method.
@@ -125,33 +132,28 @@ def drops(
     `n` the trials. Datasets whose grid does not straddle ln 2 have no line.
     """
     lines, ends = [], final(rows[rows["label_noise"] == rows["label_noise"].min()])
-    for (dataset, method), part in ends.groupby(["dataset", "method"]):
+    datasets = sorted(set(ends["dataset"]), key=_by_classes)
+    for dataset, method in itertools.product(datasets, methods):
+        part = ends[(ends["dataset"] == dataset) & (ends["method"] == method)]
         wide = part.pivot(index="trial", columns="knob", values="acc_test")
-        if method not in methods or not wide.columns.min() < LN2 < wide.columns.max():
+        if not wide.columns.min() < LN2 < wide.columns.max():
             continue
-        below, above = (
-            wide.columns[wide.columns < LN2].max(),
-            wide.columns[wide.columns > LN2].min(),
-        )
+        below = wide.columns[wide.columns < LN2].max()
+        above = wide.columns[wide.columns > LN2].min()
         pair = wide[[below, above]].dropna()
         mean, low, high, n = paired(pair[below], pair[above])
         facts = {"θ below": below, "accuracy": pair[below].mean(), "θ above": above}
         facts |= {"there": pair[above].mean(), "drop": mean, "low": low, "high": high, "n": n}
-        lines.append({"dataset": dataset, "method": method, **facts})
-    table = pd.DataFrame(lines, columns=None if lines else ["dataset", "method"])
-    datasets = sorted(set(table["dataset"]), key=_by_classes)
-    place = {name: i for i, name in enumerate([*datasets, *methods])}
-    key = lambda column: column.map(place)  # noqa: E731
-    table = table.sort_values(["dataset", "method"], key=key, ignore_index=True)
-    return table.assign(method=table["method"].map(lambda m: METHODS[m].label))
+        lines.append({"dataset": dataset, "method": METHODS[method].label, **facts})
+    return pd.DataFrame(lines, columns=None if lines else ["dataset", "method"])
 
 
 def readings(falls: pd.DataFrame) -> list[str]:
-    """A sentence per line of `drops`: how far accuracy falls across ln 2, and whether the interval excludes zero."""
+    """A sentence per line of `accuracy_drops`: the fall across ln 2, and whether zero is excluded."""
     sentences = []
     for line in falls.to_dict("records"):
-        known = line["low"] > 0 or line["high"] < 0
-        words = "apart from zero" if known else "zero is within the interval"
+        excludes_zero = line["low"] > 0 or line["high"] < 0
+        words = "apart from zero" if excludes_zero else "zero is within the interval"
         sentences.append(
             f"{line['method']} on {line['dataset']}: accuracy {line['accuracy']:.2f} at θ = {line['θ below']:.2f}, "
             f"{line['there']:.2f} at {line['θ above']:.2f}; a fall of {line['drop']:.2f} "

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from softadlib._validation import choose, real, whole
 from softadlib.functional import SCALES
 
 Oracle = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -38,10 +39,8 @@ def l_ad(g2: float, l_loss: float, sigma: float = 1.0, scale: str = "code") -> f
     (L_φ, B_φ) is (1, σ) under "code", (1/σ, 1) under "text"; eq. (smoothness_factor) is σ = 1.
     `g2` = E sup‖∇ℓ‖², `l_loss` = L_ℓ. Raises ValueError for σ ≤ 0 or an unknown scale.
     """
-    if scale not in SCALES:
-        raise ValueError(f"scale {scale!r} unknown; choose from {', '.join(SCALES)}")
-    if not sigma > 0:
-        raise ValueError(f"sigma must be a positive number, got {sigma!r}")
+    choose("scale", scale, SCALES)
+    sigma = real("sigma", sigma, above=0)
     return g2 + sigma * l_loss if scale == "code" else g2 / sigma + l_loss
 
 
@@ -62,19 +61,14 @@ def momentum_bounds(
     """
     b, alpha, c = 1 - steps**-0.5, steps**-0.75, confidence(steps, delta)
     stated = steps**-0.25 * (drop + 1.5 * smoothness + 2 * moment * (1 + c))
-    return {"stated": stated, "corrected": sum(_eq4(steps, drop, smoothness, moment, b, alpha, c))}
-
-
-def _eq4(
-    steps: int, drop: float, smoothness: float, moment: float, b: float, alpha: float, c: float
-) -> tuple[float, ...]:
-    return (
+    terms = (
         drop / (steps * alpha),
         alpha * smoothness / 2,
         2 * b * moment / ((1 - b) * steps),
         2 * b * alpha * smoothness / (1 - b),
         2 * math.sqrt(1 - b) * moment * c,
     )
+    return {"stated": stated, "corrected": sum(terms)}
 
 
 def subgradient_bounds(steps: int, drop: float, g2: float, l_star: float) -> dict[str, float]:
@@ -95,8 +89,7 @@ class NormClipMomentum:
     """
 
     def __init__(self, steps: int, moment: float, gamma: float | None = None):
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        whole("steps", steps, 1)
         self.b, self.alpha = 1 - steps**-0.5, steps**-0.75
         self.gamma = moment * steps**0.25 if gamma is None else gamma
         self.momentum: np.ndarray = np.zeros(())
@@ -168,8 +161,7 @@ class ZerothOrder:
         The paper puts a smoothness constant where Prop. 3 has a second moment: its γ is so small
         that it clips every gradient to one length, and their mean then says nothing of f.
         """
-        if rule not in GAMMAS:
-            raise ValueError(f"gamma {rule!r} unknown; choose from {', '.join(GAMMAS)}")
+        choose("gamma", rule, GAMMAS)
         ratio = d / self.radius
         return steps**0.25 * math.sqrt(ratio * lipschitz if rule == "paper" else ratio**2 * v)
 
@@ -194,9 +186,9 @@ def moreau_prox(
             raise ArithmeticError(
                 f"the prox is known to {error.max():.1e}, not to {tol:g}; give a larger tol"
             )
-        found, bound = _newton(oracle, v[todo], flat[todo], theta, beta, mu, epsilon, tol)
+        minimisers, bound = _newton(oracle, v[todo], flat[todo], theta, beta, mu, epsilon, tol)
         better = bound < error[todo]  # at the smallest ε rounding takes over
-        v[todo[better]], error[todo[better]] = found[better], bound[better]
+        v[todo[better]], error[todo[better]] = minimisers[better], bound[better]
         epsilon /= 10
     return v.reshape(np.shape(w)), error.reshape(np.shape(w)[:-1])
 

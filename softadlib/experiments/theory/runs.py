@@ -7,16 +7,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from softadlib.experiments.theory import algorithms as st
-from softadlib.experiments.theory import problems as exact
+from softadlib.experiments.theory import algorithms, problems
 from softadlib.experiments.theory.algorithms import norms
 from softadlib.experiments.theory.problems import Distances, SquaredDistances
 from softadlib.functional import softad_weights
 
-KINDS = ("iflood", "flooding", "softad")
 
-
-def follow(
+def simulate(
     update: Callable[[np.ndarray, np.ndarray], np.ndarray],
     gradient: Callable[[np.ndarray, int], np.ndarray],
     start: Sequence[float] | np.ndarray,
@@ -31,14 +28,14 @@ def follow(
     return path
 
 
-def _draws(
+def _draw_samples(
     problem: SquaredDistances | Distances, steps: int, runs: int, seed: int
 ) -> tuple[np.random.Generator, np.ndarray]:
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(steps,)))
     return rng, problem.points[rng.integers(len(problem.points), size=(steps, runs))]
 
 
-def _some(path: np.ndarray, count: int) -> np.ndarray:
+def _subsample(path: np.ndarray, count: int) -> np.ndarray:
     """At most `count` evenly spaced ones of the iterates w_1 … w_T: enough for their average."""
     last = len(path) - 2
     return path[np.unique(np.linspace(0, last, count).round().astype(int))]
@@ -67,19 +64,19 @@ def softad_rows(
     The bounds hold for each run with probability 1 − δ and take the largest S(w_1) − S(w_{T+1}).
     `count` iterates make the average.
     """
-    g, smoothness = problem.g2**0.5, st.l_ad(problem.g2, problem.l_star)
+    g, smoothness = problem.g2**0.5, algorithms.l_ad(problem.g2, problem.l_star)
     lines = []
     for steps in horizons:
-        _, z = _draws(problem, steps, runs, seed)
+        _, z = _draw_samples(problem, steps, runs, seed)
 
         def gradient(w: np.ndarray, t: int, z: np.ndarray = z) -> np.ndarray:
-            return st.soft_gradient(*problem.at(w, z[t]), theta)
+            return algorithms.soft_gradient(*problem.at(w, z[t]), theta)
 
-        path = follow(st.NormClipMomentum(steps, g).step, gradient, start, runs, steps)
-        drop = exact.softad_value(problem, path[0], theta)
-        drop = (drop - exact.softad_value(problem, path[-1], theta)).max()
-        slopes = exact.softad_gradient(problem, _some(path, count), theta)
-        bounds = st.momentum_bounds(steps, drop, smoothness, g, delta)
+        path = simulate(algorithms.NormClipMomentum(steps, g).step, gradient, start, runs, steps)
+        drop = problems.softad_value(problem, path[0], theta)
+        drop = (drop - problems.softad_value(problem, path[-1], theta)).max()
+        slopes = problems.softad_gradient(problem, _subsample(path, count), theta)
+        bounds = algorithms.momentum_bounds(steps, drop, smoothness, g, delta)
         lines.append(_line(norms(slopes)[..., 0].mean(0), bounds, path, problem.radius))
     return pd.DataFrame(lines)
 
@@ -98,19 +95,19 @@ def iflood_rows(
 
     `q` is √(L*G²Δ/T), the unit of both bounds.
     """
-    drop = exact.envelope(problem, np.asarray(start, dtype=float), theta)[0]
-    constants = (float(drop) - exact.least_envelope(problem, theta), problem.g2, problem.l_star)
-    ball, lines = st.onto_ball(problem.radius), []
+    drop = problems.envelope(problem, np.asarray(start, dtype=float), theta)[0]
+    constants = (float(drop) - problems.least_envelope(problem, theta), problem.g2, problem.l_star)
+    ball, lines = algorithms.onto_ball(problem.radius), []
     for steps in horizons:
-        _, z = _draws(problem, steps, runs, seed)
+        _, z = _draw_samples(problem, steps, runs, seed)
 
         def gradient(w: np.ndarray, t: int, z: np.ndarray = z) -> np.ndarray:
-            return st.hard_gradient(*problem.at(w, z[t]), theta)
+            return algorithms.hard_gradient(*problem.at(w, z[t]), theta)
 
-        method = st.ProjectedSubgradient(steps, *constants, project=ball)
-        path = follow(method.step, gradient, start, runs, steps)
-        slopes = exact.envelope(problem, _some(path, count), theta)[1]
-        bounds = st.subgradient_bounds(steps, *constants)
+        method = algorithms.ProjectedSubgradient(steps, *constants, project=ball)
+        path = simulate(method.step, gradient, start, runs, steps)
+        slopes = problems.envelope(problem, _subsample(path, count), theta)[1]
+        bounds = algorithms.subgradient_bounds(steps, *constants)
         line = _line(np.square(slopes).sum(-1).mean(0), bounds, path, problem.radius)
         lines.append({**line, "q": bounds["corrected"] / 4})
     return pd.DataFrame(lines)
@@ -138,10 +135,10 @@ def zeroth_rows(
     def mean(w):
         return problem.softad(w, theta)
 
-    estimate, v, lines = st.ZerothOrder(radius, points), problem.moment(theta), []
+    estimate, v, lines = algorithms.ZerothOrder(radius, points), problem.moment(theta), []
     constants = (2 * problem.lipschitz / radius, 2 * v**0.5 / radius)
     for steps in horizons:
-        rng, z = _draws(problem, steps, runs, seed)
+        rng, z = _draw_samples(problem, steps, runs, seed)
         u = estimate.directions(rng, (steps, runs, 2))
         gamma = estimate.gamma(steps, 2, problem.lipschitz, v, rule)
         clipped = np.empty(steps)
@@ -151,11 +148,11 @@ def zeroth_rows(
             clipped[t] = (norms(g) > gamma).mean()
             return g
 
-        method = st.NormClipMomentum(steps, constants[1], gamma)
-        path = follow(method.step, gradient, start, runs, steps)
-        first, last = (exact.smoothed_value(mean, path[i], radius) for i in (0, -1))
-        bounds = st.momentum_bounds(steps, (first - last).max(), *constants, delta)
-        slopes = exact.smoothed_gradient(mean, _some(path, count), radius)
+        method = algorithms.NormClipMomentum(steps, constants[1], gamma)
+        path = simulate(method.step, gradient, start, runs, steps)
+        first, last = (problems.smoothed_value(mean, path[i], radius) for i in (0, -1))
+        bounds = algorithms.momentum_bounds(steps, (first - last).max(), *constants, delta)
+        slopes = problems.smoothed_gradient(mean, _subsample(path, count), radius)
         line = _line(norms(slopes)[..., 0].mean(0), bounds, path, problem.radius - radius)
         lines.append({**line, "clipped": clipped.mean()})
     return pd.DataFrame(lines)
@@ -165,7 +162,9 @@ def first_useful(smoothness: float, moment: float, delta: float, which: str) -> 
     """The smallest power of ten T whose momentum bound is below G = `moment`, which holds anyway."""
     ranges = (10**k for k in range(60))
     return next(
-        t for t in ranges if st.momentum_bounds(t, 0, smoothness, moment, delta)[which] < moment
+        t
+        for t in ranges
+        if algorithms.momentum_bounds(t, 0, smoothness, moment, delta)[which] < moment
     )
 
 
@@ -205,7 +204,7 @@ def pairs(
     pairs that leave the ball are left out.
     """
     d, centre = problem.points.shape[1], problem.points.mean(0)
-    u = st.ZerothOrder.directions(rng, (3, count, d))
+    u = algorithms.ZerothOrder.directions(rng, (3, count, d))
     anywhere = problem.radius * rng.random((count, 1)) ** (1 / d) * u[0]
     around = problem.points[rng.integers(len(problem.points), size=count)]
     middles, ways = [anywhere, around + (2 * theta) ** 0.5 * u[1]], [u[1], u[1]]
