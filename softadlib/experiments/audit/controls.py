@@ -1,7 +1,7 @@
 """What a selected SoftAD run did to its gradient, and ERM trained with as much less of a step.
 
 SoftAD weighs every sample's gradient by |φ| < 1, so at equal lr it takes shorter steps than ERM. Here
-the run is trained once more with its weights watched, then ERM with lr × mean |φ| and, for comparison,
+the run is trained once more with its weights recorded, then ERM with lr × mean |φ| and, for comparison,
 with loss × mean |φ|. One table a dataset, outputs/<profile>/<dataset>/controls.parquet.
 """
 
@@ -64,8 +64,8 @@ class WeightRecorder:
         assert self.closed_form is not None
         w = self.closed_form(losses, knob, **settings)
         below = w < 0
-        found = torch.stack([w.abs().sum(), below.sum(), w.abs()[below].sum()]).tolist()
-        self._sums = [a + b for a, b in zip(self._sums, [len(w), *found])]
+        batch = torch.stack([w.abs().sum(), below.sum(), w.abs()[below].sum()]).tolist()
+        self._sums = [a + b for a, b in zip(self._sums, [len(w), *batch])]
         return w
 
     def __call__(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
@@ -92,9 +92,9 @@ def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) ->
         if m.gradients == 1 and closed_form_weights(m.objective) is not None
     ]
     choose("method", run.method, weighing)
-    watch = WeightRecorder(METHODS[run.method].objective)
-    ends = _trained(protocol, run, watch, splits, watch.tick)
-    along = pd.DataFrame(watch.epochs).assign(epoch=range(1, protocol.epochs + 1))
+    recorder = WeightRecorder(METHODS[run.method].objective)
+    ends = _trained(protocol, run, recorder, splits, recorder.tick)
+    along = pd.DataFrame(recorder.epochs).assign(epoch=range(1, protocol.epochs + 1))
     facts = ends[["dataset", "method", *RUN_KEY]].iloc[0].to_dict()
     measured = ends[["epoch", *MEASURES]]
     return along.assign(**facts, control=REPLAY, factor=1.0).merge(measured, "left", on="epoch")
@@ -140,18 +140,18 @@ def _trained(
 def controls_of(protocol: Protocol, run: Run) -> pd.DataFrame:
     """All controls of one selected run."""
     splits = load_splits(protocol, run.label_noise)
-    watched = weights_along(protocol, run, splits)
-    factor = float(watched["weight"].mean())
-    both = [
+    replay = weights_along(protocol, run, splits)
+    factor = float(replay["weight"].mean())
+    matched = [
         train_matched_erm(protocol, run, factor, control, splits) for control in (BY_LR, BY_LOSS)
     ]
-    return pd.concat([t.reindex(columns=TABLE) for t in (watched, *both)], ignore_index=True)
+    return pd.concat([t.reindex(columns=TABLE) for t in (replay, *matched)], ignore_index=True)
 
 
-def selected(found: pd.DataFrame, method: str = "softad") -> list[Run]:
+def selected(table: pd.DataFrame, method: str = "softad") -> list[Run]:
     """The runs of `method` that either tie rule selects, each once."""
-    mine = found[found["method"] == method]
-    chosen = pd.concat([selection.select(mine, ties) for ties in TIES])
+    runs = table[table["method"] == method]
+    chosen = pd.concat([selection.select(runs, ties) for ties in TIES])
     keys = chosen[RUN_KEY].drop_duplicates().sort_values(RUN_KEY)
     return [Run(method, q, int(t), v) for q, t, v in keys.itertuples(index=False)]
 
@@ -176,24 +176,23 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
     todo = []
     for dataset in datasets or have:
         protocol = _protocol(profile, dataset)
-        kept = _kept(protocol)
-        done = set(kept[RUN_KEY].itertuples(index=False, name=None))
+        done = set(_stored(protocol)[RUN_KEY].itertuples(index=False, name=None))
         runs = selected(store.read(profile, dataset))
         todo += [(protocol, r) for r in runs if (r.label_noise, r.trial, r.knob) not in done]
     return todo
 
 
 def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Run]:
-    """Train what `plan` gives and keep it, a run at a time: what was cut short goes on from there."""
+    """Train what `plan` gives and store it run by run, so that a later call resumes."""
     from joblib import Parallel, delayed
 
     work = (delayed(_numbered_controls)(i, *one) for i, one in enumerate(todo))
-    for i, found in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+    for i, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
         protocol, run = todo[i]
-        before = _kept(protocol)
-        kept = pd.concat([before, found], ignore_index=True) if len(before) else found
-        kept = kept.sort_values([*RUN_KEY, "control", "epoch"], ignore_index=True)
-        content = rows.pack(kept, protocol.fingerprint())
+        stored = _stored(protocol)
+        table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
+        table = table.sort_values([*RUN_KEY, "control", "epoch"], ignore_index=True)
+        content = rows.pack(table, protocol.fingerprint())
         _workspace.write(path_of(protocol.profile, protocol.dataset), content)
         yield run
 
@@ -214,12 +213,13 @@ def _protocol(profile: str, dataset: str) -> Protocol:
     return protocol
 
 
-def _kept(protocol: Protocol) -> pd.DataFrame:
+def _stored(protocol: Protocol) -> pd.DataFrame:
+    """Controls that this protocol made; no rows where another did, or none."""
     path = path_of(protocol.profile, protocol.dataset)
     if path.exists():
-        found, fingerprint = _read(path)
+        table, fingerprint = _read(path)
         if fingerprint == protocol.fingerprint():
-            return found
+            return table
     return pd.DataFrame(columns=TABLE)
 
 
@@ -232,5 +232,5 @@ def _read(path: Path) -> tuple[pd.DataFrame, str]:
 def read(profile: str) -> pd.DataFrame:
     """The controls of all datasets of a profile, columns `TABLE`; where there are none, no rows."""
     paths = sorted(profile_dir(profile).glob("*/controls.parquet"))
-    found = [_read(path)[0] for path in paths]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=TABLE)
+    tables = [_read(path)[0] for path in paths]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=TABLE)
