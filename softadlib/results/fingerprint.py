@@ -27,9 +27,9 @@ LEGACY_SETTINGS: dict[str, tuple[str, ...]] = {
     "aux": ("adaflood",),
     "aux_folds": ("adaflood",),
 }
-"""Settings that were fields of the protocol once, and whose they are; fingerprints have them so."""
+"""Settings that were fields of the protocol once, and their methods. Fingerprints hash them as fields."""
 LEGACY_DEFAULTS = {"aux": "folds", "aux_folds": 5}
-"""Fields that came after results were made, and what those were made with."""
+"""Fields that are newer than the oldest results, with the values that those were made with."""
 
 
 def fingerprint(values: Mapping[str, Any]) -> str:
@@ -44,8 +44,8 @@ def fingerprint(values: Mapping[str, Any]) -> str:
     for name, methods in LEGACY_SETTINGS.items():
         if methods[0] in settings:
             facts[name] = settings[methods[0]][name]
-    for method, own_settings in settings.items():
-        for name, value in own_settings.items():
+    for method, method_settings in settings.items():
+        for name, value in method_settings.items():
             is_field = method in LEGACY_SETTINGS.get(name, ())
             default = METHODS[method].settings[name].default
             if value != (facts.get(name, default) if is_field else default):
@@ -56,7 +56,7 @@ def fingerprint(values: Mapping[str, Any]) -> str:
 
 
 def current_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored protocol, with settings moved from its fields to their methods."""
+    """Return the fields of a stored protocol, its settings moved to their methods."""
     settings = {method: dict(v) for method, v in values.get("settings", {}).items()}
     for name, methods in LEGACY_SETTINGS.items():
         for method in methods if name in values else ():
@@ -66,9 +66,9 @@ def current_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def where_to_write(name: str, value: Any) -> str:
-    """Say where a setting is written now that was a field of the protocol once."""
-    places = " or ".join(f"{{{m}: {{{name}: {value}}}}}" for m in LEGACY_SETTINGS[name])
+    """Say where to write a setting that was a field of the protocol once."""
+    settings = " or ".join(f"{{{m}: {{{name}: {value}}}}}" for m in LEGACY_SETTINGS[name])
     return (
-        f"parameter {name!r} belongs to a method; write settings: {places}, "
+        f"parameter {name!r} belongs to a method; write settings: {settings}, "
         f"on the command line -p settings.{LEGACY_SETTINGS[name][0]}.{name} {value}"
     )

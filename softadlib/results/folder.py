@@ -173,21 +173,22 @@ class ResultFolder:
     # Results of a study under way
 
     def stored_rows(self, label_noise: Sequence[float]) -> pd.DataFrame:
-        """Return every row of this protocol: finished ones and those of an interrupted study."""
+        """Return every row of this protocol: finished ones and those of an interrupted study.
+
+        `label_noise` is the protocol's, for a table without that column and without provenance.
+        """
         frames = []
         for part in self._of_study("parts/*.parquet"):
-            with contextlib.suppress(UserError):  # a broken one is trained again
+            with contextlib.suppress(UserError):  # the runs of a broken file are trained again
                 rows, fingerprint = unpack(part)
                 frames += [rows] if fingerprint == self.fingerprint else []
         if self.metrics.exists():
             rows, fingerprint = unpack(self.metrics)
             if fingerprint == self.fingerprint:
                 if "label_noise" not in rows:
-                    finished = self.provenance.exists()
-                    known = (
-                        self.read_provenance().protocol["label_noise"] if finished else label_noise
-                    )
-                    rows = rows.assign(label_noise=known[0])
+                    if self.provenance.exists():
+                        label_noise = self.read_provenance().protocol["label_noise"]
+                    rows["label_noise"] = label_noise[0]
                 frames.append(rows)
         return merge(frames)
 

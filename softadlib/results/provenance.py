@@ -55,7 +55,7 @@ class Session:
 
     def to_json(self) -> dict[str, Any]:
         """Return all facts in one dict."""
-        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        facts = dict(vars(self))
         other = facts.pop("other")
         return {**facts, **other}
 
@@ -118,8 +118,7 @@ class Provenance:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        facts["sessions"] = [session.to_json() for session in self.sessions]
+        facts = {**vars(self), "sessions": [session.to_json() for session in self.sessions]}
         return json.dumps(facts, indent=1, allow_nan=False) + "\n"
 
     @property

@@ -48,7 +48,7 @@ def read(
 
 
 def suggestions(profile: str) -> pd.DataFrame:
-    """What `suggest_theta` said: a line per dataset, method, label noise and trial, with its facts."""
+    """Return one line per suggestion of θ: dataset, method, label noise, trial and its facts."""
     lines = []
     for path in sorted(profile_dir(profile).glob("*/*/suggested/*.json")):
         dataset, method = path.parts[-4:-2]

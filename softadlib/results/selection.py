@@ -8,7 +8,7 @@ CASE = ["dataset", "label_noise", "method"]
 
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
-    """The last row of every run: its highest epoch."""
+    """Return the last row of every run: its highest epoch."""
     runs = [*CASE, "trial", "knob"]
     return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
         runs, ignore_index=True
@@ -16,12 +16,12 @@ def final(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """The run of each trial with the highest final validation accuracy.
+    """Return the run of each trial with the highest final validation accuracy.
 
     `ties`: among equals take the "largest" knob, as the authors' code does, or the "smallest".
     Diverged runs (accuracy NaN) are passed over; a trial in which all diverged has no row. Adds
-    `tied`, how many runs shared the best accuracy, and `at_edge`, True where the choice is the
-    first or last value of a grid of more than one.
+    `tied`, how many runs shared the best accuracy, and `at_edge`: whether the choice is the first
+    or last value of a grid with several.
     """
     choose("ties", ties, TIES)
     # Numbers in place of names, and the other columns of the winners alone: there may be millions.
@@ -40,14 +40,14 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))
     winners = winners.sort_values("knob", ascending=ties == "smallest", kind="stable")
     winners = winners.drop_duplicates(group)
-    found = rows.iloc[winners.index].assign(
+    selected = rows.iloc[winners.index].assign(
         at_edge=winners["at_edge"].to_numpy(), tied=winners["tied"].to_numpy()
     )
-    return found.sort_values([*CASE, "trial"], ignore_index=True)
+    return selected.sort_values([*CASE, "trial"], ignore_index=True)
 
 
 def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """All epochs of the selected runs."""
+    """Return all epochs of the selected runs."""
     chosen = select(rows, ties)[[*CASE, "trial", "knob"]]
     return rows.merge(chosen, on=list(chosen.columns)).sort_values(
         [*CASE, "trial", "epoch"], ignore_index=True

@@ -79,15 +79,15 @@ def sample_inputs(
         return None
     noise, trials = runs[0].label_noise, sorted({r.trial for r in runs})
     stored = {trial: folder.read_held_out(noise, trial) if folder else None for trial in trials}
-    losses = {trial: values for trial, values in stored.items() if values is not None}
+    losses = {trial: row for trial, row in stored.items() if row is not None}
     missing = [trial for trial in trials if trial not in losses]
     if missing:
         checkpoints = folder.checkpoints if folder else None
         task = HeldOutTask(protocol, noise, missing)
         losses |= zip(missing, task.run(TaskContext(folder, checkpoints, no_progress)))
-    known = np.stack([losses[trial] for trial in trials])
-    aux = np.full((protocol.trials, known.shape[1]), np.nan)
-    aux[trials] = known
+    values = np.stack([losses[trial] for trial in trials])
+    aux = np.full((protocol.trials, values.shape[1]), np.nan)
+    aux[trials] = values
     return {"aux": torch.from_numpy(aux)}
 
 
@@ -130,7 +130,8 @@ def held_out(
 
     NaN where that model diverged. Bae et al. (2024). `writer` has the checkpoints of models under
     way; `progress` is called with their epochs. The losses of a finished fold are stored in `folder`
-    at once, and read there. Raises UserError for more folds than samples, and where a fold leaves a last batch of one.
+    at once, and read there. Raises UserError for more folds than samples, and where a fold leaves a
+    last batch of a single sample.
     """
     splits = load_splits(protocol, label_noise)
     settings = protocol.settings_of("adaflood")
@@ -150,7 +151,7 @@ def held_out(
 
 
 def _order(seed: int, n: int) -> np.ndarray:
-    """Return the samples as they are dealt into folds: no epoch's order, which is of (seed, epoch)."""
+    """Return the order in which samples are dealt into folds; epochs have others, of (seed, epoch)."""
     return np.random.default_rng([seed, 0, 1]).permutation(n)
 
 
@@ -173,7 +174,7 @@ def by_folds(
     progress: ProgressCallback,
     folder: ResultFolder | None = None,
 ) -> FoldLosses:
-    """Train a model per fold from the trial's initial weights on the others; trials side by side."""
+    """Train a model per fold on the other folds, from the trial's initial weights."""
     n = splits.train.shape[1]
     for size in {held.shape[1] for held in folds}:
         try:
@@ -191,10 +192,10 @@ def by_folds(
             yield trial, held, stored
         if not missing:
             continue
-        own = splits.train.gather(1, held)
+        evaluated = splits.train.gather(1, held)
         # Scaled like what its model was trained on: a fold's own range would be another input.
         rest = splits.train.gather(1, without(folds, i))
-        data = dataclasses.replace(splits, train=rest, val=own, test=own)
+        data = dataclasses.replace(splits, train=rest, val=evaluated, test=evaluated)
         models = train_erm(protocol, label_noise, missing, data, writer, part, progress)
         for trial, network, scaled in models:
             losses = _losses(network, scaled, trial, scaled.val[trial])
@@ -212,9 +213,10 @@ def by_last_layer(
     writer: RunWriter,
     progress: ProgressCallback,
 ) -> FoldLosses:
-    """Train one model on everything; per chunk tune its last layer anew for 25 epochs on the others.
+    """Train one model on all samples; per chunk train a new last layer on the other chunks.
 
-    The features, batch norm by its running statistics, have seen the samples held out.
+    That takes 25 epochs. The features below it, batch norm by its running statistics, were trained
+    on the samples held out too.
     """
     recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
     models = train_erm(protocol, label_noise, trials, splits, writer, progress=progress)
@@ -225,12 +227,12 @@ def by_last_layer(
             if not x.isfinite().all():
                 yield trial, held, np.full(held.shape[1], np.nan)
                 continue
-            rest, own = (p[[trial]].to(x.device) for p in (without(chunks, i), held))
-            some = Splits(x, data.y[index], rest, own, own, data.classes, data.dtype)
-            layer = build("linear", some.shape, some.classes, seed).to(x.device, x.dtype)
-            engine = make_engine(RunBatch(get_method("erm"), [layer], some, [0], [math.nan]))
+            rest, chunk = (p[[trial]].to(x.device) for p in (without(chunks, i), held))
+            features = Splits(x, data.y[index], rest, chunk, chunk, data.classes, data.dtype)
+            layer = build("linear", features.shape, data.classes, seed).to(x.device, x.dtype)
+            engine = make_engine(RunBatch(get_method("erm"), [layer], features, [0], [math.nan]))
             engine.train(recipe, [seed], ())
-            yield trial, held, _losses(_load(layer, engine.state(0)), some, 0, own[0])
+            yield trial, held, _losses(_load(layer, engine.state(0)), features, 0, chunk[0])
 
 
 def ordinary(label_noise: float, trials: Sequence[int]) -> list[Run]:
@@ -261,11 +263,12 @@ def train_erm(
         )
         engine.train(protocol.recipe, protocol.seeds, (), progress=progress, checkpoint=checkpoint)
         networks = (trainer.network(run).to(trainer.device) for run in lot)
-        made = (_load(network, engine.state(i)) for i, network in enumerate(networks))
-        return [(run.trial, network, trainer.splits) for run, network in zip(lot, made)], checkpoint
+        trained = (_load(network, engine.state(i)) for i, network in enumerate(networks))
+        models = [(run.trial, network, trainer.splits) for run, network in zip(lot, trained)]
+        return models, checkpoint
 
-    for made, checkpoint in each_lot_halving_on_oom(trainer, train):
-        yield from made
+    for models, checkpoint in each_lot_halving_on_oom(trainer, train):
+        yield from models
         checkpoint.clear()
 
 

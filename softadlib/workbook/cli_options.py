@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softadlib._validation import UserError, choose
@@ -56,6 +57,12 @@ def add_execution(command: argparse.ArgumentParser) -> None:
     command.add_argument("--cpus", type=float, metavar="C", help="CPUs per Ray task (default 1)")
     command.add_argument(
         "--gpus", type=float, metavar="G", help="GPUs per Ray task, as 0.25 (default 1 if any)"
+    )
+    command.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder that all Ray nodes see; a run whose node died resumes from there",
     )
 
 
@@ -118,10 +125,10 @@ def check_jobs(value: int | None) -> None:
 def cluster(args: argparse.Namespace) -> "RayCluster | None":
     """Return the Ray cluster that is asked for; None for this machine. Raises UserError."""
     choose("engine", args.engine, ("joblib", "ray"))
-    named = [n for n in ("address", "cpus", "gpus") if getattr(args, n) is not None]
     if args.engine == "joblib":
-        if named:
-            raise UserError(f"--{named[0]} is for a cluster; add --engine ray")
+        for option in ("address", "cpus", "gpus", "checkpoint-dir"):
+            if getattr(args, option.replace("-", "_")) is not None:
+                raise UserError(f"--{option} is for a cluster; add --engine ray")
         return None
     if args.jobs is not None:
         raise UserError(
@@ -136,4 +143,4 @@ def cluster(args: argparse.Namespace) -> "RayCluster | None":
 
     asked = selection(args)  # bad input is refused before anything is started
     shards.of(asked.profile, asked.datasets, asked.methods, asked.overrides or {}, 1)
-    return RayCluster(args.address, args.cpus, args.gpus)
+    return RayCluster(args.address, args.cpus, args.gpus, args.checkpoint_dir)

@@ -92,7 +92,7 @@ def prepare(
     for protocol, method in pairs:
         trials = None if part is None else part.get((protocol.dataset, method))
         if part is None or trials:
-            device = cluster.device(protocol) if cluster else None
+            device = cluster.executor(protocol).device if cluster else None
             studies.append(Study(protocol, method, device, trials))
     for study in () if fresh else studies:
         study.done()  # raises for a broken table

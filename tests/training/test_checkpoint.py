@@ -346,13 +346,13 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
         "grids": {"adaflood": [0.5]},
     }
 
-    def find(kept=True, **more):
-        made = protocol(**changes, **more)
-        where = ResultFolder("tiny", "gaussian", "adaflood", made.fingerprint()) if kept else None
-        desk = RunWriter(made, directory=where and where.checkpoints)
-        return lambda tick: heldout.held_out(made, 0.0, [0], desk, tick)
+    def find(stored=True, **more):
+        p = protocol(**changes, **more)
+        folder = ResultFolder("tiny", "gaussian", "adaflood", p.fingerprint()) if stored else None
+        writer = RunWriter(p, directory=folder and folder.checkpoints)
+        return lambda progress: heldout.held_out(p, 0.0, [0], writer, progress, folder)
 
-    whole, count = epochs_of(find(kept=False))
+    whole, count = epochs_of(find(stored=False))
     assert count == all_epochs
     assert epochs_of(find(), cut_after) == (None, cut_after)
     losses, count = epochs_of(find())

@@ -1,5 +1,7 @@
 """Ray for real: two nodes of two workers each, one of which dies. One cluster for all tests."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -32,15 +34,11 @@ PAIRS = [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", m) for m in ("e
 @pytest.fixture(scope="module")
 def address():
     """Connected to for all tests: the nodes' processes need not start anew."""
-    from ray.cluster_utils import RayCluster
+    from ray.cluster_utils import Cluster
 
-    for left in (
-        2,
-        1,
-        0,
-    ):  # Ray gives a node half a minute to start, whatever else the machine does
+    for left in (2, 1, 0):  # a node has half a minute to start, however busy the machine is
         try:
-            nodes = RayCluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+            nodes = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
             nodes.add_node(num_cpus=2)
             break
         except Exception:
@@ -82,32 +80,38 @@ def sessions(home, dataset, method):
     return read_provenance(path)["sessions"]
 
 
+def visible(folder):
+    """Every file below a folder but lock files and logs."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name[0] != ".")
+    return {p.relative_to(folder).as_posix() for p in files}
+
+
 def test_a_death_costs_its_task_once_more_and_two_its_study(
     home, plain, address, monkeypatch, capsys
 ):
     log, marker, cursed = home / "log", home / "marker", home / "cursed"
-    train = study._train_and_save
 
-    def mortal(protocol, runs, epochs, *rest):
-        import contextlib
-
-        with open(log, "a") as file:
-            facts = [protocol.dataset, runs[0].method, sorted(epochs), [r.key for r in runs]]
-            file.write(json.dumps(facts) + "\n")
-        if runs[0].method == "sam" and runs[0].trial == 0 and cursed.exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-        if runs[0].method == "softad" and runs[0].trial == 1:
-            with contextlib.suppress(FileExistsError):
-                marker.touch(exist_ok=False)
+    class MortalTask(study.TrainTask):
+        def run(self, context):
+            run = self.runs[0]
+            with open(log, "a") as file:
+                keys = [r.key for r in self.runs]
+                facts = [self.protocol.dataset, run.method, sorted(self.epochs), keys]
+                file.write(json.dumps(facts) + "\n")
+            if run.method == "sam" and run.trial == 0 and cursed.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
-        return train(protocol, runs, epochs, *rest)
+            if run.method == "softad" and run.trial == 1:
+                with contextlib.suppress(FileExistsError):
+                    marker.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return super().run(context)
 
     def executions():
         lines = log.read_text().splitlines()
         log.unlink()
         return {line: lines.count(line) for line in lines}
 
-    monkeypatch.setattr(study, "_train_and_save", mortal)
+    monkeypatch.setattr(study, "TrainTask", MortalTask)
     cursed.touch()
     argv = ["train", "tiny", "--engine", "ray", "--address", address]
     assert cli.main(argv) == 1
@@ -124,16 +128,16 @@ def test_a_death_costs_its_task_once_more_and_two_its_study(
     assert cli.main(argv) == 0
     assert {json.loads(task)[1] for task in executions()} == {"sam"}
     same_tables(home, plain)
-    found = [s for pair in PAIRS for s in sessions(home, *pair)]
-    assert {s["engine"] for s in found} == {"ray"}
-    assert max(s["nodes"] for s in found) == 2
-    assert {s["device"] for s in found} == {sessions(plain, *PAIRS[0])[0]["device"]}
+    facts = [s for pair in PAIRS for s in sessions(home, *pair)]
+    assert {s["engine"] for s in facts} == {"ray"}
+    assert max(s["nodes"] for s in facts) == 2
+    assert {s["device"] for s in facts} == {sessions(plain, *PAIRS[0])[0]["device"]}
     folder = home / "outputs/tiny"
-    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    kept = {f for f in files if "/held-out/" in f or "/suggested/" in f}
-    assert len(kept) == 3 + 2, "what was found of samples and of theta came back too"
+    files = visible(folder)
+    prepared = {f for f in files if "/held-out/" in f or "/suggested/" in f}
+    assert len(prepared) == 3 + 2, "held-out losses and suggestions came back too"
     names = ("metrics.parquet", "provenance.json")
-    assert files - kept == {"/".join([*p, n]) for p in PAIRS for n in names}
+    assert files - prepared == {"/".join([*p, n]) for p in PAIRS for n in names}
 
 
 LONG = {"epochs": 60, "checkpoint_every": 1, "grids": {"softad": [0.1]}, "trials": 1}
@@ -162,98 +166,99 @@ def same_as_plain(home):
     pd.testing.assert_frame_equal(pd.read_parquet(ours), pd.read_parquet(theirs), check_exact=True)
 
 
-def test_a_task_whose_worker_dies_goes_on_from_its_last_epoch(home, address, monkeypatch, capsys):
-    """On whichever node: no disk is shared, the state comes back to this process and from it."""
-    log, marker, train = home / "log", home / "marker", study._train_and_save
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_a_task_whose_worker_dies_resumes_where_nodes_share_a_folder(
+    home, address, monkeypatch, capsys, with_checkpoints
+):
+    log, marker, checkpoints = home / "log", home / "marker", home / "shared"
 
-    def mortal(protocol, runs, epochs, samples, shelf, tick):
-        done = 0
+    class MortalTask(study.TrainTask):
+        def run(self, context):
+            epochs = 0
 
-        def heard(units):
-            nonlocal done
-            done += units
-            with open(log, "a") as file:
-                file.write(f"{units}\n")
-            if done == 40 and not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            tick(units)
+            def progress(units):
+                nonlocal epochs
+                epochs += units
+                with open(log, "a") as file:
+                    file.write(f"{units}\n")
+                if epochs == 40 and not marker.exists():
+                    marker.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-        return train(protocol, runs, epochs, samples, shelf, heard)
+            return super().run(dataclasses.replace(context, progress=progress))
 
     study.run(tiny(), "softad")
     long_home(home)
-    monkeypatch.setattr(study, "_train_and_save", mortal)
+    monkeypatch.setattr(study, "TrainTask", MortalTask)
     argv = ["train", "tiny", "--method", "softad", "--engine", "ray", "--address", address]
+    argv += ["--checkpoint-dir", str(checkpoints)] if with_checkpoints else []
     assert cli.main(argv) == 0, capsys.readouterr().err
-    units = [int(n) for n in log.read_text().split() if int(n)]
-    assert units == [1] * 40 + [39] + [1] * 21, (
-        "the fortieth epoch was in flight, and no other lost"
-    )
+    units = [int(n) for n in log.read_text().split()]
+    again = [39] + [1] * 21 if with_checkpoints else [1] * 60
+    assert units == [1] * 40 + again, "the fortieth epoch was not saved yet"
     same_as_plain(home)
-    assert epochs_resumed(home) == [39]
-    folder = home / "outputs/tiny/gaussian/softad"
-    assert sorted(p.name for p in folder.iterdir()) == ["metrics.parquet", "provenance.json"]
+    assert epochs_resumed(home) == [39 if with_checkpoints else 0]
+    assert visible(home / "outputs/tiny/gaussian/softad") == {"metrics.parquet", "provenance.json"}
+    assert not visible(checkpoints)
 
 
-def epoch_on_disk(home):
-    """Of the state that came back, 0 while there is none."""
-    states = (path.read_bytes() for path in (home / "outputs").rglob("checkpoints/*.pt"))
-    return max((checkpoint.deserialize(state)["epoch"] for state in states), default=0)
-
-
-def command(home, *argv):
-    """`softad` in a process of its own."""
-    with open(home / "said", "w") as said:
-        return subprocess.Popen(
-            [sys.executable, "-c", STOPPABLE, *argv],
-            env={**os.environ, "SOFTAD_HOME": str(home)},
-            stdout=said, stderr=said,
-        )  # fmt: skip
+def saved_epoch(checkpoints):
+    """The epoch of the only checkpoint; 0 without."""
+    states = (checkpoint.deserialize(path.read_bytes()) for path in checkpoints.rglob("*.pt"))
+    return max((state["epoch"] for state in states), default=0)
 
 
 STOPPABLE = """
-import signal, sys, time
+import dataclasses, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run behind a shell
-from softadlib import cli, study
+from softadlib.training import study
+from softadlib.workbook import cli
 
-train = study._train_and_save
+class EndlessTask(study.TrainTask):
+    def run(self, context):
+        epochs = 0
+        def progress(units):
+            nonlocal epochs
+            epochs += units
+            while epochs >= 40:
+                time.sleep(0.1)
+        return super().run(dataclasses.replace(context, progress=progress))
 
-def waiting(protocol, runs, epochs, samples, shelf, tick):
-    done = 0
-    def heard(units):
-        nonlocal done
-        done += units
-        while done >= 40:  # for the end of whoever asked
-            time.sleep(0.1)
-        tick(units)
-    return train(protocol, runs, epochs, samples, shelf, heard)
-
-study._train_and_save = waiting
+study.TrainTask = EndlessTask
 sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+def command(home, *argv):
+    """Start `softad` in a process of its own, whose tasks never end."""
+    with open(home / "stderr", "w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-c", STOPPABLE, *argv],
+            env={**os.environ, "SOFTAD_HOME": str(home)},
+            stdout=stderr, stderr=stderr,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_a_caller_that_ends_leaves_no_task_and_what_it_wrote_is_gone_on_from(
-    home, address, number, status
-):
+def test_a_caller_that_ends_leaves_no_task_and_the_next_one_resumes(home, address, number, status):
     import ray
 
     long_home(home)
+    checkpoints = home / "shared"
     argv = ["train", "tiny", "--method", "softad", "--engine", "ray", "--address", address]
+    argv += ["--checkpoint-dir", str(checkpoints)]
     with command(home, *argv) as process:
-        while epoch_on_disk(home) < 39:
-            assert process.poll() is None, (home / "said").read_text()
+        while saved_epoch(checkpoints) < 39:
+            assert process.poll() is None, (home / "stderr").read_text()
             time.sleep(0.05)
         process.send_signal(number)
         assert process.wait(60) == status
     if status > 0:
-        said = (home / "said").read_text().splitlines()
-        assert said == ["softad: stopped; the same command resumes"]
+        lines = (home / "stderr").read_text().splitlines()
+        assert lines == ["softad: stopped; the same command resumes"]
     until = time.monotonic() + 60
     while ray.available_resources().get("CPU") != 4:
-        assert time.monotonic() < until, "a task goes on without its caller"
+        assert time.monotonic() < until, "a task runs on without its caller"
         time.sleep(0.1)
     assert cli.main(argv) == 0
     assert epochs_resumed(home) == [39]
@@ -261,29 +266,32 @@ def test_a_caller_that_ends_leaves_no_task_and_what_it_wrote_is_gone_on_from(
     same_as_plain(home)
 
 
-def test_notebooks_are_executed_on_nodes_and_written_here(home, plain, address, capsys):
-    write_notebook(home / "notebooks" / "broken.ipynb", "x = 1", "raise ValueError('no such luck')")
+def test_nodes_train_and_the_caller_executes_the_notebooks(
+    home, plain, address, monkeypatch, capsys
+):
+    monkeypatch.setenv("CALLER", "the caller")  # the nodes' processes do not have it
+    broken = home / "notebooks" / "broken.ipynb"
+    write_notebook(broken, "import os", "raise ValueError(os.environ['CALLER'])")
     argv = ["run", "tiny", "--dataset", "spiral", "--method", "erm"]
     assert cli.main([*argv, "--engine", "ray", "--address", address]) == 1
     err = capsys.readouterr().err
-    assert "broken failed in notebooks/broken.ipynb In [4]: ValueError: no such luck" in err
+    assert "broken failed in notebooks/broken.ipynb In [4]: ValueError: the caller" in err
     folder = home / "outputs/tiny"
     assert f"the notebook as it stopped: {folder}/figures/broken.error.ipynb" in err
-    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*")
-             if p.is_file() and not p.name.startswith(".")}  # fmt: skip
-    assert files == {
+    assert visible(folder) == {
         *(f"spiral/erm/{n}" for n in ("metrics.parquet", "provenance.json", "train.ipynb")),
         "figures/tab1_3_loss_gaps.ipynb",
         "figures/broken.error.ipynb",
     }
+    assert [s["engine"] for s in sessions(home, "spiral", "erm")] == ["ray"]
     same_tables(home, plain, [("spiral", "erm")])
-    shown = nbformat.read(folder / "spiral/erm/train.ipynb", as_version=4)
-    assert all(c.execution_count for c in shown.cells if c.cell_type == "code")
-    before = tree(home)
-    (home / "notebooks" / "broken.ipynb").unlink()
+    notebook = nbformat.read(folder / "spiral/erm/train.ipynb", as_version=4)
+    assert all(c.execution_count for c in notebook.cells if c.cell_type == "code")
+    broken.unlink()
+    before = {name: (folder / name).stat().st_mtime_ns for name in visible(folder)}
     assert cli.main([*argv, "-j", "1"]) == 0
     assert "2 of 2 notebooks are already done" in capsys.readouterr().err
-    assert before.items() >= {k: v for k, v in tree(home).items()}.items(), "nothing left to do"
+    assert {name: (folder / name).stat().st_mtime_ns for name in visible(folder)} == before
 
 
 def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
@@ -292,16 +300,9 @@ def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line
 
-    # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: found on a node
-    argv = (
-        "--method",
-        "adaflood",
-        "--dataset",
-        "gaussian",
-        "-p",
-        "settings",
-        "{adaflood: {aux_folds: 3}}",
-    )
+    # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: a node says so
+    argv = ("--method", "adaflood", "--dataset", "gaussian")
+    argv += ("-p", "settings", "{adaflood: {aux_folds: 3}}")
     assert "with aux_folds 3, batch_size 13 leaves a last batch of one" in refused(
         *argv, "-p", "batch_size", "13"
     )
@@ -315,9 +316,14 @@ def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
         (["--engine", "dask"], "engine 'dask' unknown; choose from joblib, ray"),
         (["--address", "auto"], "--address is for a cluster; add --engine ray"),
         (["--gpus", "0.5"], "--gpus is for a cluster; add --engine ray"),
+        (["--checkpoint-dir", "shared"], "--checkpoint-dir is for a cluster; add --engine ray"),
         (["--engine", "ray", "--gpus", "-1"], "--gpus must be a number of at least 0, got -1"),
         (["--engine", "ray", "--gpus", "1.5"], "--gpus above 1 must be whole, got 1.5"),
         (["--engine", "ray", "--cpus", "nan"], "--cpus must be a number of at least 0, got nan"),
+        (
+            ["--engine", "ray", "--checkpoint-dir", "/dev/null/shared"],
+            "/dev/null/shared cannot be written: /dev/null is not a folder",
+        ),
         (["--engine", "ray", "-j", "2"], "--jobs is for this machine"),
         (["--engine", "ray", "--shard", "1/2"], "not with --engine ray"),
     ],
@@ -342,13 +348,13 @@ def test_without_ray_one_line_says_what_to_install(home, capsys, monkeypatch):
 
 
 def test_workers_by_hand():
-    some = ray_executor.RayCluster(cpus=2, gpus=0.25)
-    some.nodes = [{"CPU": 16.0, "GPU": 1.0}, {"CPU": 5.0}, {"CPU": 3.0, "GPU": 8.0}]
-    assert some.workers(0.25) == min(8, 4) + 0 + min(1, 32)
-    assert some.workers(0) == 8 + 2 + 1
-    assert ray_executor.RayExecutor(some, "auto").where.type == "cuda", "where nodes have GPUs"
-    assert ray_executor.RayExecutor(some, "cpu").workers == 11
+    cluster = ray_executor.RayCluster(cpus=2, gpus=0.25)
+    cluster.nodes = [{"CPU": 16.0, "GPU": 1.0}, {"CPU": 5.0}, {"CPU": 3.0, "GPU": 8.0}]
+    assert cluster.workers(0.25) == min(8, 4) + 0 + min(1, 32)
+    assert cluster.workers(0) == 8 + 2 + 1
+    assert ray_executor.RayExecutor(cluster, "auto").device.type == "cuda", "where nodes have GPUs"
+    assert ray_executor.RayExecutor(cluster, "cpu").workers == 11
     with pytest.raises(UserError, match="no node of the cluster has 2 CPUs and 9 GPUs"):
-        some.workers(9)
+        cluster.workers(9)
     with pytest.raises(UserError, match="device 'mps' is not for a cluster"):
-        ray_executor.RayExecutor(some, "mps")
+        ray_executor.RayExecutor(cluster, "mps")

@@ -18,6 +18,7 @@ from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import merge
 from softadlib.training import study
 from softadlib.training.executors import local as executors
+from softadlib.training.progress import no_progress
 from softadlib.training.protocol import Protocol
 
 
@@ -238,10 +239,10 @@ def test_ticks_count_the_models_that_hold_samples_out(aux, models, jobs):
     }
     p, units = protocol(**changes), []
     study.run(p, "adaflood", progress=units.append, jobs=jobs)
-    made = study.Study(p, "adaflood")
+    plan = study.Study(p, "adaflood")
     # two trials: two values, the selected one again, and the models
-    assert sum(units) == made.units() == 2 * (2 + 1 + models) * 4
-    (session,) = read_provenance(made.place.provenance)["sessions"]
+    assert sum(units) == plan.total_work() == 2 * (2 + 1 + models) * 4
+    (session,) = read_provenance(plan.folder.provenance)["sessions"]
     assert session["runs_for_samples"] == 2 * models
     more, units = protocol(**changes, trials=3), []
     study.run(more, "adaflood", progress=units.append, jobs=jobs)
@@ -345,11 +346,21 @@ def test_what_on_rows_raises_ends_the_call_and_loses_nothing():
     assert len(study.Study(protocol(), "softad").folder.stored_rows([0.0]))
 
 
+class WorkspaceTask:
+    """Return the folders that a worker reads and writes."""
+
+    units = 0
+
+    def run(self, context):
+        return _workspace.home(), images.data_root()
+
+
 def test_processes_left_by_an_earlier_call_work_in_this_one_s_folders(tmp_path, monkeypatch):
     monkeypatch.delenv("SOFTAD_DATA", raising=False)
-    both = executors.ProcessExecutor(torch.device("cpu"), 2)
-    for name in ("one", "other"):
-        home = make_home(tmp_path / name)
+    executor = executors.ProcessExecutor(torch.device("cpu"), 2)
+    context = executors.TaskContext(None, None, no_progress)
+    for name in ("first", "second"):
+        home = make_home(tmp_path / name).resolve()
         monkeypatch.setenv("SOFTAD_HOME", str(home))
-        assert list(both.map(_workspace.home, [()] * 4)) == [home.resolve()] * 4
-        assert list(both.map(images.data_root, [()] * 4)) == [home.resolve() / "data"] * 4
+        results = [result for _, result in executor.map([WorkspaceTask()] * 4, context)]
+        assert results == [(home, home / "data")] * 4

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 import softadlib
-from softadlib._validation import UserError
+from softadlib._validation import UserError, real
+from softadlib._workspace import check_writable
 from softadlib.data import images
 from softadlib.results.folder import ResultFolder
 from softadlib.training.device import machine
@@ -43,7 +44,7 @@ class RayCluster:
         checkpoint_dir: folder on a disk that all nodes see. With it, a task repeated on another
             node resumes from the checkpoint of its run; without, it starts from nothing.
 
-    Raises UserError where there is no such cluster, or no such node.
+    Raises UserError where there is no such cluster or node, and for a folder that cannot be written.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class RayCluster:
         checkpoint_dir: Path | None = None,
     ):
         for name, value in (("--cpus", cpus), ("--gpus", gpus)):
-            if value is not None and not 0 <= value < math.inf:
-                raise UserError(f"{name} must be a number of at least 0, got {value}")
-            if value is not None and value > 1 and value != int(value):
+            if value is not None and real(name, value, low=0) > 1 and value != int(value):
                 raise UserError(f"{name} above 1 must be whole, got {value}")
         self.address, self.cpus, self.gpus = address, 1.0 if cpus is None else cpus, gpus
+        if checkpoint_dir is not None:
+            checkpoint_dir = checkpoint_dir.absolute()  # nodes work in folders of their own
+            check_writable(checkpoint_dir)
         self.checkpoint_dir = checkpoint_dir
         self.stopped = threading.Event()
         """Set when the caller is interrupted: executors in other threads then end."""
@@ -99,12 +101,8 @@ class RayCluster:
         if self.connected_here:
             ray.shutdown()
 
-    def device(self, protocol: Protocol) -> torch.device:
-        """Return what a protocol's tasks will run on. Raises UserError where no node has it."""
-        return self.executor(protocol).device
-
     def executor(self, protocol: Protocol) -> "RayExecutor":
-        """Return an executor for the tasks of one study."""
+        """Return an executor for the tasks of one study. Raises UserError where no node fits them."""
         return RayExecutor(self, protocol.device)
 
     def workers(self, gpus: float) -> int:

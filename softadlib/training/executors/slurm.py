@@ -15,9 +15,9 @@ from softadlib.training.executors import shards
 from softadlib.training.protocol import Protocol
 
 CPUS = 8
-"""Processes of a job where nobody says."""
+"""Processes of a job by default."""
 MARGIN = 2
-"""Times as long as measured speed says: a job that is killed at its limit has cost more."""
+"""Factor on the time that measured speed predicts: a job killed at its limit costs more."""
 
 
 def script(
@@ -30,10 +30,10 @@ def script(
     overrides: Mapping[str, Any],
     cpus: int,
 ) -> str:
-    """The text for `sbatch`: `count` jobs of `cpus` processes each. Raises UserError for bad input."""
+    """Return the text for `sbatch`: `count` jobs of `cpus` processes each. Raises UserError."""
     if not 1 <= count <= 10_000:
         raise UserError(f"--shards must be a number of jobs from 1 to 10000, got {count}")
-    found, parts = shards.of(profile, datasets, methods, overrides, count)
+    protocols, parts = shards.of(profile, datasets, methods, overrides, count)
     chosen = [profile]
     for flag, values in (("--dataset", datasets), ("--method", methods)):
         chosen += [word for value in values or () for word in (flag, value)]
@@ -54,8 +54,8 @@ def script(
         "#SBATCH --ntasks=1",
         f"#SBATCH --cpus-per-task={cpus}",
         f"#SBATCH --output=softad-{profile}-%A_%a.log",
-        *_time(found, parts, cpus),
-        *_gpu({p.device for p in found.values()}),
+        *_time(protocols, parts, cpus),
+        *_gpu({p.device for p in protocols.values()}),
         "set -euo pipefail",
         f"export SOFTAD_HOME={home} OMP_NUM_THREADS=1",
         *([f"export SOFTAD_DATA={shlex.quote(data)}"] if data else []),
@@ -70,6 +70,7 @@ def script(
 
 
 def _gpu(devices: set[str]) -> list[str]:
+    """Return the line that asks for a GPU; a comment where the protocols say auto."""
     if devices == {"cpu"}:
         return []
     if devices & {"cuda"}:
@@ -78,14 +79,19 @@ def _gpu(devices: set[str]) -> list[str]:
 
 
 def _time(
-    found: Mapping[str, Protocol], parts: Sequence[Sequence[shards.Unit]], cpus: int
+    protocols: Mapping[str, Protocol], parts: Sequence[Sequence[shards.Unit]], cpus: int
 ) -> list[str]:
-    """From the speed that stored results say of each network; nothing is made up where one is missing."""
-    known = speeds()
-    unknown = sorted({p.model for p in found.values()} - set(known))
-    if unknown:
-        return [f"##SBATCH --time=HH:MM:SS   (no stored result says how fast {unknown[0]} is here)"]
-    seconds = max(sum(u.cost / known[found[u.dataset].model] for u in p) for p in parts) / cpus
+    """Return the lines that ask for time, by the stored speed of every network.
+
+    Where a network was never measured, the line is a comment to fill in.
+    """
+    speed = speeds()
+    unmeasured = sorted({p.model for p in protocols.values()} - set(speed))
+    if unmeasured:
+        why = f"no stored result says how fast {unmeasured[0]} is here"
+        return [f"##SBATCH --time=HH:MM:SS   ({why})"]
+    costs = (sum(u.cost / speed[protocols[u.dataset].model] for u in part) for part in parts)
+    seconds = max(costs) / cpus
     minutes = max(10, math.ceil(MARGIN * seconds / 60))
     hours, minutes = divmod(minutes, 60)
     return [
@@ -95,7 +101,7 @@ def _time(
 
 
 def speeds() -> dict[str, float]:
-    """Operations per second of one process by network, from stored sessions on a CPU."""
+    """Return the operations per second of one process by network, from stored sessions on a CPU."""
     measured: dict[str, list[float]] = {}
     for profile in reader.profiles():
         for folder in reader.finished(profile):
