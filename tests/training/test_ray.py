@@ -32,22 +32,28 @@ PAIRS = [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", m) for m in ("e
 
 
 @pytest.fixture(scope="module")
-def address():
+def address(tmp_path_factory):
     """Connected to for all tests: the nodes' processes need not start anew."""
     from ray.cluster_utils import Cluster
 
-    for left in (2, 1, 0):  # a node has half a minute to start, however busy the machine is
-        try:
-            nodes = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-            nodes.add_node(num_cpus=2)
-            break
-        except Exception:
-            if not left:
-                raise
-    nodes.wait_for_nodes()
-    with ray_executor.RayCluster(nodes.address):
-        yield nodes.address
-    nodes.shutdown()
+    # ray imports jsonschema, which compiles this grammar for seconds in every process.
+    modules = tmp_path_factory.mktemp("modules")
+    (modules / "rfc3987_syntax.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        for left in (2, 1, 0):  # a node has half a minute to start, however busy the machine is
+            try:
+                nodes = Cluster(True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+                nodes.add_node(num_cpus=2)
+                break
+            except Exception:
+                if not left:
+                    raise
+        nodes.wait_for_nodes()
+        with ray_executor.RayCluster(nodes.address):
+            yield nodes.address
+        nodes.shutdown()
 
 
 @pytest.fixture(scope="module")
