@@ -130,8 +130,7 @@ def held_out(
 
     NaN where that model diverged. Bae et al. (2024). `writer` has the checkpoints of models under
     way; `progress` is called with their epochs. The losses of a finished fold are stored in `folder`
-    at once, and read there. Raises UserError for more folds than samples, and where a fold leaves a
-    last batch of a single sample.
+    at once, and read there. Raises UserError for too many folds, and for a last batch of one sample.
     """
     splits = load_splits(protocol, label_noise)
     settings = protocol.settings_of("adaflood")
@@ -215,8 +214,7 @@ def by_last_layer(
 ) -> FoldLosses:
     """Train one model on all samples; per chunk train a new last layer on the other chunks.
 
-    That takes 25 epochs. The features below it, batch norm by its running statistics, were trained
-    on the samples held out too.
+    The features below it, batch norm by its running statistics, were trained on all samples.
     """
     recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
     models = train_erm(protocol, label_noise, trials, splits, writer, progress=progress)
@@ -264,8 +262,7 @@ def train_erm(
         engine.train(protocol.recipe, protocol.seeds, (), progress=progress, checkpoint=checkpoint)
         networks = (trainer.network(run).to(trainer.device) for run in lot)
         trained = (_load(network, engine.state(i)) for i, network in enumerate(networks))
-        models = [(run.trial, network, trainer.splits) for run, network in zip(lot, trained)]
-        return models, checkpoint
+        return [(run.trial, model, trainer.splits) for run, model in zip(lot, trained)], checkpoint
 
     for models, checkpoint in each_lot_halving_on_oom(trainer, train):
         yield from models
