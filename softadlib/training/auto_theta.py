@@ -52,7 +52,7 @@ class SuggestionTask:
 
 
 def resolve_auto(protocol: Protocol, runs: Sequence[Run], folder: ResultFolder) -> tuple[Run, ...]:
-    """Return `runs` of one method with their stored θ; NaN stays where nothing is stored yet.
+    """Return `runs` of one method with their stored θ; runs without one still await theirs.
 
     A study trains at the smallest θ where `suggest_theta` advises against every one.
     """
@@ -62,8 +62,12 @@ def resolve_auto(protocol: Protocol, runs: Sequence[Run], folder: ResultFolder) 
     resolved = []
     for run in runs:
         stored = _read(folder, run.label_noise, run.trial)
-        knob = max(FLOOR, getattr(stored, AUTO[word]) or 0.0) if stored else math.nan
-        resolved.append(dataclasses.replace(run, knob=knob))
+        if stored:
+            theta = max(FLOOR, getattr(stored, AUTO[word]) or 0.0)
+            run = dataclasses.replace(run, knob=theta, awaits_theta=False)
+        else:
+            run = dataclasses.replace(run, knob=math.nan, awaits_theta=True)
+        resolved.append(run)
     return tuple(resolved)
 
 
@@ -143,11 +147,7 @@ def prepare(
     progress: ProgressCallback,
 ) -> int:
     """Find and store every suggestion that `runs` lack; return how many ordinary runs it took."""
-    missing = {
-        (run.label_noise, run.trial)
-        for run in runs
-        if protocol.grids.get(run.method) in AUTO and math.isnan(run.knob)
-    }
+    missing = {(run.label_noise, run.trial) for run in runs if run.awaits_theta}
     tasks = [SuggestionTask(protocol, *group) for group in group_trials(missing, executor.device)]
     for _ in run_tasks(executor, tasks, folder, progress):
         pass

@@ -72,19 +72,33 @@ def read_profile(path: Path, params: Path, extended: tuple[Path, ...] = ()) -> d
     `extended`: the files that lead here. Raises UserError for a file that is not there, and for
     one that extends itself.
     """
-    values = read_yaml(path)
-    base = values.pop("extends", None)
+    return _resolve(read_yaml(path), str(path), params, (path, *extended))
+
+
+def from_parameters(values: Mapping[str, Any], params: Path) -> Protocol:
+    """The protocol of a notebook's parameters; those that are None come from the file `extends`."""
+    names = ("extends", *Protocol.names())
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    return Protocol.from_dict(_resolve(given, "the parameters", params, ()))
+
+
+def _resolve(
+    values: Mapping[str, Any], source: str, params: Path, files: tuple[Path, ...]
+) -> dict[str, Any]:
+    """`values`, read from `source`, on top of those of the file that they extend."""
+    changes = dict(values)
+    base = changes.pop("extends", None)
     if base is None:
-        return merge({}, values)
+        return merge({}, changes)
     base_path = params / f"{base}.yaml"
-    if base_path in (path, *extended):
-        raise UserError(f"{path}: extends {base!r}, which extends it in turn; break the circle")
+    if base_path in files:
+        raise UserError(f"{source}: extends {base!r}, which extends it in turn; break the circle")
     if not base_path.is_file():
         raise UserError(
-            f"{path}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
+            f"{source}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
         )
-    inherited = read_profile(base_path, params, (path, *extended))
-    return merge({k: v for k, v in inherited.items() if k not in ("profile", "dataset")}, values)
+    inherited = read_profile(base_path, params, files)
+    return merge({k: v for k, v in inherited.items() if k not in ("profile", "dataset")}, changes)
 
 
 def datasets_of(profile: str, params: Path) -> list[str]:

@@ -21,7 +21,7 @@ from softadlib.results.fingerprint import (
     where_to_write,
 )
 from softadlib.results.schema import RunKey
-from softadlib.training.checks import check_batches, parse_grid, user_error
+from softadlib.training.checks import AUTO, check_batches, parse_grid, user_error
 from softadlib.training.engines.base import TrainConfig
 
 Positive = Annotated[float, Field(gt=0)]
@@ -39,7 +39,9 @@ class Run:
     label_noise: float
     trial: int
     knob: float
-    """NaN for a method without a knob, and for θ that is yet to be suggested."""
+    """NaN for a method without a knob, and while `awaits_theta`."""
+    awaits_theta: bool = False
+    """True while θ is yet to be suggested."""
 
     @property
     def key(self) -> RunKey:
@@ -247,12 +249,12 @@ class Protocol(BaseModel):
         return trial_seeds(self.trials)
 
     def runs(self, method: str) -> tuple[Run, ...]:
-        """Every training of one method: label noise × trial × knob, NaN for one yet to be suggested."""
+        """Every training of one method: label noise × trial × knob."""
         choose("method", method, self.methods)
         grid = self.grids[method] if get_method(method).knob else "none"
         values = (math.nan,) if isinstance(grid, str) else grid
         return tuple(
-            Run(method, q, t, v)
+            Run(method, q, t, v, awaits_theta=grid in AUTO)
             for q in self.label_noise
             for t in range(self.trials)
             for v in values

@@ -93,7 +93,8 @@ def _batch(
 ) -> RunBatch:
     """Return runs of a small perceptron on the Gaussian set, on `device`."""
     splits = synthetic_splits("gaussian", SEEDS, 0.1, (100, 100, 500)).to(device, dtype)
-    knob = KNOBS.get(METHODS[method].knob or "", math.nan)
+    symbol = METHODS[method].knob
+    knob = KNOBS.get(symbol, 0.1) if symbol else math.nan
     draw = np.random.default_rng(5).exponential(0.5, tuple(splits.train.shape))
     networks = []
     for run in range(runs):

@@ -135,20 +135,23 @@ def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Select
 
     params = _workspace.params_dir()
     target = profile_dir(name).name
-    texts = {}
+    derived = {}
     for dataset in asked.datasets or datasets_of(asked.profile, params):
         protocol = load(asked.profile, dataset, params, asked.overrides)
         values = {**protocol.to_dict(), "profile": target}
         if asked.methods is not None:
             methods = protocol.select_methods(asked.methods)
             values["grids"] = {m: grid for m, grid in values["grids"].items() if m in methods}
-        texts[dataset] = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    for dataset, text in texts.items():
+        derived[dataset] = Protocol.from_dict(values)
+    for dataset, protocol in derived.items():
         path = params / target / f"{dataset}.yaml"
-        if path.exists() and yaml.safe_load(path.read_text()) != yaml.safe_load(text):
+        if path.exists() and load(target, dataset, params) != protocol:
             raise UserError(f"{path} has other parameters; choose another name for --as")
     if not write:
         return asked
-    for dataset, text in texts.items():
-        _workspace.write(params / target / f"{dataset}.yaml", text)
+    for dataset, protocol in derived.items():
+        path = params / target / f"{dataset}.yaml"
+        if not path.exists():
+            text = yaml.safe_dump(protocol.to_dict(), sort_keys=False, allow_unicode=True)
+            _workspace.write(path, text)
     return Selection(target, asked.datasets, asked.methods, None, asked.shard)

@@ -16,6 +16,7 @@ import pytest
 from helpers.workspace import make_home, tree, write_notebook
 
 from softadlib.results import reader as store
+from softadlib.training.profiles import load
 from softadlib.workbook import cli
 from softadlib.workbook.notebooks import plan as plans
 from softadlib.workbook.notebooks.sources import PACKAGE, modules_used
@@ -143,6 +144,24 @@ def test_stock_papermill_works_too(home):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "unknown parameter" not in done.stderr
     assert set(store.read("tiny")["method"]) == {"softad"}
+
+
+def test_stock_papermill_takes_a_profile_that_extends_another(home):
+    """The file gives epochs alone: the knobs are those of the file below it."""
+    below = "extends: tiny/gaussian\nprofile: tiny\ndataset: spiral\nepochs: 2\n"
+    (home / "params/tiny/spiral.yaml").write_text(below)
+    command = ["papermill", home / "notebooks/train.ipynb", home / "out.ipynb", "-f",
+               home / "params/tiny/spiral.yaml", "-p", "method", "softad", "-k", "python3"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)], env={**os.environ, "SOFTAD_HOME": str(home)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "unknown parameter" not in done.stderr
+    rows = store.read("tiny")
+    assert set(rows["dataset"]) == {"spiral"}
+    assert rows["epoch"].max() == 2
+    assert set(rows["knob"]) == {0.05, 0.3}
 
 
 def test_a_failure_names_notebook_and_cell_and_lets_the_others_finish(home, capsys):
@@ -356,6 +375,36 @@ def test_changed_parameters_as_a_profile_of_their_own(home, capsys):
     capsys.readouterr()
     assert cli.main([*argv, "-p", "epochs", "3", "--as", "short"]) == 2
     assert "has other parameters; choose another name for --as" in capsys.readouterr().err
+
+
+def test_a_derived_profile_of_one_that_extends_holds_every_value(home, capsys):
+    (home / "params/tiny/spiral.yaml").write_text("extends: tiny/gaussian\nepochs: 2\n")
+    argv = [
+        "train",
+        "tiny",
+        "--dataset",
+        "spiral",
+        "--method",
+        "erm",
+        "-j",
+        "1",
+        "-p",
+        "lr",
+        "0.05",
+    ]
+    assert cli.main([*argv, "--as", "slow"]) == 0
+    written = load("slow", "spiral", home / "params")
+    source = load("tiny", "spiral", home / "params", {"lr": 0.05})
+    assert written == source.replace(profile="slow", grids={})
+    assert "extends" not in (home / "params/slow/spiral.yaml").read_text()
+    short = "extends: slow/spiral\nlr: 0.05\n"
+    (home / "params/short").mkdir()
+    (home / "params/short/spiral.yaml").write_text(short)
+    assert cli.main([*argv, "--as", "short"]) == 0, "the same values, written shorter"
+    assert (home / "params/short/spiral.yaml").read_text() == short
+    (home / "params/short/spiral.yaml").write_text(short.replace("0.05", "0.2"))
+    assert cli.main([*argv, "--as", "short"]) == 2
+    assert "has other parameters" in capsys.readouterr().err
 
 
 def test_show_lists_profiles_and_what_one_holds(home, capsys):

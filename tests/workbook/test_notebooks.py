@@ -12,8 +12,7 @@ import papermill
 import pytest
 from helpers.workspace import REPOSITORY
 
-from softadlib.training.profiles import load
-from softadlib.training.protocol import Protocol
+from softadlib.training.profiles import from_parameters, load
 from softadlib.workbook.notebooks.plan import TRAIN
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
@@ -106,7 +105,7 @@ def test_the_training_notebook_defaults_to_the_smoke_protocol():
         code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))[0].source,
         space,
     )
-    ours = Protocol.from_dict({name: space[name] for name in Protocol.names()})
+    ours = from_parameters({**space, "extends": "smoke/gaussian"}, REPOSITORY / "params")
     smoke = load("smoke", "gaussian", REPOSITORY / "params", {"device": "auto"}).to_dict()
     assert ours.to_dict() == {**smoke, "profile": "scratch"}
 
