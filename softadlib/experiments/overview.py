@@ -70,6 +70,13 @@ def concentration(losses: pd.DataFrame, theta: float, within: float = 0.1) -> pd
     return table.rename(index={name: METHODS[name].label for name in table.index})
 
 
+def reading(losses: pd.DataFrame, theta: float, within: float = 0.1) -> str:
+    """One sentence: how much of each method's losses lie within `within` of θ, in order."""
+    shares = (losses - theta).abs().le(within).mean().sort_values(ascending=False, kind="stable")
+    parts = [f"{METHODS[name].label} {share:.0%}" for name, share in shares.items()]
+    return f"Training losses within {within:g} nats of θ = {theta:g}: {', '.join(parts)}."
+
+
 def draw_weights(ax: Axes, theta: float, methods: Sequence[str] = tuple(CRITERIA)) -> None:
     """The weight of a sample's gradient against its loss; of Flooding, against the batch's mean loss."""
     x = np.linspace(0, 2, 801)
