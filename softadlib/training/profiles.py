@@ -27,7 +27,11 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str) -> Any:
     """The value that `text` stands for; raises `yaml.YAMLError`."""
-    return yaml.load(text, _Loader)
+    loader = _Loader(text)  # a SafeLoader: it makes plain values only
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
