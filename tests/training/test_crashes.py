@@ -77,8 +77,10 @@ class Command:
         return self.zygote.stdout.readline()
 
     def said(self):
-        """The lines that the last one printed."""
-        return self.log.read_text().splitlines()
+        """The lines that the last one printed, those on how far it has come aside."""
+        progress = (" under way (", " took ", "softad: done: ")
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if not any(words in line for words in progress)]
 
 
 def processes(home):
