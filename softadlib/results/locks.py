@@ -1,7 +1,7 @@
 """Locks: one writer at a time, and nothing left of a killed one.
 
 A lock is `flock` on a file that is never deleted: the kernel releases it however its holder ends.
-The holder writes its name into the file, for the message to whoever is refused. A profile is held
+The holder writes its name into the file, for the message to a process that is refused. A profile is held
 shared by every process that works on a part of it; a part is held by one process, or shared by
 several shards. On NFS the lock holds between hosts where the server takes locks (NFSv4, or v3 with
 lockd), on Lustre when mounted with `flock`. Where a file system takes none, work proceeds without:
