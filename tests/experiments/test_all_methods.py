@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.workspace import TINY, make_home
+from matplotlib.collections import LineCollection, PathCollection
 
 from softadlib.experiments import all_methods
 from softadlib.methods import METHODS
@@ -69,8 +70,13 @@ def test_every_method_is_trained_in_memory_and_compared(home):
     figure = all_methods.method_panels(chosen, list(tables), all_methods.MEASURED)
     assert len(figure.axes) == 8
     for ax in figure.axes:
-        assert len(ax.collections) == len(METHODS)
-        assert all(len(dots.get_offsets()) == 2 for dots in ax.collections)
+        dots = [drawn for drawn in ax.collections if isinstance(drawn, PathCollection)]
+        means = [drawn for drawn in ax.collections if isinstance(drawn, LineCollection)]
+        assert len(dots) == len(means) == len(METHODS)
+        assert all(len(trials.get_offsets()) == 2 for trials in dots)
+        for trials, mean in zip(dots, means):
+            ((start, _),) = mean.get_segments()
+            assert start[0] == pytest.approx(trials.get_offsets()[:, 0].mean())
     plt.close(figure)
     assert set(all_methods.verdicts(tables).columns) == {"gaussian", "sinusoid"}
 
