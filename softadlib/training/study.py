@@ -3,7 +3,8 @@
 The paper reads the final epoch of every run and the curves of the selected ones. So the first pass
 measures the end only; the replay trains the selected again, measures along the way, and must end
 where the first pass did. On a CPU with one thread, where every run is trained alone, that holds bit
-for bit; elsewhere the first pass measures every curve.
+for bit. A GPU replays the whole lots of the first pass, where that costs less than measuring all
+curves (`study_plan.replay_pays`); otherwise its first pass measures every curve.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +19,7 @@ from softadlib._validation import UserError
 from softadlib.results import selection
 from softadlib.results.folder import ResultFolder, lock_results
 from softadlib.results.provenance import Provenance, Session
-from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.results.schema import MEASURES, RUN_KEY, RunKey
 from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
 from softadlib.training.device import pick_device
@@ -41,6 +42,8 @@ class TrainTask:
     epochs: set[int]
     samples: dict[str, torch.Tensor] | None
     """What the method needs of every training sample."""
+    only: set[RunKey] | None = None
+    """Keys of the runs to measure; None for all."""
 
     @property
     def units(self) -> int:
@@ -59,11 +62,13 @@ class TrainTask:
             save,
             self.samples,
             context.checkpoints,
+            self.only,
         )
 
     def store(self, folder: ResultFolder, rows: pd.DataFrame) -> None:
-        """Store the rows of all runs."""
-        folder.save_part(rows)
+        """Store the rows of all runs, if any was measured."""
+        if len(rows):
+            folder.save_part(rows)
 
 
 def run(
@@ -135,7 +140,7 @@ class _StudyRun:
         self.sessions = self.folder.sessions()
         if not self.is_shard:
             self.set_aside(others)
-        self.todo = study.missing(self.rows, study.runs, study.first_epochs)
+        self.todo = study.with_lots(study.missing(self.rows, study.runs, study.first_epochs))
         self.held_out = heldout.prepare(study.worker_protocol, self.todo, *args)
         self.expected = study.replays_left(self.rows, self.todo)
         models = (self.ordinary + self.held_out) * study.protocol.epochs
@@ -156,26 +161,35 @@ class _StudyRun:
     def replay(self) -> None:
         """Train the selected runs again, measured at every epoch of their curves."""
         study = self.study
-        self.replays = study.missing(self.rows, study.selected(self.rows), study.replay_epochs)
+        selected = study.selected(self.rows)
+        missing = study.missing(self.rows, selected, study.replay_epochs)
+        self.replays = study.with_lots(missing)
         self.progress.add_done((self.expected - len(self.replays)) * study.units_per_run)
-        replayed = merge(self.train_pass(self.replays, study.replay_epochs))
+        only = {run.key for run in selected}
+        self.curves = [run for run in self.replays if run.key in only]
+        replayed = merge(self.train_pass(self.replays, study.replay_epochs, only))
         _check_replay(study, self.rows, replayed)
-        self.rows = merge([self.rows, replayed])
+        # The ends that were selected by stay: measured beside fewer runs, a GPU may round otherwise.
+        self.rows = merge([replayed, self.rows])
 
-    def train_pass(self, runs: Sequence[Run], epochs: set[int]) -> list[pd.DataFrame]:
-        """Train `runs`, in tasks of one label noise each; return their rows."""
+    def train_pass(
+        self, runs: Sequence[Run], epochs: set[int], only: set[RunKey] | None = None
+    ) -> list[pd.DataFrame]:
+        """Train `runs` in tasks of one label noise each; return the rows of those in `only`."""
         study, tasks = self.study, []
         for noise in study.protocol.label_noise:
             alike = [run for run in runs if run.label_noise == noise]
             if alike:
                 samples = heldout.sample_inputs(study.protocol, alike, self.folder)
                 chunks = study.chunks(alike, self.executor.workers)
-                tasks += [TrainTask(study.worker_protocol, c, epochs, samples) for c in chunks]
+                protocol = study.worker_protocol
+                tasks += [TrainTask(protocol, chunk, epochs, samples, only) for chunk in chunks]
         frames = []
         for rows in run_tasks(self.executor, tasks, self.folder, self.progress):
             frames.append(rows)
             self.resumed += rows.attrs.get("resumed", 0)
-            self.on_rows(rows)
+            if len(rows):
+                self.on_rows(rows)
         return frames
 
     def store(self) -> None:
@@ -202,7 +216,7 @@ class _StudyRun:
         seconds = self.progress.seconds()
         resumed = self.resumed / study.protocol.epochs
         trained = todo + replays + self.ordinary + self.held_out - resumed
-        measured = todo * len(study.first_epochs) + replays * len(study.replay_epochs)
+        measured = todo * len(study.first_epochs) + len(self.curves) * len(study.replay_epochs)
         operations = trained * study.units_per_run * study.work.unit + measured * study.work.measure
         optional = {
             "runs_for_theta": self.ordinary,
@@ -222,17 +236,23 @@ class _StudyRun:
 
 
 def _check_replay(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:
-    """Raise UserError where a replay ends elsewhere than the run that was selected."""
+    """Raise UserError where a replay ends elsewhere than the run that was selected.
+
+    In a replay of whole lots, equal weights are measured by other kernels than in the first pass,
+    because fewer runs are measured. So only their norm, which is summed in float64, must agree.
+    """
     if not len(replayed):
         return
     last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
     expected = selection.final(first).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
-    same = np.isclose(last, expected, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
+    compared = ["model_norm"] if study.replays_lots else list(MEASURES)
+    pair = (last[compared], expected[compared])
+    same = np.isclose(*pair, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
     if not same.all():
         _, trial, knob = last.index[~same][0]
         raise UserError(
             f"{study.folder.path}: the replay of {study.method} trial {trial} at {knob:g} ended at test loss "
             f"{last['loss_test'][~same].iloc[0]:.6g}, the first pass at "
-            f"{expected['loss_test'][~same].iloc[0]:.6g}; the first pass was made on another machine or torch: "
-            "set `curves: none`, or delete that folder and run again"
+            f"{expected['loss_test'][~same].iloc[0]:.6g}; the first pass was made on another machine or torch, "
+            "or in other lots: set `curves: none`, or delete that folder and run again"
         )

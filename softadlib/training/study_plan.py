@@ -27,6 +27,26 @@ def curve_epochs(protocol: Protocol) -> set[int]:
     return {*range(0, protocol.epochs, protocol.curve_every), protocol.epochs}
 
 
+def replay_pays(protocol: Protocol, gradients: int, share: float) -> bool:
+    """Tell whether training all runs twice costs less than measuring the curves of all.
+
+    The unit is one sample's forward pass; a backward pass costs two. Per run:
+
+        trained  = 3 × n_train × gradients × epochs
+        measured = (n_train + n_val + n_test) × epochs of a curve
+
+    A replay trains everything again and measures the curves of `share` of the runs. So it pays where
+    trained < (1 − share) × measured. It never does on whole image sets, whose sizes are 0 in a
+    protocol: they have at least as many samples to train on as to test on.
+    """
+    sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
+    if not all(sizes):
+        return False
+    trained = 3 * protocol.n_train * gradients * protocol.epochs
+    measured = sum(sizes) * len(curve_epochs(protocol))
+    return trained < (1 - share) * measured
+
+
 @dataclass
 class Study:
     """The work left for one protocol and method, given the rows already stored.
@@ -53,8 +73,11 @@ class Study:
         # A worker's machine may have a GPU that this one has not, or the other way round.
         self.worker_protocol = protocol.replace(device=self.device.type)
         self.resolve()
-        one_run_each = len(self.runs) == self.n_selected
-        replays = self.device.type == "cpu" and protocol.curves == "selected" and not one_run_each
+        share = self.n_selected / len(self.runs)
+        on_cpu = self.device.type == "cpu"
+        replays = on_cpu or replay_pays(protocol, self.gradients, share)
+        replays = replays and protocol.curves == "selected" and share < 1
+        self.replays_lots = replays and not on_cpu
         self.first_epochs = {protocol.epochs}
         if protocol.curves != "none" and not replays:
             self.first_epochs = curve_epochs(protocol)
@@ -91,13 +114,27 @@ class Study:
         chosen = set(run_keys(selection.select(rows, self.protocol.ties)))
         return [run for run in self.runs if run.key in chosen]
 
+    def with_lots(self, runs: Sequence[Run]) -> list[Run]:
+        """Return `runs`; where lots are replayed, with all other runs of their label noises.
+
+        On a GPU the kernels, and with them the last bits of a run, depend on the size of its lot. So
+        the first pass and the replay must divide the same runs into lots.
+        """
+        if not self.replays_lots:
+            return list(runs)
+        noises = {run.label_noise for run in runs}
+        return [run for run in self.runs if run.label_noise in noises]
+
     def replays_left(self, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
         """Return the maximum of replays to come: every run still to train may be selected."""
         if not self.replay_epochs:
             return 0
         open_trials = {(run.label_noise, run.trial) for run in todo}
         selected = [r for r in self.selected(rows) if (r.label_noise, r.trial) not in open_trials]
-        return len(open_trials) + len(self.missing(rows, selected, self.replay_epochs))
+        missing = self.missing(rows, selected, self.replay_epochs)
+        if self.replays_lots:
+            return len(self.with_lots([*todo, *missing]))
+        return len(open_trials) + len(missing)
 
     def done(self) -> bool:
         """Tell whether every wanted row is stored and its provenance written."""
@@ -130,6 +167,7 @@ class Study:
     def total_work(self) -> int:
         """Return the units of the whole study: runs, replays, and models trained before them."""
         replayed = self.n_selected if self.replay_epochs else 0
+        replayed = len(self.runs) if self.replays_lots else replayed
         ordinary = 1 if self.protocol.grids.get(self.method) in AUTO else 0
         models = (ordinary + heldout.n_models(self.protocol, self.method)) * self.n_selected
         return (len(self.runs) + replayed) * self.units_per_run + models * self.protocol.epochs

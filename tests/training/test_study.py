@@ -16,7 +16,10 @@ from softadlib.results import reader as store
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.results.table import merge
-from softadlib.training import study
+from softadlib.training import study, study_plan, trainer
+from softadlib.training.device import machine
+from softadlib.training.engines import factory
+from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.executors import local as executors
 from softadlib.training.progress import no_progress
 from softadlib.training.protocol import Protocol
@@ -93,6 +96,132 @@ def test_a_replay_that_ends_elsewhere_is_refused(monkeypatch):
     monkeypatch.setattr(study, "train_runs", drifting)
     with pytest.raises(UserError, match=r"the replay of softad trial 0 .* ended at test loss"):
         study.run(protocol(), "softad")
+
+
+def test_a_gpu_replays_where_training_costs_less_than_measuring():
+    """D3, in forward passes by hand: 3 × n_train × gradients × epochs against measured samples."""
+    paper = {"n_train": 100, "n_val": 100, "n_test": 20000, "epochs": 500, "curve_every": 1}
+    assert study_plan.replay_pays(protocol(**paper), 1, 1 / 40)  # 150,000 against 9.9 million
+    assert study_plan.replay_pays(protocol(**paper), 2, 1 / 40)
+    sizes = {"n_train": 100, "n_val": 50, "n_test": 50, "epochs": 9, "curve_every": 1}
+    assert not study_plan.replay_pays(protocol(**sizes), 1, 0.5)  # 2,700 against 0.5 × 2,000
+    more = {**sizes, "n_test": 500}
+    assert study_plan.replay_pays(protocol(**more), 1, 0.5)  # 2,700 against 0.5 × 6,500
+    assert not study_plan.replay_pays(protocol(**more), 1, 0.6)  # against 0.4 × 6,500 = 2,600
+    assert not study_plan.replay_pays(protocol(**more), 2, 0.5)  # 5,400
+    whole = protocol(dataset="digits", n_train=0, n_val=0, n_test=0)
+    assert not study_plan.replay_pays(whole, 1, 0.1)
+
+
+LOTS = 5
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A study that takes its device for a GPU: stacked runs, lots of five. Returns what was measured."""
+    cpu, measured, original = torch.device("cpu"), [], VmapEngine.measure
+
+    def measure(self, runs):
+        measured.append((len(self), list(runs)))
+        return original(self, runs)
+
+    class Executor(executors.SerialExecutor):
+        def describe(self):
+            return machine(cpu)
+
+    def lots(self):
+        return [self.runs[i : i + LOTS] for i in range(0, len(self.runs), LOTS)]
+
+    monkeypatch.setattr(trainer, "pick_device", lambda name: cpu)
+    monkeypatch.setattr(trainer.Trainer, "lots", lots)
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
+    monkeypatch.setattr(VmapEngine, "measure", measure)
+    return Executor(torch.device("cuda")), measured
+
+
+GPU = {"dtype": "float32", "n_test": 200, "trials": 3, "grids": {"softad": [0.05, 0.3, 0.9]}}
+
+
+def test_on_a_gpu_whole_lots_are_replayed_and_the_selected_measured(as_on_a_gpu, monkeypatch):
+    """D3: nine runs in lots of five and four, twice; curves of the three selected."""
+    executor, measured = as_on_a_gpu
+    units, p = [], protocol(**GPU)
+    rows = study.run(p, "softad", executor=executor, progress=units.append)
+    assert measured[:2] == [(5, [0, 1, 2, 3, 4]), (4, [0, 1, 2, 3])], "the ends, of all runs"
+    assert {size for size, _ in measured[2:]} <= {5, 4}, "the lots of the first pass again"
+    assert sum(len(runs) for _, runs in measured[2:]) == 3 * 3, "three epochs of three runs"
+    everything = protocol(**GPU, curves="all", profile="other")
+    expected = study.run(everything, "softad", executor=executor)
+    chosen = selection.select(rows)[RUN_KEY].merge(expected, on=RUN_KEY)
+    curves = selection.select(rows)[RUN_KEY].merge(rows, on=RUN_KEY)
+    pd.testing.assert_frame_equal(curves, chosen)  # bit for bit
+    assert len(rows) == 9 + 3 * 2
+    plan = study.Study(p, "softad", torch.device("cuda"))
+    assert plan.done()
+    assert sum(units) == plan.total_work() == 2 * 9 * 4
+    (session,) = read_provenance(plan.folder.provenance)["sessions"]
+    assert (session["runs_trained"], session["runs_replayed"]) == (9, 9)
+
+
+def test_on_a_gpu_a_study_cut_short_trains_the_lots_of_its_label_noise_again(as_on_a_gpu):
+    """Other lots would end in other last bits; what is whole is left alone."""
+    executor, measured = as_on_a_gpu
+    p = protocol(**GPU, label_noise=[0.0, 0.2])
+    whole = study.run(protocol(**GPU, label_noise=[0.0, 0.2], profile="whole"), "softad",
+                      executor=executor)  # fmt: skip
+
+    class Accident(BaseException):
+        pass
+
+    def die(rows):
+        if (rows["label_noise"] > 0).any():
+            raise Accident
+
+    with pytest.raises(Accident):
+        study.run(p, "softad", executor=executor, on_rows=die)
+    folder, plan = (
+        study.Study(p, "softad").folder,
+        study.Study(p, "softad", torch.device("cuda")),
+    )
+    stored = folder.stored_rows(p.label_noise)
+    (lost,) = [run for run in plan.runs if run.label_noise and run.trial == 2 and run.knob == 0.3]
+    for part in (folder.path / "parts").iterdir():
+        part.unlink()
+    keep = ~((stored["label_noise"] > 0) & (stored["trial"] == 2) & (stored["knob"] == 0.3))
+    folder.save_part(stored[keep])
+    measured.clear()
+    assert plan.missing(stored[keep], plan.runs, plan.first_epochs) == [lost]
+    units = []
+    rows = study.run(p, "softad", executor=executor, progress=units.append)
+    pd.testing.assert_frame_equal(rows, whole)
+    assert measured[:2] == [(5, [0, 1, 2, 3, 4]), (4, [0, 1, 2, 3])], "all of the second noise"
+    assert sum(units) == plan.total_work()
+    measured.clear()
+    pd.testing.assert_frame_equal(study.run(p, "softad", executor=executor), whole)
+    assert measured == []
+
+
+def test_on_a_gpu_a_replay_may_be_measured_by_other_kernels_but_not_end_in_other_weights(
+    as_on_a_gpu, monkeypatch
+):
+    executor, _ = as_on_a_gpu
+    original = study.train_runs
+
+    def drifting(column, by):
+        def train(protocol, runs, epochs, *rest):
+            rows = original(protocol, runs, epochs, *rest)
+            return rows.assign(**{column: rows[column] + (by if 0 in epochs else 0)})
+
+        return train
+
+    monkeypatch.setattr(study, "train_runs", drifting("loss_val", 1e-7))
+    rows = study.run(protocol(**GPU), "softad", executor=executor)
+    monkeypatch.setattr(study, "train_runs", original)
+    ends = study.run(protocol(**GPU, profile="other"), "softad", executor=executor)
+    pd.testing.assert_frame_equal(selection.final(rows), selection.final(ends))
+    monkeypatch.setattr(study, "train_runs", drifting("model_norm", 1e-5))
+    with pytest.raises(UserError, match="or in other lots: set `curves: none`"):
+        study.run(protocol(**GPU, profile="third"), "softad", executor=executor)
 
 
 def test_nothing_is_trained_twice(monkeypatch):
