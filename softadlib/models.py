@@ -20,6 +20,7 @@ def torchvision() -> ModuleType:
             f"torchvision cannot be used with torch {torch.__version__} ({str(error).splitlines()[0]}); "
             "install a matching pair of torch and torchvision from the same index"
         ) from None
+    assert isinstance(module, ModuleType)
     return module
 
 
@@ -53,7 +54,10 @@ def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
     """torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
     if len(shape) != 3 or shape[0] != 3:
         raise UserError(f"resnet{depth} takes images of 3 channels, got samples of shape {shape}")
-    return getattr(torchvision().models, f"resnet{depth}")(weights=None, num_classes=classes)
+    network: nn.Module = getattr(torchvision().models, f"resnet{depth}")(
+        weights=None, num_classes=classes
+    )
+    return network
 
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {

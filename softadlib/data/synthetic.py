@@ -68,11 +68,13 @@ def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
     choose("dataset", dataset, ("gaussian", "sinusoid", "spiral"))
     x = np.asarray(x, dtype=float)
     if dataset == "gaussian":
-        return expit(10 * (x.sum(1) - 1))
-    if dataset == "sinusoid":
-        return (x.sum(1) + np.sin(x[:, 1] - x[:, 0]) > 0).astype(float)
-    first, second = (_log_density(x, arm) for arm in _arms(curve))
-    return expit(first - second)
+        log_odds = 10 * (x.sum(1) - 1)
+    elif dataset == "sinusoid":
+        log_odds = np.where(x.sum(1) + np.sin(x[:, 1] - x[:, 0]) > 0, np.inf, -np.inf)
+    else:
+        first, second = (_log_density(x, arm) for arm in _arms(curve))
+        log_odds = first - second
+    return np.asarray(expit(log_odds))
 
 
 def _log_density(x: np.ndarray, centres: np.ndarray) -> np.ndarray:

@@ -116,6 +116,7 @@ def method_panels(
     methods = [name for name in METHODS if (runs["method"] == name).any()]
     size = (2.7 * len(measures) + 0.8, (0.24 * len(methods) + 0.7) * len(datasets))
     grid: dict[str, Any] = {"squeeze": False, "sharey": True, "figsize": size}
+    fig: Figure
     fig, axes = plt.subplots(len(datasets), len(measures), **grid)
     for row, dataset in zip(axes, datasets):
         for ax, (measure, label) in zip(row, measures.items()):

@@ -124,7 +124,10 @@ def tie_example() -> dict[str, float]:
 
 def adam_betas() -> tuple[float, float]:
     """What the protocols' Adam runs with."""
-    return TrainConfig("adam", 1e-3, 50, 1).build([torch.zeros(1)]).defaults["betas"]
+    betas: tuple[float, float] = (
+        TrainConfig("adam", 1e-3, 50, 1).build([torch.zeros(1)]).defaults["betas"]
+    )
+    return betas
 
 
 def flip_count(n: int, noise: float, seed: int = 0) -> int:

@@ -15,12 +15,14 @@ from softadlib.results.schema import COLUMNS
 from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
+Part = tuple[np.ndarray, np.ndarray]
+"""Points (n, 2) and classes (n,)."""
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
 """Training, validation and test points of the paper's problems on the plane."""
 
 
-def _draw(dataset: str, seed: int | np.random.SeedSequence, sizes: Sizes) -> dict:
+def _draw(dataset: str, seed: int | np.random.SeedSequence, sizes: Sizes) -> dict[str, Part]:
     """Training, validation and test part of one trial, drawn in this order."""
     rng = np.random.default_rng(seed)
     return {part: SYNTHETIC[dataset](n, 0.0, rng) for part, n in zip(PARTS, sizes)}

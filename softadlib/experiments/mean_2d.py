@@ -8,7 +8,7 @@ from softadlib.experiments.pointwise import gradient_weights
 
 def squared_distances(w: np.ndarray, points: np.ndarray) -> np.ndarray:
     """ℓ(w; z_i) = ‖w − z_i‖², (d,), (n, d) → (n,); the mean of the points minimises their mean."""
-    return np.square(np.asarray(w) - points).sum(1)
+    return np.asarray(np.square(np.asarray(w) - points).sum(1))
 
 
 def mean_updates(
@@ -27,4 +27,4 @@ def mean_updates(
     """
     losses = torch.as_tensor(squared_distances(w, points), dtype=torch.float64)
     weights = gradient_weights(method, losses, theta, sigma, scale).numpy()
-    return -step * weights[:, None] * (np.asarray(w) - points)
+    return np.asarray(-step * weights[:, None] * (np.asarray(w) - points))

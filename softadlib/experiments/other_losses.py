@@ -42,7 +42,9 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(1) == target).double().mean()
 
 
-def _split(x: np.ndarray, y: np.ndarray, seed: int, sizes: tuple[int, int]) -> list[tuple]:
+def _split(
+    x: np.ndarray, y: np.ndarray, seed: int, sizes: tuple[int, int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
     order = np.random.default_rng(seed).permutation(len(x))
     return [(x[part], y[part]) for part in np.split(order, np.cumsum(sizes))]
 
@@ -216,6 +218,7 @@ def loss_panels(
     """
     panels = {"score_test": None, "gap": "gap, test − train loss", "norm": "model norm"}
     size: dict[str, Any] = {"figsize": (9.5, 2.5 * len(scores) + 0.4), "squeeze": False}
+    fig: Figure
     fig, axes = plt.subplots(len(scores), len(panels), **size)
     for line, (loss, score) in zip(axes, scores.items()):
         part = rows[rows["loss"] == loss]

@@ -25,7 +25,8 @@ def gradient_weights(
     By automatic differentiation of the registered objective; positive descends, negative ascends.
     1 for ERM, sign(mean ℓ − θ) for Flooding, φ((ℓ−θ)/σ) for SoftAD under "text".
     """
-    return len(losses) * torch.func.grad(objective_at(method, theta, sigma, scale))(losses)
+    gradient: Tensor = torch.func.grad(objective_at(method, theta, sigma, scale))(losses)
+    return len(losses) * gradient
 
 
 def transform(

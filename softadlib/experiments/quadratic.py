@@ -7,7 +7,7 @@ from softadlib.experiments.pointwise import transform
 
 def quadratic(x: np.ndarray) -> np.ndarray:
     """f(x) = x²/2, elementwise; f′(x) = x."""
-    return np.square(x) / 2
+    return np.asarray(np.square(x) / 2)
 
 
 def transformed_gradient(method: str, x: np.ndarray, theta: float, sigma: float) -> np.ndarray:
@@ -15,7 +15,7 @@ def transformed_gradient(method: str, x: np.ndarray, theta: float, sigma: float)
 
     φ is 1 for "erm", sign for "flooding", ρ′ for "softad". Holland & Nakatani (2024), Fig. 1.
     """
-    return transform(method, quadratic(x), theta, sigma, "text")[1] * x
+    return np.asarray(transform(method, quadratic(x), theta, sigma, "text")[1] * x)
 
 
 def descend(

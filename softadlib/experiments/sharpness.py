@@ -28,7 +28,7 @@ class Risk:
     width: int = 16
     network: nn.Module = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         sizes = (self.x.shape[1], self.width, self.width, int(self.y.max()) + 1)
         layers = [nn.Linear(a, b, dtype=torch.float64) for a, b in itertools.pairwise(sizes)]
         network = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
@@ -53,11 +53,13 @@ class Risk:
 
     def gradient(self, w: Tensor) -> Tensor:
         """g(w) = ∇R(w), (d,)."""
-        return torch.func.grad(self.value)(w)
+        gradient: Tensor = torch.func.grad(self.value)(w)
+        return gradient
 
     def penalty_gradient(self, w: Tensor) -> Tensor:
         """∇½‖∇R(w)‖² = ∇²R(w)·∇R(w) by double backpropagation, (d,)."""
-        return torch.func.grad(lambda v: self.gradient(v).square().sum() / 2)(w)
+        gradient: Tensor = torch.func.grad(lambda v: self.gradient(v).square().sum() / 2)(w)
+        return gradient
 
 
 def plane_risk(dataset: str, n: int, seed: int) -> Risk:

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import BN_UPDATES, USE_BFLOAT, Grads
 
+NoSync = Callable[[], contextlib.AbstractContextManager[None]]
+
 
 @contextlib.contextmanager
 def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
@@ -226,10 +228,9 @@ class ClosureOptimizer(Optimizer):
         if not first_sync:
             self._no_sync()
 
-    def _no_sync(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    def _no_sync(self) -> NoSync:
         """DDP's context without an exchange of gradients; `UserError` without a DDP model."""
-        no_sync: Callable[[], contextlib.AbstractContextManager[None]] | None
-        no_sync = getattr(self.model, "no_sync", None)
+        no_sync: NoSync | None = getattr(self.model, "no_sync", None)
         if no_sync is None:
             raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
         return no_sync

@@ -261,7 +261,8 @@ class ResultFolder:
         """Read the held-out losses of one trial, or of a `part` of its samples; None without."""
         try:
             with np.load(io.BytesIO(self._held_out(label_noise, trial, part).read_bytes())) as file:
-                return file["losses"]
+                losses: np.ndarray = file["losses"]
+                return losses
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 

@@ -22,7 +22,8 @@ def pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
     metadata = {**(table.schema.metadata or {}), TAG: fingerprint.encode()}
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(metadata), sink, write_page_checksum=True)
-    return sink.getvalue().to_pybytes()
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def unpack(

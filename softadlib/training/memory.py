@@ -44,7 +44,8 @@ def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> int:
     dtype = next(network.parameters()).dtype
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(torch.empty(1, *shape, device="meta", dtype=dtype))
-    return counter.get_total_flops()
+    flops: int = counter.get_total_flops()
+    return flops
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with processes.stopped_by_term(), warnings.catch_warnings():
             # loky warns of a worker that it has replaced
             warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
-            return args.run(args)
+            status: int = args.run(args)
+            return status
     except UserError as error:
         commands.say(str(error))
         return 2

@@ -196,7 +196,8 @@ def _how(facts: pd.DataFrame) -> str:
     shown = facts.rename(columns={"word": "in place of a grid", "label_noise": "label noise"})
     labels = findings.LABELS
     shown["method"] = shown["method"].map(lambda name: labels.get(name, name))
-    return shown.to_html(index=False, border=0, escape=True)
+    table: str = shown.to_html(index=False, border=0, escape=True)
+    return table
 
 
 def _protocols(provenance: Sequence[Provenance]) -> list[dict[str, str]]:

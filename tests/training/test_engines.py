@@ -27,6 +27,7 @@ from helpers.engines import (
     stack,
     state,
 )
+from helpers.plain_loop import plain_loop
 
 from softadlib._validation import UserError
 from softadlib.data.splits import PARTS, Splits, synthetic_splits
@@ -42,7 +43,7 @@ from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.evaluation import as_rows
-from softadlib.workbook.bench import reference as oracle
+from softadlib.workbook.bench.reference import final_measures
 
 PLAIN = {
     "adam": lambda r: partial(torch.optim.Adam, lr=r.lr, weight_decay=r.weight_decay),
@@ -93,9 +94,7 @@ def assert_is_plain(method, recipe, knobs, trials, model=SMALL, data=None, sigma
         own = settings if sigmas is None else settings | {"sigma": sigmas[run]}
         make = PLAIN[recipe.optimizer](recipe)
         before = copy.deepcopy(net.state_dict())
-        end = oracle.plain_loop(
-            method, net, parts, orders, recipe.batch_size, make, knobs[run], **own
-        )
+        end = plain_loop(method, net, parts, orders, recipe.batch_size, make, knobs[run], **own)
         assert not torch.equal(before["0.weight"], net.state_dict()["0.weight"])
         assert_near(state(made, run), net.state_dict())
         assert_near(row(measured, run), end)
@@ -231,7 +230,7 @@ def test_epoch_0_is_before_any_step_and_measuring_changes_nothing():
     final = last.train(SGD, SEEDS, {10}, keep=range(3))
     assert seen == [8] * 10
     assert list(measured) == list(range(11))
-    start = oracle.final_measures(networks([1])[0], {p: splits().part(p, 1) for p in PARTS})
+    start = final_measures(networks([1])[0], {p: splits().part(p, 1) for p in PARTS})
     assert_near(row(measured[0], 1), start)
     for name in MEASURES:
         assert final[10][name].shape == (3,)

@@ -229,6 +229,7 @@ def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
     The accuracy is a running median over five epochs, or a fiftieth of many: single epochs jump. Its axis starts
     below all methods' accuracy after the first tenth of training.
     """
+    fig: Figure
     fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.4))
     epochs = rows["epoch"].nunique()
     window = max(5, epochs // 50) if epochs >= 20 else 1
@@ -260,6 +261,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     axis = {method.knob: method.axis for method in METHODS.values() if method.knob}
     knobs = [knob for knob in axis if (symbol == knob).any()] or ["theta"]
     grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig: Figure
     fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
     dots = {"style": "method", "markers": MARKS, "dashes": False, "markersize": 4}

@@ -127,7 +127,7 @@ def train_matched_erm(
 def _trained(
     protocol: Protocol,
     run: Run,
-    objective: Callable,
+    objective: Callable[..., torch.Tensor],
     splits: Splits | None,
     tick: Callable[[int], None] = lambda runs: None,
 ) -> pd.DataFrame:

@@ -39,6 +39,7 @@ def intervals(
     width, height = min(2.7 * len(datasets) + 0.8, 13), 0.42 * len(rivals) + 0.9
     size = (max(width, 4), height * len(noises) + 0.7)
     grid: dict[str, Any] = {"figsize": size, "sharey": True, "squeeze": False}
+    fig: Figure
     fig, axes = plt.subplots(len(noises), len(datasets), **grid)
     for (i, j), ax in np.ndenumerate(axes):
         here = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
@@ -89,6 +90,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     every = every[every["control"] == REPLAY]
     datasets, noises = paper.in_order(every["dataset"]), sorted(every["label_noise"].unique())
     shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig: Figure
     fig, axes = plt.subplots(
         len(STAT_LABELS), len(datasets), figsize=(2.6 * len(datasets), 6), **shape
     )

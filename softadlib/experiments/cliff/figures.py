@@ -37,6 +37,7 @@ def through(
     minimiser, indexed by θ, drawn in grey where given; in the loss, θ itself where not. ERM is level.
     """
     shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig: Figure
     fig, axes = plt.subplots(2, len(tables), figsize=(3.6 * len(tables), 5.4), **shape)
     for column, (name, rows) in zip(axes.T, tables.items()):
         minimiser = (theory or {}).get(name)

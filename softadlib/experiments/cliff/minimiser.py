@@ -39,10 +39,10 @@ def expected(
     method: str, eta: np.ndarray, z: np.ndarray, theta: float, sigma: float = 1.0
 ) -> np.ndarray:
     """η·f(−ln p) + (1−η)·f(−ln(1−p)) at p = 1/(1+e^−z), of shapes that broadcast."""
-    own, other = np.logaddexp(0, -z), np.logaddexp(0, z)
-    return eta * pointwise_value(method, own, theta, sigma) + (1 - eta) * pointwise_value(
-        method, other, theta, sigma
+    positive, negative = (
+        pointwise_value(method, np.logaddexp(0, score), theta, sigma) for score in (-z, z)
     )
+    return np.asarray(eta * positive + (1 - eta) * negative)
 
 
 def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.ndarray:
@@ -64,7 +64,7 @@ def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.
         a, b = low + third, high - third
         right = expected(method, eta, a, theta, sigma) > expected(method, eta, b, theta, sigma)
         low, high = np.where(right, a, low), np.where(right, high, b)
-    return expit((low + high) / 2)
+    return np.asarray(expit((low + high) / 2))
 
 
 def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.DataFrame:
@@ -99,7 +99,8 @@ def multiclass_minimiser(eta: object, theta: float, starts: int = 12, seed: int 
     rng = np.random.default_rng(seed)
     initial = [np.log(eta + 1e-3), *rng.normal(0, 3, (starts, len(eta)))]
     minima = [minimize(value, z, jac=True, tol=1e-14, options={"maxiter": 2000}) for z in initial]
-    return np.exp(log_softmax(min(minima, key=lambda minimum: minimum.fun).x))
+    best = min(minima, key=lambda minimum: minimum.fun)
+    return np.asarray(np.exp(log_softmax(best.x)))
 
 
 def margin(eta: object, theta: float, **options: int) -> float:

@@ -19,18 +19,21 @@ GAMMAS = ("corrected", "paper")
 
 def norms(v: np.ndarray) -> np.ndarray:
     """L2 norm along the last axis, (…, d) → (…, 1)."""
-    return np.sqrt(np.square(v).sum(-1, keepdims=True))
+    lengths: np.ndarray = np.linalg.norm(v, axis=-1, keepdims=True)
+    return lengths
 
 
 def soft_gradient(losses: np.ndarray, gradients: np.ndarray, theta: float) -> np.ndarray:
     """φ(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d): SoftAD's G_t at σ = 1."""
     x = losses - theta
-    return (x / np.hypot(1, x))[..., None] * gradients
+    weighted: np.ndarray = (x / np.hypot(1, x))[..., None] * gradients
+    return weighted
 
 
 def hard_gradient(losses: np.ndarray, gradients: np.ndarray, theta: float) -> np.ndarray:
     """sign(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d), sign(0) = 0: iFlood's G_t."""
-    return np.sign(losses - theta)[..., None] * gradients
+    weighted: np.ndarray = np.sign(losses - theta)[..., None] * gradients
+    return weighted
 
 
 def l_ad(g2: float, l_loss: float, sigma: float = 1.0, scale: str = "code") -> float:
@@ -103,7 +106,8 @@ class NormClipMomentum:
         """The next point (…, d)."""
         self.momentum = self.b * self.momentum + (1 - self.b) * self.clip(gradient)
         size = norms(self.momentum)
-        return w - self.alpha * self.momentum / np.where(size > 0, size, 1)
+        point: np.ndarray = w - self.alpha * self.momentum / np.where(size > 0, size, 1)
+        return point
 
 
 class ProjectedSubgradient:
@@ -142,7 +146,8 @@ class ZerothOrder:
     def directions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Uniform on the unit sphere, `shape` = (…, d)."""
         normal = rng.standard_normal(shape)
-        return normal / norms(normal)
+        unit: np.ndarray = normal / norms(normal)
+        return unit
 
     def gradient(
         self, f: Callable[[np.ndarray], np.ndarray], w: np.ndarray, direction: np.ndarray
@@ -151,7 +156,8 @@ class ZerothOrder:
         value = f(w + self.radius * direction)
         if self.points == 2:
             value = (value - f(w - self.radius * direction)) / 2
-        return w.shape[-1] / self.radius * value[..., None] * direction
+        gradient: np.ndarray = w.shape[-1] / self.radius * value[..., None] * direction
+        return gradient
 
     def gamma(
         self, steps: int, d: int, lipschitz: float, v: float, rule: str = "corrected"
@@ -163,7 +169,10 @@ class ZerothOrder:
         """
         choose("gamma", rule, GAMMAS)
         ratio = d / self.radius
-        return steps**0.25 * math.sqrt(ratio * lipschitz if rule == "paper" else ratio**2 * v)
+        gamma: float = steps**0.25 * math.sqrt(
+            ratio * lipschitz if rule == "paper" else ratio**2 * v
+        )
+        return gamma
 
 
 def moreau_prox(
@@ -233,4 +242,5 @@ def _newton(
 
 
 def _smoothed(r: np.ndarray, moved: np.ndarray, beta: float, epsilon: float) -> np.ndarray:
-    return np.hypot(r, epsilon).mean(-1) + np.square(moved).sum(-1) / (2 * beta)
+    values: np.ndarray = np.hypot(r, epsilon).mean(-1) + np.square(moved).sum(-1) / (2 * beta)
+    return values

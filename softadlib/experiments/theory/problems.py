@@ -8,6 +8,9 @@ import numpy as np
 from softadlib.experiments.theory import algorithms
 from softadlib.experiments.theory.algorithms import norms
 
+Function = Callable[[np.ndarray], np.ndarray]
+"""Points (…, d) → values (…,)."""
+
 
 @dataclass(frozen=True)
 class SquaredDistances:
@@ -51,9 +54,11 @@ class Distances:
     def softad(self, w: np.ndarray, theta: float, points: np.ndarray | None = None) -> np.ndarray:
         """θ + ρ(ℓ − θ), of one point each (…, d) → (…,), or their mean: S."""
         if points is None:
-            return self.softad(w[..., None, :], theta, self.points).mean(-1)
-        x = norms(w - points)[..., 0] - theta
-        return theta + x * x / (1 + np.hypot(1, x))
+            values: np.ndarray = self.softad(w[..., None, :], theta, self.points).mean(-1)
+        else:
+            x = norms(w - points)[..., 0] - theta
+            values = theta + x * x / (1 + np.hypot(1, x))
+        return values
 
     def moment(self, theta: float) -> float:
         """V ≥ E(θ + ρ(ℓ − θ))² on the ball, point by point at the ends of ℓ's range."""
@@ -70,13 +75,15 @@ def cloud(n: int, d: int, seed: int, spread: float = 0.5) -> np.ndarray:
 def softad_gradient(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
     """∇S(w) = mean φ(ℓ − θ)·∇ℓ over all points, (…, d) → (…, d)."""
     losses, gradients, _ = problem(w)
-    return algorithms.soft_gradient(losses, gradients, theta).mean(-2)
+    gradient: np.ndarray = algorithms.soft_gradient(losses, gradients, theta).mean(-2)
+    return gradient
 
 
 def softad_value(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
     """S(w) = θ + mean ρ(ℓ − θ), (…, d) → (…,)."""
     x = problem(w)[0] - theta
-    return theta + (x * x / (1 + np.hypot(1, x))).mean(-1)
+    value: np.ndarray = theta + (x * x / (1 + np.hypot(1, x))).mean(-1)
+    return value
 
 
 def envelope(
@@ -115,17 +122,19 @@ def hardest_iflood(theta: float, start: float = 0.5) -> tuple[SquaredDistances, 
     return SquaredDistances(np.zeros((1, 1)), s), np.array([start * s])
 
 
-def smoothed_gradient(f: Callable, w: np.ndarray, radius: float, nodes: int = 128) -> np.ndarray:
+def smoothed_gradient(f: Function, w: np.ndarray, radius: float, nodes: int = 128) -> np.ndarray:
     """(d/r)·E f(w + rU)U on the circle (d = 2) by `nodes` equal angles, (…, 2) → (…, 2)."""
     angle = 2 * np.pi * (np.arange(nodes) + 0.5) / nodes
     u = np.stack([np.cos(angle), np.sin(angle)], -1)
     values = f(w[..., None, :] + radius * u)
-    return 2 / radius * (values[..., None] * u).mean(-2)
+    gradient: np.ndarray = 2 / radius * (values[..., None] * u).mean(-2)
+    return gradient
 
 
-def smoothed_value(f: Callable, w: np.ndarray, radius: float, nodes: int = 32) -> np.ndarray:
+def smoothed_value(f: Function, w: np.ndarray, radius: float, nodes: int = 32) -> np.ndarray:
     """E f(w + rV), V uniform on the disc, by `nodes` rings of equal area × angles, (…, 2) → (…,)."""
     rings = np.sqrt((np.arange(nodes) + 0.5) / nodes)
     angle = 2 * np.pi * (np.arange(nodes) + 0.5) / nodes
     v = rings[:, None, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
-    return f(w[..., None, None, :] + radius * v).mean((-1, -2))
+    value: np.ndarray = f(w[..., None, None, :] + radius * v).mean((-1, -2))
+    return value

@@ -38,14 +38,17 @@ def _draw_samples(
 def _subsample(path: np.ndarray, count: int) -> np.ndarray:
     """At most `count` evenly spaced ones of the iterates w_1 … w_T: enough for their average."""
     last = len(path) - 2
-    return path[np.unique(np.linspace(0, last, count).round().astype(int))]
+    iterates: np.ndarray = path[np.unique(np.linspace(0, last, count).round().astype(int))]
+    return iterates
 
 
-def _line(measured: np.ndarray, bounds: dict[str, float], path: np.ndarray, radius: float) -> dict:
+def _row(
+    measured: np.ndarray, bounds: dict[str, float], path: np.ndarray, radius: float
+) -> dict[str, object]:
     """Measured means (runs,) beside their bounds; `inside`: whether every iterate is on the ball."""
     inside = bool((norms(path) <= radius + 1e-12).all())
-    found = {"T": len(path) - 1, "mean": measured.mean(), "worst": measured.max()}
-    return {**found, **bounds, "inside": inside}
+    row = {"T": len(path) - 1, "mean": measured.mean(), "worst": measured.max()}
+    return {**row, **bounds, "inside": inside}
 
 
 def softad_rows(
@@ -65,11 +68,11 @@ def softad_rows(
     `count` iterates make the average.
     """
     g, smoothness = problem.g2**0.5, algorithms.l_ad(problem.g2, problem.l_star)
-    lines = []
-    for steps in horizons:
+
+    def row(steps: int) -> dict[str, object]:
         _, z = _draw_samples(problem, steps, runs, seed)
 
-        def gradient(w: np.ndarray, t: int, z: np.ndarray = z) -> np.ndarray:
+        def gradient(w: np.ndarray, t: int) -> np.ndarray:
             return algorithms.soft_gradient(*problem.at(w, z[t]), theta)
 
         path = simulate(algorithms.NormClipMomentum(steps, g).step, gradient, start, runs, steps)
@@ -77,8 +80,9 @@ def softad_rows(
         drop = (drop - problems.softad_value(problem, path[-1], theta)).max()
         slopes = problems.softad_gradient(problem, _subsample(path, count), theta)
         bounds = algorithms.momentum_bounds(steps, drop, smoothness, g, delta)
-        lines.append(_line(norms(slopes)[..., 0].mean(0), bounds, path, problem.radius))
-    return pd.DataFrame(lines)
+        return _row(norms(slopes)[..., 0].mean(0), bounds, path, problem.radius)
+
+    return pd.DataFrame(map(row, horizons))
 
 
 def iflood_rows(
@@ -97,20 +101,22 @@ def iflood_rows(
     """
     drop = problems.envelope(problem, np.asarray(start, dtype=float), theta)[0]
     constants = (float(drop) - problems.least_envelope(problem, theta), problem.g2, problem.l_star)
-    ball, lines = algorithms.onto_ball(problem.radius), []
-    for steps in horizons:
+    ball = algorithms.onto_ball(problem.radius)
+
+    def row(steps: int) -> dict[str, object]:
         _, z = _draw_samples(problem, steps, runs, seed)
 
-        def gradient(w: np.ndarray, t: int, z: np.ndarray = z) -> np.ndarray:
+        def gradient(w: np.ndarray, t: int) -> np.ndarray:
             return algorithms.hard_gradient(*problem.at(w, z[t]), theta)
 
         method = algorithms.ProjectedSubgradient(steps, *constants, project=ball)
         path = simulate(method.step, gradient, start, runs, steps)
         slopes = problems.envelope(problem, _subsample(path, count), theta)[1]
         bounds = algorithms.subgradient_bounds(steps, *constants)
-        line = _line(np.square(slopes).sum(-1).mean(0), bounds, path, problem.radius)
-        lines.append({**line, "q": bounds["corrected"] / 4})
-    return pd.DataFrame(lines)
+        measured = np.square(slopes).sum(-1).mean(0)
+        return {**_row(measured, bounds, path, problem.radius), "q": bounds["corrected"] / 4}
+
+    return pd.DataFrame(map(row, horizons))
 
 
 def zeroth_rows(
@@ -132,18 +138,19 @@ def zeroth_rows(
     `clipped` is the share of the gradients that γ under `rule` shortens.
     """
 
-    def mean(w):
+    def mean(w: np.ndarray) -> np.ndarray:
         return problem.softad(w, theta)
 
-    estimate, v, lines = algorithms.ZerothOrder(radius, points), problem.moment(theta), []
+    estimate, v = algorithms.ZerothOrder(radius, points), problem.moment(theta)
     constants = (2 * problem.lipschitz / radius, 2 * v**0.5 / radius)
-    for steps in horizons:
+
+    def row(steps: int) -> dict[str, object]:
         rng, z = _draw_samples(problem, steps, runs, seed)
         u = estimate.directions(rng, (steps, runs, 2))
         gamma = estimate.gamma(steps, 2, problem.lipschitz, v, rule)
         clipped = np.empty(steps)
 
-        def gradient(w, t, z=z, u=u, gamma=gamma, clipped=clipped):
+        def gradient(w: np.ndarray, t: int) -> np.ndarray:
             g = estimate.gradient(lambda x: problem.softad(x, theta, z[t]), w, u[t])
             clipped[t] = (norms(g) > gamma).mean()
             return g
@@ -153,19 +160,21 @@ def zeroth_rows(
         first, last = (problems.smoothed_value(mean, path[i], radius) for i in (0, -1))
         bounds = algorithms.momentum_bounds(steps, (first - last).max(), *constants, delta)
         slopes = problems.smoothed_gradient(mean, _subsample(path, count), radius)
-        line = _line(norms(slopes)[..., 0].mean(0), bounds, path, problem.radius - radius)
-        lines.append({**line, "clipped": clipped.mean()})
-    return pd.DataFrame(lines)
+        measured = norms(slopes)[..., 0].mean(0)
+        return {
+            **_row(measured, bounds, path, problem.radius - radius),
+            "clipped": clipped.mean(),
+        }
+
+    return pd.DataFrame(map(row, horizons))
 
 
 def first_useful(smoothness: float, moment: float, delta: float, which: str) -> int:
     """The smallest power of ten T whose momentum bound is below G = `moment`, which holds anyway."""
-    ranges = (10**k for k in range(60))
-    return next(
-        t
-        for t in ranges
-        if algorithms.momentum_bounds(t, 0, smoothness, moment, delta)[which] < moment
-    )
+    steps = 1
+    while algorithms.momentum_bounds(steps, 0, smoothness, moment, delta)[which] >= moment:
+        steps *= 10
+    return steps
 
 
 def exponent(rows: pd.DataFrame, column: str = "mean") -> float:
@@ -192,7 +201,8 @@ def mean_gradient(
     else:
         level = losses if kind == "iflood" else losses.mean(-1, keepdims=True)
         weights = np.sign(level - theta)
-    return (weights[..., None] * gradients).mean(-2)
+    gradient: np.ndarray = (weights[..., None] * gradients).mean(-2)
+    return gradient
 
 
 def pairs(

@@ -53,7 +53,10 @@ def logit_gradient(
     logp = logits.log_softmax(1)
     losses, total = _NLL(logp, y, None, 0, -100)
     weights = weights_of(losses, knob, **settings) / len(y)
-    return _SOFTMAX_BACK(_NLL_BACK(weights, logp, y, None, 0, -100, total), logp, 1, logp.dtype)
+    gradient: Tensor = _SOFTMAX_BACK(
+        _NLL_BACK(weights, logp, y, None, 0, -100, total), logp, 1, logp.dtype
+    )
+    return gradient
 
 
 class MLPEngine(VmapEngine):

@@ -78,7 +78,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = F
             x = x.contiguous()
         if not (weight.is_contiguous() or weight.mT.is_contiguous()):
             weight = weight.contiguous()
-        return _ONEDNN(x, weight, bias, "relu" if relu else "none", [], "")
+        product: Tensor = _ONEDNN(x, weight, bias, "relu" if relu else "none", [], "")
+        return product
     out = nnF.linear(x, weight, bias)
     return out.relu() if relu else out
 

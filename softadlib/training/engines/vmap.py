@@ -119,9 +119,11 @@ class VmapEngine(Engine):
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if not self.bf16:
-            return functional_call(self.template, state, (x,))
+            logits: Tensor = functional_call(self.template, state, (x,))
+            return logits
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            return functional_call(self.template, state, (x,))
+            logits = functional_call(self.template, state, (x,))
+        return logits
 
     def _gradient(
         self,
@@ -141,9 +143,9 @@ class VmapEngine(Engine):
             return self.method.objective(losses, knob, **objective)
 
         def gradient(params: Grads, track: bool = True) -> Grads:
-            return grad(loss)(
-                params, buffers if track else {k: b.clone() for k, b in buffers.items()}
-            )
+            statistics = buffers if track else {k: b.clone() for k, b in buffers.items()}
+            direction: Grads = grad(loss)(params, statistics)
+            return direction
 
         return self.method.rule(gradient, params, knob, **rule)
 

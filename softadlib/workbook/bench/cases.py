@@ -174,7 +174,6 @@ class Side:
         data = {part: trainer.splits.part(part) for part in PARTS}
         data = {p: (trainer.splits.inputs(x, p, 0), y) for p, (x, y) in data.items()}
         make = reference.optimizers(protocol.optimizer, protocol.lr, protocol.momentum)
-        settings = protocol.settings_of(trainer.method.name)
 
         def train(clock: Clock, run: Run, network: torch.nn.Module) -> None:
             if evals == "only":
@@ -189,7 +188,6 @@ class Side:
                 make,
                 run.knob,
                 self.case.eval_epochs(evals),
-                **settings,
             )
 
         networks = [trainer.network(run).to(trainer.device) for run in runs]
