@@ -265,7 +265,7 @@ class Protocol(BaseModel):
         return fingerprint(self.to_dict())
 
     def cliff_note(self) -> str | None:
-        """One line when grids cross θ = ln 2, where accuracy falls off; None when they do not."""
+        """Return a sentence where grids cross θ = ln 2, where accuracy falls off; else None."""
         parts = []
         for name, grid in self.grids.items():
             beyond = 0 if isinstance(grid, str) else sum(v >= LN2 for v in grid)
@@ -274,6 +274,6 @@ class Protocol(BaseModel):
         if not parts:
             return None
         return (
-            f"{self.dataset}: theta >= ln 2 = {LN2:.4f} for {', '.join(parts)} grid values; with "
-            "cross-entropy the minimiser there predicts the wrong class"
+            f"theta >= ln 2 = {LN2:.4f} for {', '.join(parts)} grid values; cross-entropy's minimiser "
+            "there predicts the wrong class of two, and of more it is no longer sure to be right"
         )

@@ -58,9 +58,12 @@ class Work:
         for dataset, (stored, total) in counts.items():
             if 0 < stored < total:
                 yield f"{dataset}: {stored:,} of {total:,} runs are trained already"
-        for protocol in self.protocols.values():
+        notes: dict[str, list[str]] = {}
+        for dataset, protocol in self.protocols.items():
             if note := protocol.cliff_note():
-                yield note
+                notes.setdefault(note, []).append(dataset)
+        for note, datasets in notes.items():
+            yield f"{', '.join(datasets)}: {note}"
 
 
 def prepare(

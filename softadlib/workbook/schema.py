@@ -6,6 +6,7 @@
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from softadlib import _workspace
@@ -68,35 +69,65 @@ def setting_schema(setting: Setting) -> dict[str, Any]:
     return facts | {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
 
 
-def reference() -> str:
-    """The tables of `params/README.md`: every parameter, every setting, every knob."""
-    properties = schema()["properties"]
-    lines = ["| parameter | default | values | meaning |", "|---|---|---|---|"]
-    for name, facts in properties.items():
+@dataclass(frozen=True)
+class Description:
+    """What one parameter may be, in words."""
+
+    default: str
+    values: str
+    meaning: str
+
+
+def describe() -> dict[str, Description]:
+    """Describe every parameter by its dotted name: `lr`, `settings.softad.sigma`, `grids.softad`."""
+    described = {}
+    for name, facts in schema()["properties"].items():
         field = Protocol.model_fields.get(name)
-        default = "" if field is None or field.is_required() else _code(field.default)
-        lines.append(_row(f"`{name}`", default, _values(name, facts), facts["description"]))
-    lines += ["", "Settings of methods, `settings: {METHOD: {NAME: VALUE}}`:", ""]
-    lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+        default = "" if field is None or field.is_required() else _json(field.default)
+        described[name] = Description(default, _values(name, facts), facts["description"])
     for method in METHODS.values():
         for name, setting in method.settings.items():
-            facts = setting_schema(setting)
-            default, values = _code(setting.default), _values(name, facts)
-            lines.append(_row(f"`{method.name}.{name}`", default, values, setting.meaning))
-    lines += ["", "Knobs, swept by `grids: {METHOD: VALUES}`:", ""]
-    lines += ["| method | knob | axis | values |", "|---|---|---|---|"]
+            values = _values(name, setting_schema(setting))
+            described[f"settings.{method.name}.{name}"] = Description(
+                _json(setting.default), values, setting.meaning
+            )
     for method in METHODS.values():
         if method.knob:
             top = f" and at most {method.most:g}" if math.isfinite(method.most) else ""
             top = f" and below {method.below:g}" if math.isfinite(method.below) else top
-            lines.append(_row(f"`{method.name}`", method.knob, method.axis, f"at least 0{top}"))
+            values = f"at least 0{top}"
+            described[f"grids.{method.name}"] = Description("", values, f"Values of {method.axis}.")
+    return described
+
+
+def reference() -> str:
+    """The tables of `params/README.md`: every parameter, every setting, every knob."""
+    described = describe()
+    lines = ["| parameter | default | values | meaning |", "|---|---|---|---|"]
+    lines += [_entry(name, about) for name, about in described.items() if "." not in name]
+    lines += ["", "Settings of methods, `settings: {METHOD: {NAME: VALUE}}`:", ""]
+    lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+    for name, about in described.items():
+        if name.startswith("settings."):
+            lines.append(_entry(name.removeprefix("settings."), about))
+    lines += ["", "Knobs, swept by `grids: {METHOD: VALUES}`:", ""]
+    lines += ["| method | knob | axis | values |", "|---|---|---|---|"]
+    for method in METHODS.values():
+        if method.knob:
+            values = described[f"grids.{method.name}"].values
+            lines.append(_row(f"`{method.name}`", method.knob, method.axis, values))
     return "\n".join(lines) + "\n"
 
 
-def _code(value: object) -> str:
+def _entry(name: str, about: Description) -> str:
+    """One line of the reference."""
+    default = f"`{about.default}`" if about.default else ""
+    return _row(f"`{name}`", default, about.values, about.meaning)
+
+
+def _json(value: object) -> str:
     """A default as YAML writes it."""
-    plain = list(value) if isinstance(value, tuple) else value
-    return f"`{json.dumps(plain)}`"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
 def _values(name: str, facts: dict[str, Any]) -> str:

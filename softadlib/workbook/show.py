@@ -8,9 +8,11 @@ from softadlib import _workspace
 from softadlib.results import reader
 from softadlib.training.executors import shards, slurm
 from softadlib.training.profiles import datasets_of, load
+from softadlib.training.protocol import Protocol
 from softadlib.training.study_plan import Study
 from softadlib.workbook.notebooks.progress_bar import duration
 from softadlib.workbook.prepare import Work
+from softadlib.workbook.schema import describe
 
 
 def profiles() -> str:
@@ -67,18 +69,48 @@ def _speed(model: str) -> float:
 
 
 def parameters(work: Work) -> str:
-    """Return the parameters of a profile, with the values of its datasets where they differ."""
+    """Return the parameters of a profile: values, default, what is allowed, what it means.
+
+    Where datasets differ, the commonest value stands first, then those of the others by name.
+    """
     values: dict[str, dict[str, str]] = {}
     for dataset, protocol in work.protocols.items():
-        for name, value in protocol.to_dict().items():
-            if name not in ("profile", "dataset"):
-                values.setdefault(name, {})[dataset] = str(value)
-    lines = [("parameter", "value")]
+        for name, value in _flat(protocol, work.selection.methods).items():
+            values.setdefault(name, {})[dataset] = value
+    described = describe()
+    lines = [("parameter", "value", "default", "allowed", "meaning")]
     for name, by_dataset in values.items():
         common = Counter(by_dataset.values()).most_common(1)[0][0]
         others = [f"{d}: {v}" for d, v in by_dataset.items() if v != common]
-        lines.append((name, "; ".join([common, *others])))
+        about, value = described[name], "; ".join([common, *others])
+        default = "" if about.default == '""' else about.default.strip('"')
+        lines.append((name, value, default, about.values, about.meaning))
     return _table(lines)
+
+
+def _flat(protocol: Protocol, methods: Sequence[str] | None) -> dict[str, str]:
+    """Return the values of a protocol in words, by dotted name; settings of its methods only."""
+    values = protocol.to_dict()
+    used = protocol.select_methods(methods)
+    words = {}
+    for name, value in values.items():
+        if name == "grids":
+            grids = {f"grids.{m}": _grid(value[m]) for m in used if m in value}
+            words |= grids
+        elif name == "settings":
+            for method in used:
+                settings = value.get(method, {})
+                words |= {f"settings.{method}.{k}": str(v) for k, v in settings.items()}
+        elif name not in ("profile", "dataset"):
+            words[name] = str(value)
+    return words
+
+
+def _grid(values: Sequence[float] | str) -> str:
+    """Return a grid in words, shortly where it is long."""
+    if isinstance(values, str) or len(values) < 6:
+        return str(values)
+    return f"{len(values)} from {min(values):g} to {max(values):g}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

@@ -23,16 +23,16 @@ def compare(grid, suggested, lower_end):
 def test_every_strategy_takes_its_own():
     lines = compare(*rows(1)).set_index("strategy")
     assert lines["theta"].drop("erm").to_dict() == {
-        "oracle": 0.0413, "suggested": 0.05, "former_rule": 0.05, "former_lower_end": 0.02,
-        "grid_largest_tie": 0.1, "grid_smallest_tie": 0.01, "grid_lowest_loss": 0.4,
-        "constant_0.1": 0.1, "constant_0.01": 0.01,
+        "oracle": 0.0413, "suggested": 0.05, "former rule": 0.05, "former lower end": 0.02,
+        "grid, largest tie": 0.1, "grid, smallest tie": 0.01, "grid, lowest loss": 0.4,
+        "constant 0.1": 0.1, "constant 0.01": 0.01,
     }  # fmt: skip
     assert math.isnan(lines["theta"]["erm"])
     assert lines["acc_test"]["oracle"] == 0.99
     assert lines["trainings"].to_dict() == {
-        "oracle": 1, "suggested": 2, "former_rule": 2, "former_lower_end": 2, "erm": 1,
-        "grid_largest_tie": 3, "grid_smallest_tie": 3, "grid_lowest_loss": 3,
-        "constant_0.1": 1, "constant_0.01": 1,
+        "oracle": 1, "suggested": 2, "former rule": 2, "former lower end": 2, "erm": 1,
+        "grid, largest tie": 3, "grid, smallest tie": 3, "grid, lowest loss": 3,
+        "constant 0.1": 1, "constant 0.01": 1,
     }  # fmt: skip
     assert lines["gap"]["suggested"] == pytest.approx(0.35)
 
@@ -56,7 +56,7 @@ def test_no_other_strategy_takes_an_oracles_value():
     grid, auto, low = rows(1)
     others = [row("softad", 0, strategies.oracle("spiral", q), 1.0, 0.0, 1.0) for q in (0.0, 0.1)]
     lines = compare(pd.concat([grid, pd.DataFrame(others)]), auto, low).set_index("strategy")
-    names = ["grid_largest_tie", "grid_smallest_tie", "grid_lowest_loss"]
+    names = ["grid, largest tie", "grid, smallest tie", "grid, lowest loss"]
     assert lines["theta"][names].tolist() == [0.1, 0.01, 0.4]
     assert lines["theta"]["oracle"] == 0.0413, "nor the oracle that of another case"
 
@@ -72,7 +72,7 @@ def test_trials_without_every_strategy_are_left_out():
 
 
 def test_differences_are_paired_by_trial():
-    table = strategies.compared(compare(*rows(2)), "suggested", "grid_largest_tie")
+    table = strategies.compared(compare(*rows(2)), "suggested", "grid, largest tie")
     # .89 − .90 and .90 − .90, in points; t(.975, 1) = 12.706205
     assert table["points"].tolist() == pytest.approx([-0.5])
     assert table["points low"].tolist() == pytest.approx([-0.5 - 12.706205 * 0.5], abs=1e-5)
@@ -82,7 +82,7 @@ def test_differences_are_paired_by_trial():
 
 def test_cases_of_a_trial_are_averaged_before_they_are_counted():
     both = [pd.concat(t) for t in zip(rows(2), rows(2, noise=0.1), rows(3, dataset="digits"))]
-    table = strategies.compared(compare(*both), "suggested", "grid_largest_tie")
+    table = strategies.compared(compare(*both), "suggested", "grid, largest tie")
     assert table["n"].tolist() == [3, 2, 2, 2]
     assert table.index[-1][0] == "mean, synthetic"
     assert table["cases"].iloc[-1] == 2
@@ -104,7 +104,7 @@ def test_verdicts_follow_the_rows(all_cases):
     worse[["acc_test", "loss_test"]] = np.array([0.88 + trial / 1000, 4.1 + trial / 100]).T
     for suggested, accuracy, loss in ((better, "kept", "lower"), (worse, "lost", "higher")):
         lines = strategies.compare_strategies(grid, suggested, auto, low)
-        line = strategies.verdicts(lines).loc["constant_0.1"]
+        line = strategies.verdicts(lines).loc["constant 0.1"]
         assert (line["accuracy"], line["loss"], line["n"]) == (accuracy, loss, 3)
 
 
@@ -113,7 +113,7 @@ def test_the_headline_turns_round_with_the_rows(all_cases):
     for loss, word in ((3.8, "lower"), (4.2, "higher")):
         former = auto.assign(loss_test=loss + auto["trial"] / 1000)
         text = strategies.headline(strategies.compare_strategies(grid, auto, former, low))
-        assert f"`former_rule` has {word} test loss than the constant 0.1" in text
+        assert f"the former rule has {word} test loss than the constant 0.1" in text
         assert "n = 3 trials" in text
 
 
@@ -150,3 +150,17 @@ def test_risks_lie_where_theory_has_them():
         for dataset in ("gaussian", "spiral"):
             assert strategies.BAYES_RISK[dataset, q] >= flips
     assert pytest.approx(math.log(2) * 0.01, abs=5e-5) == strategies.DROP_SLACK
+
+
+def test_the_words_on_six_problems_turn_round_with_the_rows():
+    def line(points, low):
+        return {"points": points, "nats to scaled low": low}
+
+    table = pd.DataFrame.from_dict(
+        {"a": line(-0.5, 0.1), "b": line(-1.5, -0.1), "a, told": line(-4.0, 0.2)}, orient="index"
+    )
+    untold, told = strategies.six_problems_in_words(table).split("In ")[1:]
+    assert untold.startswith("1 of 2 problems told of no noise")
+    assert "(the largest fall is 1.50)" in untold
+    assert "in 1 of them" in untold
+    assert told.startswith("0 of 1 problems told the flip rate")

@@ -22,7 +22,7 @@ def test_levels_has_a_circle_a_trial(lines):
     lines.loc[(lines["strategy"] == "suggested") & (lines["dataset"] == "digits"), "theta"] = np.nan
     (ax,) = figures.levels(lines).axes
     assert ax.get_yticklabels()[0].get_text() == "digits"
-    drawn = [line.get_xdata() for line in ax.lines if line.get_label() == "former_rule"]
+    drawn = [line.get_xdata() for line in ax.lines if line.get_label() == "former rule"]
     np.testing.assert_allclose(drawn, [[0.05, 0.06, 0.07]])
     assert [text.get_text() for text in ax.texts] == ["no θ in 3 of 3"]
 
@@ -32,10 +32,10 @@ def test_costs_are_differences_from_the_ordinary_run(lines):
     names = [label.get_text() for label in accuracy.get_yticklabels()]
     marks = next(line for line in accuracy.lines if "0 %" in str(line.get_label()))
     by_name = dict(zip(names, marks.get_xdata()))
-    assert by_name["constant_0.1"] == pytest.approx(10)  # .90 − .80, in points
+    assert by_name["constant 0.1"] == pytest.approx(10)  # .90 − .80, in points
     assert by_name["suggested"] == pytest.approx(10)
     marks = next(line for line in loss.lines if "0 %" in str(line.get_label()))
-    assert dict(zip(names, marks.get_xdata()))["constant_0.1"] == pytest.approx(-1)
+    assert dict(zip(names, marks.get_xdata()))["constant 0.1"] == pytest.approx(-1)
 
 
 def test_costs_leave_out_what_lacks_a_set(lines):
@@ -47,7 +47,7 @@ def test_costs_leave_out_what_lacks_a_set(lines):
 
 
 def test_forest_has_a_row_a_case(lines):
-    table = strategies.compared(lines, "suggested", "grid_smallest_tie")
+    table = strategies.compared(lines, "suggested", "grid, smallest tie")
     fig = figures.forest({"a": table, "b": table}, margin=0.25)
     accuracy = fig.axes[0]
     assert [t.get_text() for t in accuracy.get_yticklabels()][:2] == ["digits", "gaussian"]

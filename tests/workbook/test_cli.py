@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.workspace import make_home, tree
+from helpers.workspace import TINY, make_home, tree
 
 from softadlib.data import synthetic
 from softadlib.results import reader as store
@@ -161,6 +161,30 @@ def test_a_parameter_file_for_a_notebook_that_is_not_there(capsys, home):
 def test_report_without_results_says_what_to_run(capsys, home):
     assert "first: softad run tiny" in refused(capsys, "report", "tiny")
     assert "profile 'nosuch' unknown" in refused(capsys, "report", "nosuch")
+
+
+def test_show_describes_the_parameters_of_its_methods(capsys, home):
+    """Names, values and defaults as the profile and the protocol have them."""
+    assert cli.main(["show", "tiny", "--method", "softad"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert lines["epochs"].split()[1:3] == ["4", "500"], "in tiny, and by default"
+    assert "a whole number of at least 1" in lines["epochs"]
+    assert "a number above 0" in lines["settings.softad.sigma"]
+    assert "grids.softad" in lines
+    assert "grids.sam" not in lines
+    assert "settings.sam.bn_update" not in lines
+
+
+def test_a_note_that_several_datasets_share_is_said_once(capsys, home):
+    grids = {"softad": [0.1, 0.8]}
+    for name in ("gaussian", "sinusoid"):
+        values = {**TINY, "profile": "tiny", "dataset": name, "grids": grids}
+        (home / "params" / "tiny" / f"{name}.yaml").write_text(json.dumps(values))
+    assert cli.main(["show", "tiny"]) == 0
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "ln 2" in line]
+    assert note.startswith(
+        "softad: note: gaussian, sinusoid: theta >= ln 2 = 0.6931 for softad 1 of 2"
+    )
 
 
 NEW = [

@@ -18,7 +18,7 @@ COMPARED_WITH_ERM = [name for name in STRATEGIES if name != "erm"]
 
 def levels(lines: pd.DataFrame) -> Figure:
     """θ of every trial by both rules, a row per case; how many trials got none; R*; ln 2."""
-    rules = {"former_rule": ("0.5", "none", -0.15), "suggested": ("0.1", "0.1", 0.15)}
+    rules = {"former rule": ("0.5", "none", -0.15), "suggested": ("0.1", "0.1", 0.15)}
     cases = list(lines.groupby(["dataset", "label_noise"], sort=True).groups)
     fig, ax = plt.subplots(figsize=(7.5, 0.6 + 0.34 * len(cases)))
     for name, (edge, face, shift) in rules.items():
@@ -72,8 +72,8 @@ def costs(lines: pd.DataFrame) -> Figure:
         ax.axvline(0, color="0.6", linewidth=1, zorder=0)
     axes[0].set_yticks(range(len(COMPARED_WITH_ERM)), COMPARED_WITH_ERM)
     axes[0].invert_yaxis()
-    axes[0].set_xlabel("test accuracy less that of erm (points)")
-    axes[1].set_xlabel("test loss less that of erm (nats)")
+    axes[0].set_xlabel("test accuracy minus ERM's (points)")
+    axes[1].set_xlabel("test loss minus ERM's (nats)")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return fig
 
