@@ -13,15 +13,13 @@ COMPARED = ("erm", "flooding", "sam", "softad")
 """The methods of the paper's Table 1."""
 
 
-def printed_tables() -> pd.DataFrame:
-    """All four tables: table, quantity, dataset, method, mean, std (NaN where not printed)."""
-    with files("softadlib.analysis").joinpath("paper_tables.csv").open() as file:
-        return pd.read_csv(file)
-
-
 def printed(*tables: int) -> pd.DataFrame:
-    """Mean and std indexed by (dataset, method); a later table adds the cells that earlier ones lack."""
-    rows = printed_tables()
+    """Mean and std (NaN where not printed) of these tables, indexed by (dataset, method).
+
+    A later table adds the cells that earlier ones lack.
+    """
+    with files("softadlib.analysis").joinpath("paper_tables.csv").open() as file:
+        rows = pd.read_csv(file)
     parts = [
         rows[rows["table"] == table].set_index(["dataset", "method"])[["mean", "std"]]
         for table in tables

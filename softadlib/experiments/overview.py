@@ -11,6 +11,7 @@ from torch import nn
 
 from softadlib.analysis.plotting.curves import PALETTE
 from softadlib.data.synthetic import SYNTHETIC
+from softadlib.experiments.pointwise import transform
 from softadlib.losses import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.base import Criterion
 from softadlib.methods import METHODS
@@ -80,16 +81,10 @@ def reading(losses: pd.DataFrame, theta: float, within: float = 0.1) -> str:
 def draw_weights(ax: Axes, theta: float, methods: Sequence[str] = tuple(CRITERIA)) -> None:
     """The weight of a sample's gradient against its loss; of Flooding, against the batch's mean loss."""
     x = np.linspace(0, 2, 801)
-    weights = {
-        "erm": np.ones_like(x),
-        "flooding": np.sign(x - theta),
-        "iflood": np.sign(x - theta),
-        "softad": (x - theta) / np.sqrt(1 + (x - theta) ** 2),
-    }
     for method in methods:
         label = METHODS[method].label + (" (mean of the batch)" if method == "flooding" else "")
         style: dict[str, Any] = {"color": PALETTE[method], "linestyle": DASHES[method]}
-        ax.plot(x, weights[method], label=label, linewidth=2, **style)
+        ax.plot(x, transform(method, x, theta)[1], label=label, linewidth=2, **style)
     ax.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     ax.axvline(theta, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
     ax.set(xlabel="loss (nats)", ylabel="weight of the gradient")

@@ -1,5 +1,6 @@
 """Optimizers that evaluate the gradient more than once a step: wrappers of any torch.optim optimizer."""
 
-from .sharpness import ASAM, FDGR, GNP, SAM
-
-__all__ = ["ASAM", "FDGR", "GNP", "SAM"]
+from .sharpness import ASAM as ASAM
+from .sharpness import FDGR as FDGR
+from .sharpness import GNP as GNP
+from .sharpness import SAM as SAM

@@ -29,7 +29,7 @@ from softadlib.results.fingerprint import RUNTIME_FIELDS, SELECTION_FIELDS
 from softadlib.results.folder import ResultFolder
 from softadlib.results.paths import profile_dir
 from softadlib.results.provenance import Provenance
-from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.results.schema import MEASURES, RUN_KEY, RunKey
 from softadlib.results.table import load as load_rows
 from softadlib.workbook import report
 
@@ -150,9 +150,9 @@ def _log_method(folder: ResultFolder, sent: Sent, progress: Callable[[int], Any]
         origin |= {"method": method, "fingerprint": facts.fingerprint}
         _tag(origin | {name: protocol[name] for name in ("trials", "ties", "label_noise")})
         chosen = selection.select(rows, protocol["ties"])[RUN_KEY]
-        selected = {_run_key(*key) for key in chosen.itertuples(index=False)}
+        selected = {RunKey.from_values(*key) for key in chosen.itertuples(index=False)}
         for key, part in trainings:
-            run_key = _run_key(*key)
+            run_key = RunKey.from_values(*key)
             _log_training(facts, run_key, part, params, origin | {"selected": run_key in selected})
             sent.logged += 1
             progress(1)
@@ -163,7 +163,7 @@ def _log_method(folder: ResultFolder, sent: Sent, progress: Callable[[int], Any]
 
 def _log_training(
     facts: Provenance,
-    key: tuple[float, int, float | None],
+    key: RunKey,
     rows: pd.DataFrame,
     params: Mapping[str, Any],
     tags: Mapping[str, Any],
@@ -195,10 +195,6 @@ def _log_training(
         ]
         for start in range(0, len(metrics), BATCH):
             MlflowClient().log_batch(run.info.run_id, metrics[start : start + BATCH])
-
-
-def _run_key(noise: float, trial: int, knob: float) -> tuple[float, int, float | None]:
-    return (float(noise), int(trial), None if math.isnan(knob) else float(knob))
 
 
 def _tag(tags: Mapping[str, Any]) -> None:

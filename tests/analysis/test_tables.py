@@ -34,7 +34,7 @@ ROWS = rows_of(
 
 
 def test_the_four_printed_tables():
-    assert paper.printed_tables().groupby("table").size().to_dict() == {1: 28, 2: 21, 3: 12, 4: 8}
+    assert [len(paper.printed(table)) for table in (1, 2, 3, 4)] == [28, 21, 12, 8]
     assert paper.printed(1).loc[("gaussian", "softad"), "mean"] == 0.004
     assert paper.printed(2).loc[("svhn", "sam")].tolist() == [0.28, 0.20]
     assert paper.printed(1, 3).loc[("fashionmnist", "erm"), "mean"] == 0.801, "Table 1 comes first"
