@@ -226,10 +226,10 @@ OVERVIEW = CELLS | {
 """Columns of `overview`."""
 
 
-def grid_profile(rows: pd.DataFrame, method: str = "softad") -> pd.DataFrame:
-    """One method at some of its grid: the ends, those nearest 0.1 and 0.3, and both sides of ln 2."""
+def grid_profile(rows: pd.DataFrame) -> pd.DataFrame:
+    """SoftAD at some of its grid: the ends, those nearest 0.1 and 0.3, and both sides of ln 2."""
     lines = []
-    for dataset, part in rows[rows["method"] == method].groupby("dataset"):
+    for dataset, part in rows[rows["method"] == "softad"].groupby("dataset"):
         grid = pd.Series(sorted(part["knob"].unique()))
         near = [grid.iloc[(grid - at).abs().argmin()] for at in (0.1, 0.3)]
         above = grid >= math.log(2)

@@ -9,12 +9,12 @@ import pandas as pd
 from softadlib.analysis import paper
 from softadlib.analysis.statistics import mean_interval
 from softadlib.methods import METHODS
-from softadlib.results.selection import CASE, TIES, select
+from softadlib.results.selection import SWEEP, TIES, select
 
 LABELS = {name: method.label for name, method in METHODS.items()}
 DASH = "–"
 MEANS = ("loss_train", "loss_test", "acc_test", "model_norm")
-SUMMARY = [*CASE, "gap", "gap_low", "gap_high", *MEANS, "knob", "knob_sd", "tied", "edge", "n"]
+SUMMARY = [*SWEEP, "gap", "gap_low", "gap_high", *MEANS, "knob", "knob_sd", "tied", "edge", "n"]
 
 
 class Cell(NamedTuple):
@@ -92,7 +92,7 @@ def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """
     runs = select(rows, ties)
     runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
-    cases = runs.groupby(CASE)
+    cases = runs.groupby(SWEEP)
     means = cases[["gap", *MEANS, "knob", "tied"]].mean()
     ends = [mean_interval(values)[1:3] for _, values in cases["gap"]]
     means[["gap_low", "gap_high"]] = np.array(ends, dtype=float).reshape(-1, 2)
@@ -100,7 +100,7 @@ def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     means = means.assign(n=cases.size()).reset_index()
     rank = {name: i for i, name in enumerate(METHODS)}
     return means[SUMMARY].sort_values(
-        CASE,
+        SWEEP,
         key=lambda column: column.map(rank) if column.name == "method" else column,
         ignore_index=True,
     )
@@ -185,27 +185,23 @@ def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) ->
     return table.rename(columns={"acc": "acc_change", "loss": "loss_change"})
 
 
-def theta_order(rows: pd.DataFrame, one: str = "softad", other: str = "flooding") -> pd.DataFrame:
-    """In how many trials one method's selected θ is above, equal to, below the other's; and both means."""
+def theta_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """In how many trials SoftAD's selected θ is above, equal to, below Flooding's; and both means."""
     lines = []
     for ties in TIES:
         knobs = select(rows, ties).pivot_table(
             index=["dataset", "trial"], columns="method", values="knob"
         )
-        if not {one, other} <= set(knobs.columns):
+        if not {"softad", "flooding"} <= set(knobs.columns):
             continue
-        pairs = knobs[[one, other]].dropna()
+        pairs = knobs[["softad", "flooding"]].dropna()
         for dataset in paper.in_order(pairs.index.get_level_values("dataset")):
             part = pairs.loc[dataset]
-            sign = np.sign(part[one] - part[other])
-            counts = {
-                "above": (sign > 0).sum(),
-                "equal": (sign == 0).sum(),
-                "below": (sign < 0).sum(),
-            }
-            means = {f"{one}_mean": part[one].mean(), f"{other}_mean": part[other].mean()}
-            lines.append({"ties": ties, "dataset": dataset, **counts, "n": len(part), **means})
-    columns = ["ties", "dataset", "above", "equal", "below", "n", f"{one}_mean", f"{other}_mean"]
+            above = (part["softad"] > part["flooding"]).sum()
+            equal = (part["softad"] == part["flooding"]).sum()
+            counts = [above, equal, len(part) - above - equal, len(part)]
+            lines.append([ties, dataset, *counts, *part.mean()])
+    columns = ["ties", "dataset", "above", "equal", "below", "n", "softad_mean", "flooding_mean"]
     return pd.DataFrame(lines, columns=columns)
 
 

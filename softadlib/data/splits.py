@@ -69,7 +69,7 @@ class Splits:
         for part in PARTS:
             rows = []
             for index in getattr(self, part):
-                ends = [torch.stack(torch.aminmax(self.x[some])) for some in index.split(5000)]
+                ends = [torch.stack(torch.aminmax(self.x[chunk])) for chunk in index.split(5000)]
                 low, high = torch.stack(ends).unbind(1)
                 rows.append(torch.stack([low.min(), high.max()]))
             low, high = torch.stack(rows).to(self.dtype).unbind(1)

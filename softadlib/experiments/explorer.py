@@ -35,12 +35,12 @@ def _figure(width: float) -> Figure:
 def draw_shapes(theta: float, sigma: float, scale: str = "code") -> Figure:
     """Transformed loss and per-sample gradient weight against the loss: ERM, iFlood, SoftAD."""
     fig = _figure(8.5)
-    place = {"left": 0.07, "right": 0.98, "top": 0.91, "bottom": 0.23, "wspace": 0.2}
-    axes = fig.subplots(1, 2, gridspec_kw=place)
-    for name, line in SHAPES.items():
-        style = {"color": METHODS[name].colour, "label": METHODS[name].label} | line
+    margins = {"left": 0.07, "right": 0.98, "top": 0.91, "bottom": 0.23, "wspace": 0.2}
+    axes = fig.subplots(1, 2, gridspec_kw=margins)
+    for name, style in SHAPES.items():
+        line = {"color": METHODS[name].colour, "label": METHODS[name].label} | style
         for ax, curve in zip(axes, transform(name, LOSSES, theta, sigma, scale)):
-            ax.plot(LOSSES, curve, **style)
+            ax.plot(LOSSES, curve, **line)
     axes[0].set(ylabel="transformed loss", ylim=(0, 3))
     axes[1].set(ylabel="weight of the gradient", ylim=(-2, 2))
     axes[1].axhline(0, color="0.4", linewidth=0.8, zorder=0)
@@ -67,8 +67,8 @@ def draw_updates(
     `points` (n, 2); `candidates` colour → (2,). Losses ‖w − z‖², as in `mean_2d.mean_updates`.
     """
     fig = _figure(9.5)
-    place = {"left": 0.04, "right": 0.99, "top": 0.85, "bottom": 0.07, "wspace": 0.08}
-    axes = fig.subplots(1, len(UPDATES), sharex=True, sharey=True, gridspec_kw=place)
+    margins = {"left": 0.04, "right": 0.99, "top": 0.85, "bottom": 0.07, "wspace": 0.08}
+    axes = fig.subplots(1, len(UPDATES), sharex=True, sharey=True, gridspec_kw=margins)
     for ax, method in zip(axes, UPDATES):
         ax.scatter(*np.transpose(points), s=18, color="black")
         ax.scatter(*np.mean(points, axis=0), s=110, marker="*", color="gold", ec="0.3", zorder=4)
@@ -76,8 +76,8 @@ def draw_updates(
             terms = mean_updates(method, w, points, theta, step, sigma, scale)
             ax.scatter(*w, marker="s", color=f"xkcd:{colour}")
             arrows(ax, w, terms, color=f"xkcd:{colour}", alpha=0.3, width=0.007)
-            strong = {"color": f"xkcd:{colour}", "edgecolor": "black", "linewidth": 0.6}
-            arrows(ax, w, terms.mean(axis=0, keepdims=True), zorder=5, **strong)
+            emphasis = {"color": f"xkcd:{colour}", "edgecolor": "black", "linewidth": 0.6}
+            arrows(ax, w, terms.mean(axis=0, keepdims=True), zorder=5, **emphasis)
         ax.set(xlim=(-6, 6), ylim=(-6, 6), aspect="equal", title=METHODS[method].label)
     risks = [f"{c} {squared_distances(w, points).mean():.4g}" for c, w in candidates.items()]
     facts = f"θ = {theta:.4g}, σ = {sigma:.3g} ({scale}); risks: {', '.join(risks)}"

@@ -32,9 +32,9 @@ def rho(x: Tensor) -> Tensor:
     >>> rho(torch.tensor([0.0, 0.75, -float("inf")]))
     tensor([0.0000, 0.2500,    inf])
     """
-    far = x.isinf()
-    near = torch.where(far, 0, x)
-    return torch.where(far, x.abs(), _rise(near, near))
+    infinite = x.isinf()
+    finite = torch.where(infinite, 0, x)
+    return torch.where(infinite, x.abs(), _rise(finite, finite))
 
 
 def _rise(gap: Tensor, x: Tensor) -> Tensor:

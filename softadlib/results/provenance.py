@@ -39,11 +39,11 @@ class Session:
         versions = dict(machine)
         device, torch = versions.pop("device"), versions.pop("torch")
         load = round(os.getloadavg()[2], 2) if hasattr(os, "getloadavg") else None
-        place = {"cores": os.cpu_count(), "load": load}
+        host = {"cores": os.cpu_count(), "load": load}
         code = {"softadlib": __version__, "commit": commit()}
         finished = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(
-            finished, round(seconds, 2), device, torch, {**facts, **versions, **place, **code}
+            finished, round(seconds, 2), device, torch, {**facts, **versions, **host, **code}
         )
 
     @classmethod

@@ -4,12 +4,15 @@ import pandas as pd
 
 from softadlib._validation import choose
 
-CASE = ["dataset", "label_noise", "method"]
+CASE = ["dataset", "label_noise"]
+"""What methods are compared on."""
+SWEEP = [*CASE, "method"]
+"""The runs of one grid, of all trials."""
 
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last row of every run: its highest epoch."""
-    runs = [*CASE, "trial", "knob"]
+    runs = [*SWEEP, "trial", "knob"]
     return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
         runs, ignore_index=True
     )
@@ -26,7 +29,7 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     choose("ties", ties, TIES)
     # Numbers in place of names, and the other columns of the winners alone: there may be millions.
     ends = rows[["trial", "knob", "epoch", "acc_val"]].reset_index(drop=True)
-    ends["case"] = rows.groupby(CASE, sort=False).ngroup().to_numpy()
+    ends["case"] = rows.groupby(SWEEP, sort=False).ngroup().to_numpy()
     run = ["case", "trial", "knob"]
     if ends.duplicated(run).any():
         ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
@@ -43,14 +46,14 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     selected = rows.iloc[winners.index].assign(
         at_edge=winners["at_edge"].to_numpy(), tied=winners["tied"].to_numpy()
     )
-    return selected.sort_values([*CASE, "trial"], ignore_index=True)
+    return selected.sort_values([*SWEEP, "trial"], ignore_index=True)
 
 
 def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """Return all epochs of the selected runs."""
-    chosen = select(rows, ties)[[*CASE, "trial", "knob"]]
+    chosen = select(rows, ties)[[*SWEEP, "trial", "knob"]]
     return rows.merge(chosen, on=list(chosen.columns)).sort_values(
-        [*CASE, "trial", "epoch"], ignore_index=True
+        [*SWEEP, "trial", "epoch"], ignore_index=True
     )
 
 

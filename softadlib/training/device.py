@@ -17,7 +17,7 @@ from softadlib._validation import UserError, choose
 def available_devices() -> list[str]:
     """Return the devices of this machine, the fastest first; the CPU is the last."""
     backends = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return [*(name for name, there in backends.items() if there), "cpu"]
+    return [*(name for name, is_available in backends.items() if is_available), "cpu"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -30,12 +30,12 @@ def pick_device(name: str) -> torch.device:
     available = available_devices()
     choose("device", name, ["auto", "cpu", "cuda", "mps"])
     if name == "auto":
-        found = torch.device(available[0])
-        if found.type == "cpu" or is_checked(found):
-            return found
+        fastest = torch.device(available[0])
+        if fastest.type == "cpu" or is_checked(fastest):
+            return fastest
         warnings.warn(
-            f"device auto takes the CPU: nobody has checked {device_name(found)} with torch "
-            f"{torch.__version__}; run: softad check-device --device {found.type}",
+            f"device auto takes the CPU: nobody has checked {device_name(fastest)} with torch "
+            f"{torch.__version__}; run: softad check-device --device {fastest.type}",
             stacklevel=2,
         )
         return torch.device("cpu")

@@ -12,7 +12,7 @@ from softadlib._validation import UserError
 from softadlib.analysis import paper, statistics, tables
 from softadlib.methods import METHODS
 from softadlib.results import reader
-from softadlib.results.selection import CASE, select
+from softadlib.results.selection import SWEEP, select
 
 LABELS = tables.LABELS
 WORDS = {
@@ -52,9 +52,9 @@ def summarise(profile: str, facts: pd.DataFrame) -> dict[str, Any]:
         clean = means[means["label_noise"] == 0]
         agree, differ = compare(clean)
         result["gaps"] = Markup(gap_table(clean))
-        chosen = select(rows, "largest").groupby(CASE)["loss_test"]
+        chosen = select(rows, "largest").groupby(SWEEP)["loss_test"]
         ends = {case: _interval(values) for case, values in chosen}
-        cases = means[CASE].itertuples(index=False, name=None)
+        cases = means[SWEEP].itertuples(index=False, name=None)
         means[["test_low", "test_high"]] = [ends[case] for case in cases]
         result["overview"] = pictures(means)
     result["notes"] = not_run(profile, facts)
@@ -115,11 +115,11 @@ def compare(means: pd.DataFrame) -> tuple[list[str], list[str]]:
         who = f"{dataset} (n = {int(part['n'].min())})"
         for word in ("smallest", "largest"):
             end = pd.Series.idxmin if word == "smallest" else pd.Series.idxmax
-            theirs_label, mine = LABELS[str(end(theirs))], LABELS[str(end(ours[names]))]
-            if theirs_label == mine:
-                agree.setdefault(f"{mine} has the {word} gap", []).append(who)
+            their_label, our_label = LABELS[str(end(theirs))], LABELS[str(end(ours[names]))]
+            if their_label == our_label:
+                agree.setdefault(f"{our_label} has the {word} gap", []).append(who)
             else:
-                words = f"{mine} has the {word} gap, in the paper {theirs_label}"
+                words = f"{our_label} has the {word} gap, in the paper {their_label}"
                 differ.setdefault(words, []).append(who)
     return _lines(agree), _lines(differ)
 

@@ -128,13 +128,13 @@ def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
 
 def _multiples(targets: Sequence[Path], sections: Sequence[Section]) -> list[dict[str, str]]:
     """Return the first picture of each dataset's trajectories."""
-    found = []
+    thumbnails = []
     for target, part in zip(targets, sections):
         first = next(pictures(target), None)
         if "trajectories" in part.source and first is not None:
             source = f"data:image/png;base64,{base64.b64encode(first[1]).decode()}"
-            found.append({"anchor": part.anchor, "title": part.title, "source": source})
-    return found
+            thumbnails.append({"anchor": part.anchor, "title": part.title, "source": source})
+    return thumbnails
 
 
 def build(profile: str) -> Path:
@@ -156,8 +156,8 @@ def build(profile: str) -> Path:
     facts = reader.provenances(profile)
     if not drawn and facts.empty:
         raise UserError(f"nothing under {folder}; first: softad run {profile}")
-    own = {path.stem for path, _ in drawn}
-    listed = [*drawn, *((path, path.stem) for path in shared if path.stem not in own)]
+    drawn_stems = {path.stem for path, _ in drawn}
+    listed = [*drawn, *((path, path.stem) for path in shared if path.stem not in drawn_stems)]
     sections = [section(path, source) for path, source in listed]
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         _resource("page.html")

@@ -108,11 +108,11 @@ def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
     level = np.log(classes)
     ax.axvline(level, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=HALO)
     if label:
-        place: dict[str, Any] = {
+        position: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
             "textcoords": "offset points",
         }
-        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **place)
+        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **position)
 
 
 def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
@@ -205,8 +205,8 @@ def trajectories(
         means = rows.groupby(["method", "epoch"])[column].mean().unstack("method")
         means = means.rolling(median, center=True, min_periods=1).median()
         step = max(1, len(means) // 6)
-        for place, name in enumerate(methods):
-            every = (place * step // len(methods), step)  # marks of two methods do not coincide
+        for rank, name in enumerate(methods):
+            every = (rank * step // len(methods), step)  # marks of two methods do not coincide
             style: dict[str, Any] = {
                 "color": PALETTE[name],
                 "marker": MARKS[name],
@@ -266,15 +266,15 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
     dots = {"style": "method", "markers": MARKS, "dashes": False, "markersize": 4}
     for (i, j), ax in np.ndenumerate(axes):
-        column, mine = ("acc_test", "loss_test")[i], rows[symbol == knobs[j]]
-        if len(mine):
-            sns.lineplot(mine, x="knob", y=column, errorbar=("pi", 100), ax=ax, **hue, **dots)
+        column, of_knob = ("acc_test", "loss_test")[i], rows[symbol == knobs[j]]
+        if len(of_knob):
+            sns.lineplot(of_knob, x="knob", y=column, errorbar=("pi", 100), ax=ax, **hue, **dots)
         for name, level in rows[symbol.isna()].groupby("method")[column].mean().items():
             ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
         ax.set(xlabel=axis[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
         if knobs[j] == "theta":
             mark_log(ax, label=i == 0)
-        elif (mine["knob"] > 0).all():
+        elif (of_knob["knob"] > 0).all():
             ax.set_xscale("log")
             _plain_log(ax.xaxis)
     _log_loss(axes[1, 0])

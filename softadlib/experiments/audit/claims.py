@@ -10,7 +10,7 @@ import pandas as pd
 from softadlib._validation import UserError
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
-from softadlib.results.selection import TIES, final, select
+from softadlib.results.selection import CASE, TIES, final, select
 
 REPLAY, BY_LR, BY_LOSS = "watched", "lr", "loss"
 """Kinds of control: the run itself, ERM with lr × factor, ERM with loss × factor."""
@@ -19,7 +19,6 @@ MATCHED = "erm × |φ|"
 PAPER = ("erm", "flooding", "sam")
 """Whom the paper's claims compare SoftAD with; its appendix has iFlood too."""
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
-CASE = ["dataset", "label_noise"]
 KEY = ["claim", "ties", "label_noise"]
 LEVEL = 0.05
 
@@ -55,9 +54,9 @@ def contenders(rows: pd.DataFrame, controls: pd.DataFrame, ties: str) -> pd.Data
     """The selected run of every method and trial, SoftAD's matched control as method `MATCHED`; with `gap`."""
     chosen = select(rows, ties)
     soft = chosen.loc[chosen["method"] == "softad", [*CASE, "trial", "knob"]]
-    beside = controls[controls["control"] == BY_LR].merge(soft, on=list(soft.columns))
-    found = pd.concat([chosen, beside.assign(method=MATCHED)]) if len(beside) else chosen
-    return found.assign(gap=found["loss_test"] - found["loss_train"]).reset_index(drop=True)
+    matched = controls[controls["control"] == BY_LR].merge(soft, on=list(soft.columns))
+    runs = pd.concat([chosen, matched.assign(method=MATCHED)]) if len(matched) else chosen
+    return runs.assign(gap=runs["loss_test"] - runs["loss_train"]).reset_index(drop=True)
 
 
 def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
@@ -99,21 +98,21 @@ def holm(p: object) -> np.ndarray:
     return adjusted
 
 
-def verdict(found: pd.DataFrame) -> str:
+def verdict(compared: pd.DataFrame) -> str:
     """What a family of comparisons, as `compare` gives them, says of a claim of all of them.
 
     "holds": every one is found as claimed, p ≤ 0.05 each (then all of them are, at that level).
     "fails": some one is found the other way, p ≤ 0.05 after Holm's correction for all of them.
     "not decidable": too few trials for either, whatever they had shown. Else "not shown".
     """
-    if found.empty:
+    if compared.empty:
         return "no rows"
-    against = (holm(found["p perm"]) <= LEVEL) & ~found["as claimed"]
+    against = (holm(compared["p perm"]) <= LEVEL) & ~compared["as claimed"]
     if against.any():
         return "fails"
-    if (found["finds"] == "yes").all():
+    if (compared["finds"] == "yes").all():
         return "holds"
-    return "not shown" if 2.0 ** (1 - found["n"].min()) <= LEVEL else "not decidable"
+    return "not shown" if 2.0 ** (1 - compared["n"].min()) <= LEVEL else "not decidable"
 
 
 def comparisons(
@@ -126,14 +125,14 @@ def comparisons(
         tables += [
             compare(chosen, c, seed).assign(claim=c.name, ties=ties) for c in claims.values()
         ]
-    found = [t for t in tables if len(t) and "n" in t]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=KEY)
+    nonempty = [t for t in tables if len(t) and "n" in t]
+    return pd.concat(nonempty, ignore_index=True) if nonempty else pd.DataFrame(columns=KEY)
 
 
-def verdicts(found: pd.DataFrame) -> pd.DataFrame:
+def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     """A line per claim, tie rule and label noise: how many comparisons, what they find, the verdict, n."""
     lines = []
-    for key, part in found.groupby(KEY, sort=False):
+    for key, part in compared.groupby(KEY, sort=False):
         counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
         share = f"{part['as claimed'].sum()} of {len(part)}"
         facts = {"as claimed": share, "verdict": verdict(part), "n": int(part["n"].min())}
@@ -144,25 +143,23 @@ def verdicts(found: pd.DataFrame) -> pd.DataFrame:
     return table.loc[by.sort_values(kind="stable").index].reset_index(drop=True)
 
 
-def scaling(
-    rows: pd.DataFrame, controls: pd.DataFrame, measure: str = "model_norm"
-) -> pd.DataFrame:
-    """Mean absolute differences over trials between ERM, ERM with loss × c and ERM with lr × c.
+def scaling(rows: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
+    """Mean absolute differences of the model norm over trials between ERM, ERM with loss × c and ERM with lr × c.
 
     c is mean |φ| of the SoftAD run beside; a line per dataset, with n, and c's mean.
     """
     ends = final(rows)
-    erm = ends.loc[ends["method"] == "erm", [*CASE, "trial", measure]]
+    erm = ends.loc[ends["method"] == "erm", [*CASE, "trial", "model_norm"]]
     key = [*CASE, "trial", "knob"]
     by = {c: controls[controls["control"] == c].set_index(key) for c in (BY_LR, BY_LOSS)}
-    both = pd.DataFrame({c: t[measure] for c, t in by.items()} | {"c": by[BY_LR]["factor"]})
+    both = pd.DataFrame({c: t["model_norm"] for c, t in by.items()} | {"c": by[BY_LR]["factor"]})
     both = both.reset_index().merge(erm, on=[*CASE, "trial"])
     table = pd.DataFrame(
         {
             "dataset": both["dataset"],
             "c": both["c"],
-            "loss × c − ERM": (both[BY_LOSS] - both[measure]).abs(),
-            "lr × c − ERM": (both[BY_LR] - both[measure]).abs(),
+            "loss × c − ERM": (both[BY_LOSS] - both["model_norm"]).abs(),
+            "lr × c − ERM": (both[BY_LR] - both["model_norm"]).abs(),
             "loss × c − lr × c": (both[BY_LOSS] - both[BY_LR]).abs(),
         }
     )
@@ -170,15 +167,15 @@ def scaling(
     return groups.mean().assign(n=groups.size())
 
 
-def overhead(bench: Mapping[str, Any], method: str = "softad") -> pd.DataFrame:
-    """Gradients and time of a training step of `method` and its rivals, as `softad bench` measured them."""
+def overhead(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """Gradients and time of a step of SoftAD and its rivals, as `softad bench` measured them."""
     steps = pd.DataFrame(bench["methods"], columns=["method", "gradients", "step_s", "over_erm"])
-    if method not in set(steps["method"]):
-        raise UserError(
-            f"this benchmark has no steps of {method}; softad bench --json FILE makes them"
-        )
     steps = steps.set_index("method")
-    return steps.loc[[m for m in (*OTHERS, method) if m in steps.index]]
+    if "softad" not in steps.index:
+        raise UserError(
+            "this benchmark has no steps of softad; softad bench --json FILE makes them"
+        )
+    return steps.loc[[m for m in (*OTHERS, "softad") if m in steps.index]]
 
 
 def readings(table: pd.DataFrame) -> list[str]:

@@ -21,13 +21,12 @@ from softadlib._validation import UserError, choose
 from softadlib.data.splits import Splits
 from softadlib.experiments.audit.claims import BY_LOSS, BY_LR, REPLAY
 from softadlib.methods import METHODS
-from softadlib.results import reader as store
-from softadlib.results import selection
-from softadlib.results import table as rows
+from softadlib.results import reader, selection
 from softadlib.results.folder import ResultFolder
 from softadlib.results.paths import profile_dir
 from softadlib.results.schema import COLUMNS, MEASURES, RUN_KEY
 from softadlib.results.selection import TIES
+from softadlib.results.table import pack, unpack
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.engines.mlp_cpu import closed_form_weights
 from softadlib.training.inputs import load_splits
@@ -137,23 +136,24 @@ def _trained(
         return Trainer(protocol, [run], splits, method=method).rows([run], {protocol.epochs}, tick)
 
 
-def controls_of(protocol: Protocol, run: Run) -> pd.DataFrame:
-    """All controls of one selected run."""
+def _train_controls(protocol: Protocol, run: Run) -> tuple[Protocol, Run, pd.DataFrame]:
+    """Train all controls of one selected run."""
     splits = load_splits(protocol, run.label_noise)
     replay = weights_along(protocol, run, splits)
     factor = float(replay["weight"].mean())
     matched = [
         train_matched_erm(protocol, run, factor, control, splits) for control in (BY_LR, BY_LOSS)
     ]
-    return pd.concat([t.reindex(columns=TABLE) for t in (replay, *matched)], ignore_index=True)
+    tables = [t.reindex(columns=TABLE) for t in (replay, *matched)]
+    return protocol, run, pd.concat(tables, ignore_index=True)
 
 
-def selected(table: pd.DataFrame, method: str = "softad") -> list[Run]:
-    """The runs of `method` that either tie rule selects, each once."""
-    runs = table[table["method"] == method]
+def selected(rows: pd.DataFrame) -> list[Run]:
+    """The SoftAD runs that either tie rule selects, each once."""
+    runs = rows[rows["method"] == "softad"]
     chosen = pd.concat([selection.select(runs, ties) for ties in TIES])
     keys = chosen[RUN_KEY].drop_duplicates().sort_values(RUN_KEY)
-    return [Run(method, q, int(t), v) for q, t, v in keys.itertuples(index=False)]
+    return [Run("softad", q, int(t), v) for q, t, v in keys.itertuples(index=False)]
 
 
 def path_of(profile: str, dataset: str) -> Path:
@@ -166,7 +166,7 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
 
     Raises UserError where there is no such sweep, or one that other code made.
     """
-    have = [f.dataset for f in store.finished(profile) if f.method == "softad"]
+    have = [f.dataset for f in reader.finished(profile) if f.method == "softad"]
     if not have:
         raise UserError(
             f"outputs/{profile} holds no finished SoftAD sweep; softad train {profile} makes them"
@@ -177,7 +177,7 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
     for dataset in datasets or have:
         protocol = _protocol(profile, dataset)
         done = set(_stored(protocol)[RUN_KEY].itertuples(index=False, name=None))
-        runs = selected(store.read(profile, dataset))
+        runs = selected(reader.read(profile, dataset))
         todo += [(protocol, r) for r in runs if (r.label_noise, r.trial, r.knob) not in done]
     return todo
 
@@ -186,19 +186,14 @@ def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Itera
     """Train what `plan` gives and store it run by run, so that a later call resumes."""
     from joblib import Parallel, delayed
 
-    work = (delayed(_numbered_controls)(i, *one) for i, one in enumerate(todo))
-    for i, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
-        protocol, run = todo[i]
+    work = (delayed(_train_controls)(protocol, run) for protocol, run in todo)
+    for protocol, run, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
         stored = _stored(protocol)
         table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
         table = table.sort_values([*RUN_KEY, "control", "epoch"], ignore_index=True)
-        content = rows.pack(table, protocol.fingerprint())
+        content = pack(table, protocol.fingerprint())
         _workspace.write(path_of(protocol.profile, protocol.dataset), content)
         yield run
-
-
-def _numbered_controls(i: int, protocol: Protocol, run: Run) -> tuple[int, pd.DataFrame]:
-    return i, controls_of(protocol, run)
 
 
 def _protocol(profile: str, dataset: str) -> Protocol:
@@ -226,7 +221,7 @@ def _stored(protocol: Protocol) -> pd.DataFrame:
 def _read(path: Path) -> tuple[pd.DataFrame, str]:
     """A table and the fingerprint of the protocol that made it; UserError for a broken file."""
     mend = f"delete it, and softad audit {path.parent.parent.name} makes it again"
-    return rows.unpack(path, TABLE, mend)
+    return unpack(path, TABLE, mend)
 
 
 def read(profile: str) -> pd.DataFrame:

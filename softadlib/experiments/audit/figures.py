@@ -42,12 +42,12 @@ def intervals(
     fig: Figure
     fig, axes = plt.subplots(len(noises), len(datasets), **grid)
     for (i, j), ax in np.ndenumerate(axes):
-        here = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
-        if here.empty:
+        case = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
+        if case.empty:
             ax.set_axis_off()
             continue
         for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
-            _marks(ax, table.loc[table.index.isin(here.index)], rivals, shift, *RULES[rule])
+            _marks(ax, table.loc[table.index.isin(case.index)], rivals, shift, *RULES[rule])
         ax.axvline(0, color="0.3", linewidth=1)
         ax.set_title(datasets[j] + (f", {noises[i]:.0%} flipped" if noises[i] else ""))
         ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
@@ -67,18 +67,14 @@ def _marks(
     ax: Axes, part: pd.DataFrame, rivals: Sequence[str], shift: float, colour: str, mark: str
 ) -> None:
     part = part.set_index("against")
-    for place, rival in enumerate(rivals):
+    for row, rival in enumerate(rivals):
         if rival not in part.index:
             continue
-        line = part.loc[rival]
-        if np.isfinite(line["low"]):
-            ax.plot([line["low"], line["high"]], [place + shift] * 2, color=colour, linewidth=1.8)
-        style: dict[str, Any] = {
-            "color": colour,
-            "markersize": 5,
-            "markerfacecolor": "white" if line["finds"] == "open" else colour,
-        }
-        ax.plot([line["mean"]], [place + shift], mark, **style)
+        comparison = part.loc[rival]
+        if np.isfinite(comparison["low"]):
+            ax.hlines(row + shift, *comparison[["low", "high"]], color=colour, linewidth=1.8)
+        face = "white" if comparison["finds"] == "open" else colour
+        ax.plot([comparison["mean"]], [row + shift], mark, color=colour, ms=5, markerfacecolor=face)
 
 
 def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:

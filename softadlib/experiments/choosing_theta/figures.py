@@ -36,8 +36,8 @@ def levels(lines: pd.DataFrame) -> Figure:
             if name == "suggested" and thetas.isna().any():
                 words = f"no θ in {thetas.isna().sum()} of {len(thetas)}"
                 ax.text(0.7, row, words, ha="left", va="center", fontsize="small")
-    known = [(BAYES_RISK[case], row) for row, case in enumerate(cases) if case in BAYES_RISK]
-    ax.plot(*zip(*known), "|", color="xkcd:teal", markersize=14, label="R*")
+    risks = [(BAYES_RISK[case], row) for row, case in enumerate(cases) if case in BAYES_RISK]
+    ax.plot(*zip(*risks), "|", color="xkcd:teal", markersize=14, label="R*")
     ax.axvline(LN2, color="0.25", linestyle=":", label="ln 2")
     ax.set_yticks(range(len(cases)), [_case_name(*case) for case in cases])
     ax.invert_yaxis()

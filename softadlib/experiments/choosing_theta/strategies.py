@@ -7,7 +7,7 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.analysis.statistics import Mean, paired
-from softadlib.results.selection import final, select
+from softadlib.results.selection import CASE, final, select
 
 BAYES_RISK = {
     ("gaussian", 0.0): 0.0344,
@@ -39,7 +39,6 @@ STRATEGIES = {
 }
 OPTIONAL = {"oracle", "suggested"}
 """Strategies that not every dataset has been trained with."""
-CASE = ["dataset", "label_noise"]
 MEASURES = ["acc_test", "loss_test", "gap", "model_norm"]
 
 
@@ -56,9 +55,9 @@ def follow_advice(softad: pd.DataFrame, grid: pd.DataFrame, advice: pd.DataFrame
     """
     softad, erm = final(softad), final(grid[grid["method"] == "erm"])
     refused = advice.loc[advice["theta"].isna(), [*CASE, "trial"]]
-    kept = softad.merge(refused, how="left", on=[*CASE, "trial"], indicator=True)
-    kept = kept[kept.pop("_merge") == "left_only"]
-    return pd.concat([kept, erm.merge(refused, on=[*CASE, "trial"])], ignore_index=True)
+    advised = softad.merge(refused, how="left", on=[*CASE, "trial"], indicator=True)
+    advised = advised[advised.pop("_merge") == "left_only"]
+    return pd.concat([advised, erm.merge(refused, on=[*CASE, "trial"])], ignore_index=True)
 
 
 def compare_strategies(
@@ -101,7 +100,7 @@ def compare_strategies(
     lines = _complete_trials(lines.rename(columns={"knob": "theta"}))
     if lines.empty:
         raise UserError("no trial has every strategy; train choosing, choosing-auto, choosing-low")
-    order = {name: place for place, name in enumerate(STRATEGIES)}
+    order = {name: rank for rank, name in enumerate(STRATEGIES)}
     lines = lines.sort_values([*CASE, "trial"]).sort_values(
         "strategy", key=lambda names: names.map(order), kind="stable"
     )
@@ -112,8 +111,8 @@ def compare_strategies(
 def _complete_trials(lines: pd.DataFrame) -> pd.DataFrame:
     """Lines of the trials that have every strategy that is not optional."""
     required = set(STRATEGIES) - OPTIONAL
-    there = lines.groupby([*CASE, "trial"])["strategy"].transform(lambda s: required <= set(s))
-    return lines[there.astype(bool)]
+    complete = lines.groupby([*CASE, "trial"])["strategy"].transform(lambda s: required <= set(s))
+    return lines[complete.astype(bool)]
 
 
 def differences(lines: pd.DataFrame, first: str, second: str, measure: str) -> pd.DataFrame:

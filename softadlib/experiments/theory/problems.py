@@ -62,8 +62,8 @@ class Distances:
 
     def moment(self, theta: float) -> float:
         """V ≥ E(θ + ρ(ℓ − θ))² on the ball, point by point at the ends of ℓ's range."""
-        far = norms(self.points)[:, 0] + self.radius - theta
-        largest = np.maximum(np.hypot(1, far), np.hypot(1, theta)) - 1
+        farthest = norms(self.points)[:, 0] + self.radius - theta
+        largest = np.maximum(np.hypot(1, farthest), np.hypot(1, theta)) - 1
         return float(np.square(theta + largest).mean())
 
 

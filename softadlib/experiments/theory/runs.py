@@ -223,8 +223,8 @@ def pairs(
         middles.append(centre + (2 * rest) ** 0.5 * u[2])
         ways.append(u[2])
     middle, way = np.concatenate(middles), distance / 2 * np.concatenate(ways)
-    far = norms(np.stack([middle - way, middle + way]))[..., 0]
-    inside = np.all(far <= problem.radius, axis=0)
+    distances = norms(np.stack([middle - way, middle + way]))[..., 0]
+    inside = np.all(distances <= problem.radius, axis=0)
     return (middle - way)[inside], (middle + way)[inside]
 
 
@@ -240,10 +240,10 @@ def steepest(
 
     The same pairs for every g of one seed.
     """
-    rng, found = np.random.default_rng(seed), {}
+    rng, ratios = np.random.default_rng(seed), {}
     for distance in distances:
-        one, other = pairs(problem, theta, distance, count, rng)
-        change = mean_gradient(problem, one, theta, **gradient)
-        change = change - mean_gradient(problem, other, theta, **gradient)
-        found[distance] = (norms(change) / norms(one - other)).max()
-    return pd.Series(found)
+        first, second = pairs(problem, theta, distance, count, rng)
+        change = mean_gradient(problem, first, theta, **gradient)
+        change = change - mean_gradient(problem, second, theta, **gradient)
+        ratios[distance] = (norms(change) / norms(first - second)).max()
+    return pd.Series(ratios)

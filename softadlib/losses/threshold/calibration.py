@@ -142,21 +142,21 @@ def calibrate(z: Tensor, y: Tensor, *, prior: float = 1.0) -> Calibration:
 def _moments(z: Tensor, y: Tensor, scale: float) -> _Moments:
     """ℓ = lse(s·z) − s·z_y, its slope E_p[z] − z_y and its curvature Var_p[z], in float64."""
     parts = []
-    for gap, own in _centred(z, y):
+    for gap, target in _centred(z, y):
         logp = torch.log_softmax(scale * gap, 1)
         p = logp.exp()
         mean = (p * gap).sum(1, keepdim=True)
         spread = (p * (gap - mean) ** 2).sum(1)
-        loss = -logp.gather(1, own)[:, 0]
-        parts.append((loss, (mean - gap.gather(1, own))[:, 0], spread))
+        loss = -logp.gather(1, target)[:, 0]
+        parts.append((loss, (mean - gap.gather(1, target))[:, 0], spread))
     return _Moments(*(torch.cat(part).double() for part in zip(*parts)))
 
 
 def _centred(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of the logits less each row's largest, and their targets as columns."""
-    for logits, own in zip(torch.split(z, _rows(z)), torch.split(y, _rows(z))):
+    for logits, targets in zip(torch.split(z, _rows(z)), torch.split(y, _rows(z))):
         # beyond 1e15 a square overflows float32, and no probability is left anyway
-        yield (logits - logits.amax(1, keepdim=True)).clamp_min(-1e15), own[:, None]
+        yield (logits - logits.amax(1, keepdim=True)).clamp_min(-1e15), targets[:, None]
 
 
 def _rows(z: Tensor) -> int:

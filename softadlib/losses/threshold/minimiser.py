@@ -34,10 +34,11 @@ def minimiser_loss(confidence: Values, theta: float) -> float:
     low, high = torch.full_like(eta, -end), torch.full_like(eta, end)
     for _ in range(50):
         middle = (low + high) / 2
-        own, other = nnF.softplus(-middle, threshold=50), nnF.softplus(middle, threshold=50)
-        rising = eta * _descent(own, theta) > (1 - eta) * _descent(other, theta)
+        loss_if_1 = nnF.softplus(-middle, threshold=50)
+        loss_if_0 = nnF.softplus(middle, threshold=50)
+        rising = eta * _descent(loss_if_1, theta) > (1 - eta) * _descent(loss_if_0, theta)
         low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
-    return float((eta * own + (1 - eta) * other).mean())
+    return float((eta * loss_if_1 + (1 - eta) * loss_if_0).mean())
 
 
 def excess_loss(confidence: Tensor, theta: float) -> float:

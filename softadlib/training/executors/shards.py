@@ -102,16 +102,16 @@ def of(
 ) -> tuple[dict[str, Protocol], list[list[Unit]]]:
     """The protocols of a call and its split, whichever of their data are on this machine."""
     params = params_dir()
-    there = datasets_of(profile, params)
-    names = there if datasets is None else dict.fromkeys(datasets)
-    found = {name: load(profile, name, params, overrides) for name in names}
-    pairs = [(p, m) for p in found.values() for m in p.select_methods(methods)]
-    return found, split(units(pairs), shards)
+    available = datasets_of(profile, params)
+    names = available if datasets is None else dict.fromkeys(datasets)
+    protocols = {name: load(profile, name, params, overrides) for name in names}
+    pairs = [(p, m) for p in protocols.values() for m in p.select_methods(methods)]
+    return protocols, split(units(pairs), shards)
 
 
 def trials(part: Iterable[Unit]) -> Mapping[tuple[str, str], set[tuple[float, int]]]:
     """What a shard trains: (dataset, method) → (label noise, trial)."""
-    found: dict[tuple[str, str], set[tuple[float, int]]] = {}
+    by_pair: dict[tuple[str, str], set[tuple[float, int]]] = {}
     for unit in part:
-        found.setdefault((unit.dataset, unit.method), set()).add((unit.label_noise, unit.trial))
-    return found
+        by_pair.setdefault((unit.dataset, unit.method), set()).add((unit.label_noise, unit.trial))
+    return by_pair

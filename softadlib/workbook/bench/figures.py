@@ -19,10 +19,10 @@ def ratio_bars(ax: Axes, wide: pd.DataFrame) -> None:
     """Horizontal bars on a logarithmic axis; 1 is as fast as the published loop."""
     height = 0.8 / len(wide.columns)
     for i, layout in enumerate(wide):
-        places = [row - 0.4 + height * (i + 0.5) for row in range(len(wide))]
-        ax.barh(places, wide[layout] - 1, height, 1, color=LAYOUTS[layout], label=layout)
-        for place, value in zip(places, wide[layout]):
-            ax.text(max(value, 1) * 1.05, place, f"{value:.1f}", va="center", fontsize="small")
+        positions = [row - 0.4 + height * (i + 0.5) for row in range(len(wide))]
+        ax.barh(positions, wide[layout] - 1, height, 1, color=LAYOUTS[layout], label=layout)
+        for position, value in zip(positions, wide[layout]):
+            ax.text(max(value, 1) * 1.05, position, f"{value:.1f}", va="center", fontsize="small")
     ax.axvline(1, color="0.2", linewidth=1)
     ends = (min(0.9, wide.min(axis=None) * 0.9), wide.max(axis=None) * 1.6)
     ax.set(xscale="log", xlabel="published loop ÷ ours, seconds", xlim=ends)
