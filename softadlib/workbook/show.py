@@ -92,11 +92,10 @@ def _flat(protocol: Protocol, methods: Sequence[str] | None) -> dict[str, str]:
     """Return the values of a protocol in words, by dotted name; settings of its methods only."""
     values = protocol.to_dict()
     used = protocol.select_methods(methods)
-    words = {}
+    words: dict[str, str] = {}
     for name, value in values.items():
         if name == "grids":
-            grids = {f"grids.{m}": _grid(value[m]) for m in used if m in value}
-            words |= grids
+            words |= {f"grids.{m}": _grid(value[m]) for m in used if m in value}
         elif name == "settings":
             for method in used:
                 settings = value.get(method, {})
