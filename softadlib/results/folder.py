@@ -245,6 +245,33 @@ class ResultFolder:
             os.replace(replacement, self.path)
         return target
 
+    @property
+    def earlier(self) -> Path:
+        """The folder to which finished results of this protocol were moved by `set_aside`."""
+        return self.path.with_name(f"{self.method}.{self.fingerprint}")
+
+    def is_taken_back(self) -> bool:
+        """True where `take_back` finds results of this protocol that another's have replaced."""
+        waiting = (self.earlier / "provenance.json").exists()
+        return waiting and self.stored_fingerprint() != self.fingerprint
+
+    def take_back(self) -> bool:
+        """Move results of this protocol, once set aside, to where they were; return whether.
+
+        The last step is one rename. A kill before it leaves them where they are, for the next call.
+        """
+        if not self.is_taken_back():
+            return False
+        self.set_aside()
+        with os_error_as_user_error(self.path):
+            for path in self._of_study("*/*"):  # of a study that began anew meanwhile
+                copy = self.earlier / path.relative_to(self.path)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copy2(path, copy)
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.replace(self.earlier, self.path)
+        return True
+
     def clear(self) -> None:
         """Delete everything that is stored of this protocol, and the finished results."""
         with os_error_as_user_error(self.path):

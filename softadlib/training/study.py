@@ -134,6 +134,8 @@ class _StudyRun:
     def prepare(self) -> None:
         """Train the models that the runs depend on, and find which runs are left to train."""
         study, args = self.study, (self.folder, self.executor, self.progress)
+        if not self.is_shard and self.folder.take_back():
+            study.resolve()
         self.ordinary = auto_theta.prepare(study.worker_protocol, study.runs, *args)
         study.resolve()
         self.rows, others = study.stored_rows()

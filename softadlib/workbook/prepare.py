@@ -58,12 +58,30 @@ class Work:
         for dataset, (stored, total) in counts.items():
             if 0 < stored < total:
                 yield f"{dataset}: {stored:,} of {total:,} runs are trained already"
+        yield from self._notes_on_other_parameters()
         notes: dict[str, list[str]] = {}
         for dataset, protocol in self.protocols.items():
             if note := protocol.cliff_note():
                 notes.setdefault(note, []).append(dataset)
         for note, datasets in notes.items():
             yield f"{', '.join(datasets)}: {note}"
+
+    def _notes_on_other_parameters(self) -> Iterator[str]:
+        """Say where stored results have other parameters than these, and what becomes of them."""
+        replaced, returning = [], []
+        for study in self.studies:
+            pair = f"{study.protocol.dataset} × {study.method}"
+            if study.folder.stored_fingerprint() not in (None, study.folder.fingerprint):
+                replaced.append(pair)
+            if study.folder.is_taken_back():
+                returning.append(pair)
+        if replaced:
+            yield (
+                f"results with other parameters are stored of {', '.join(replaced)}; training sets "
+                "them aside, and takes them back when they are asked for again; --as NAME keeps both"
+            )
+        if returning:
+            yield f"results with these parameters were set aside of {', '.join(returning)}; they are taken back"
 
 
 def prepare(

@@ -327,6 +327,54 @@ def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, m
     assert not list(home.glob("outputs/tiny/gaussian/.*.next"))
 
 
+def test_results_set_aside_are_taken_back_in_place_of_being_trained_again(home):
+    first, second = protocol(), protocol(epochs=3)
+    rows = study.run(first, "softad")
+    before = place(first).metrics.read_bytes()
+    study.run(second, "softad")
+    assert place(first).is_taken_back()
+    pd.testing.assert_frame_equal(study.run(first, "softad"), rows)
+    assert place(first).metrics.read_bytes() == before
+    assert sum(trained(first)) == 4, "by the first call alone"
+    assert not place(first).is_taken_back()
+    assert place(second).is_taken_back()
+    (aside,) = home.glob("outputs/tiny/gaussian/softad.*")
+    assert aside == place(second).earlier
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_killed_while_results_are_taken_back_nothing_is_lost(home, monkeypatch, moment):
+    first, second = protocol(curves="none"), protocol(curves="none", epochs=3)
+    for each in (first, second):
+        study.run(each, "softad")
+    count = 0
+
+    def until(function):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count > moment:
+                raise Accident
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for where, name in (
+            (places.shutil, "copy2"),
+            (places.os, "replace"),
+            (Path, "mkdir"),
+            (places.shutil, "rmtree"),
+        ):
+            patch.setattr(where, name, until(getattr(where, name)))
+        with contextlib.suppress(Accident):
+            study.run(first, "softad")
+    for each in (first, second):
+        study.run(each, "softad")
+        assert sum(trained(each)) == 4, "it is not trained again"
+    assert not list(home.glob("outputs/tiny/gaussian/.*.next"))
+
+
 # Clocks
 
 

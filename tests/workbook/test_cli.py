@@ -175,6 +175,15 @@ def test_show_describes_the_parameters_of_its_methods(capsys, home):
     assert "settings.sam.bn_update" not in lines
 
 
+def test_a_note_says_what_becomes_of_results_with_other_parameters(capsys, home):
+    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
+    for epochs, words in (("3", "stored of gaussian × softad;"), ("4", "they are taken back")):
+        capsys.readouterr()
+        argv = ["train", "tiny", "--method", "softad", "-j", "1", "-p", "epochs", epochs]
+        assert cli.main(argv) == 0
+        assert words in capsys.readouterr().err
+
+
 def test_a_note_that_several_datasets_share_is_said_once(capsys, home):
     grids = {"softad": [0.1, 0.8]}
     for name in ("gaussian", "sinusoid"):
