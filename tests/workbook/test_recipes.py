@@ -257,6 +257,38 @@ def test_the_trainers_gradient_is_that_of_the_whole_batch(tmp_path):
     torch.testing.assert_close(end, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
+def test_classifiers_take_the_gradient_of_all_labels(tmp_path, kind):
+    """One step of SGD, 4 times 8 examples; ignored labels do not count."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(**sizes, **rates, num_attention_heads=2, num_labels=3)
+    model = getattr(transformers, f"BertFor{kind}")(config)
+    start, examples = copy.deepcopy(model), rows(32)
+    for row in examples:
+        labels = row["labels"]
+        row["labels"] = labels.max() % 3 if kind[0] == "S" else labels.where(labels < 0, labels % 3)
+    batch = {name: torch.stack([row[name] for row in examples]) for name in examples[0]}
+    labels = batch.pop("labels")
+    softad(start(**batch).logits[labels != -100], labels[labels != -100]).backward()
+    expected = torch.cat([(p - 0.5 * p.grad).detach().flatten() for p in start.parameters()])
+    args = transformers.TrainingArguments(
+        output_dir=tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=4,
+        max_steps=1, max_grad_norm=0.0, lr_scheduler_type="constant", save_strategy="no",
+        logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    space = {"criterion": SoftAD(theta=0.1, reduction="sum")}
+    trainer = transformers.Trainer(
+        model, args, train_dataset=examples,
+        compute_loss_func=recipe("hugging-face-labels", **space)["label_loss"],
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.5), None),
+    )  # fmt: skip
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
+
+
 def test_means_of_micro_batches_are_not_exact(tmp_path):
     """What the recipe is for: the test above could not fail if this agreed."""
     mean = SoftAD(0.1)
