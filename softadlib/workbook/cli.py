@@ -64,6 +64,9 @@ def _add_work(add: Callable[..., argparse.ArgumentParser]) -> None:
     cli_options.add_selection(command)
     cli_options.add_execution(command)
     command.add_argument(
+        "--draw-only", action="store_true", help="train nothing; draw what stored results allow"
+    )
+    command.add_argument(
         "--timeout", type=int, metavar="S", help="stop a notebook whose cell takes over S seconds"
     )
     command.add_argument("--emit-slurm", metavar="N", help=argparse.SUPPRESS)

@@ -37,18 +37,20 @@ def run(args: argparse.Namespace) -> int:
         return _run_figures(args)
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
         work = prepare(cli_options.selection(args), cluster)
-        notebooks = plan.plan(work)
+        notebooks = plan.plan(work, draw_only=args.draw_only)
         jobs = cli_options.jobs(args.jobs, work.protocols)
         for name, methods in notebooks.lacking.items():
             say(f"note: {name} is not drawn; it needs {methods} of one dataset")
         if args.dry_run:
             return _print_plan(work, jobs, [task.name for task in notebooks.drawings])
-        _notes(work)
+        if not args.draw_only:
+            _notes(work)
         if notebooks.skipped:
             total = len(notebooks.skipped) + len(notebooks.trainings) + len(notebooks.drawings)
             say(f"{len(notebooks.skipped)} of {total} notebooks are already done")
+        trained = None if args.draw_only else work
         outcomes = execute.run(
-            notebooks, jobs=jobs, timeout=args.timeout, work=work, cluster=cluster
+            notebooks, jobs=jobs, timeout=args.timeout, work=trained, cluster=cluster
         )
     return _close(outcomes, started, work.profile, f"softad report {work.profile}")
 

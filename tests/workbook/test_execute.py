@@ -144,6 +144,21 @@ def test_filters_train_less(home):
     assert visible(folder / "spiral") == ["erm"]
 
 
+def test_drawing_alone_trains_nothing(home, capsys):
+    """Of results that are stored in part: one method of two datasets, one trial of two."""
+    assert cli.main(["run", "tiny", "--draw-only"]) == 2
+    assert "nothing is finished in profile 'tiny'" in capsys.readouterr().err
+    part = ["--dataset", "spiral", "--method", "erm", "-p", "trials", "1"]
+    assert cli.main(["train", "tiny", *part, "-j", "1"]) == 0
+    stored = home / "outputs/tiny/spiral/erm/metrics.parquet"
+    before = stored.read_bytes()
+    assert cli.main(["run", "tiny", "--draw-only", "-j", "1"]) == 0
+    assert visible(home / "outputs" / "tiny") == ["figures", "spiral"]
+    assert stored.read_bytes() == before
+    drawn = [path.stem for path in (home / "outputs/tiny/figures").glob("*.ipynb")]
+    assert "tab1_3_loss_gaps" in drawn
+
+
 def test_stock_papermill_works_too(home):
     out = home / "out.ipynb"
     command = ["papermill", home / "notebooks/train.ipynb", out, "-f", home / "params/tiny/gaussian.yaml",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from softadlib import _workspace
-from softadlib._validation import choose
+from softadlib._validation import UserError, choose
 from softadlib.results import reader
 from softadlib.results.paths import profile_dir
 from softadlib.training.profiles import read_yaml
@@ -71,10 +71,13 @@ class Plan:
     """Notebooks that cannot be drawn yet, and the methods that they need."""
 
 
-def plan(work: Work) -> Plan:
-    """Plan every notebook of prepared work: train what is left, then draw what reads it."""
+def plan(work: Work, *, draw_only: bool = False) -> Plan:
+    """Plan every notebook of prepared work: train what is left, then draw what reads it.
+
+    `draw_only`: train nothing and draw what stored results allow.
+    """
     result = Plan(work.profile)
-    for study in work.studies:
+    for study in () if draw_only else work.studies:
         task = Task(
             f"{study.protocol.dataset} × {study.method}",
             _workspace.home() / "notebooks" / f"{TRAIN}.ipynb",
@@ -88,9 +91,17 @@ def plan(work: Work) -> Plan:
     result.trainings.sort(key=lambda task: -task.units)  # the longest first: none is left for last
     whole = work.selection.datasets is None and work.selection.methods is None
     methods: dict[str, set[str]] = {}
-    for dataset, method in [*work.pairs, *_stored(work.profile)]:
+    for dataset, method in [*([] if draw_only else work.pairs), *_stored(work.profile)]:
         methods.setdefault(dataset, set()).add(method)
-    for task in drawings(work.profile, list(work.protocols)):
+    datasets = list(work.protocols)
+    if draw_only:
+        asked = work.selection.datasets
+        datasets = [name for name in methods if asked is None or name in asked]
+        if not datasets:
+            raise UserError(
+                f"nothing is finished in profile {work.profile!r}; softad run {work.profile} comes first"
+            )
+    for task in drawings(work.profile, datasets):
         needs = needed_methods(task.source)
         if needs and not any(needs <= trained for trained in methods.values()):
             result.lacking[task.name] = ", ".join(sorted(needs))
