@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         for name, methods in notebooks.lacking.items():
             say(f"note: {name} is not drawn; it needs {methods} of one dataset")
         if args.dry_run:
-            return _print_plan(work, jobs, [task.name for task in notebooks.drawings])
+            return _print_plan(work, jobs, [t.name for t in notebooks.drawings], args.draw_only)
         if not args.draw_only:
             _notes(work)
         if notebooks.skipped:
@@ -117,12 +117,13 @@ def train(args: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def _print_plan(work: "Work", jobs: int, drawings: list[str]) -> int:
+def _print_plan(work: "Work", jobs: int, drawings: list[str], draw_only: bool = False) -> int:
     """Print what `run` or `train` would do."""
     from softadlib.workbook import show as overview
 
-    _notes(work)
-    print(overview.progress(work, jobs))
+    if not draw_only:
+        _notes(work)
+        print(overview.progress(work, jobs))
     if drawings:
         print("notebooks to draw:", ", ".join(drawings))
     return 0
