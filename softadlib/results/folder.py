@@ -6,6 +6,7 @@ outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `schema.COLUMNS`
                                      train.ipynb        the executed notebook
                                      parts/*.parquet    rows of a study under way
                                      parts/*.json       sessions of its shards
+                                     losses/*.parquet   parts of selected.parquet
                                      checkpoints/*.pt   trainings under way
                                      held-out/*.npz     losses under models not trained on the sample
                                      suggested/*.json   θ of an ordinary run, for grids that say auto
@@ -36,6 +37,9 @@ from softadlib.results.paths import inside, profile_dir
 from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import ALL_COLUMNS, COLUMNS
 from softadlib.results.table import merge, pack, unpack
+
+STUDY_FOLDERS = ("parts", "losses", "checkpoints")
+"""Folders whose files serve a study until its table is finished."""
 
 
 @contextlib.contextmanager
@@ -155,14 +159,14 @@ class ResultFolder:
 
     def _replaced(self) -> list[Path]:
         """Return the files that serve a study until its table is finished."""
-        under_way = [path for kind in ("parts/*", "checkpoints/*") for path in self._of_study(kind)]
+        under_way = [path for kind in STUDY_FOLDERS for path in self._of_study(f"{kind}/*")]
         return [*under_way, self.progress]
 
     def _remove(self, files: Iterable[Path]) -> None:
         with os_error_as_user_error(self.path):
             for path in files:
                 path.unlink(missing_ok=True)
-        for folder in ("parts", "checkpoints"):
+        for folder in STUDY_FOLDERS:
             with contextlib.suppress(OSError):  # it stays where another protocol's files lie
                 (self.path / folder).rmdir()
 

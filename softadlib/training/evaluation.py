@@ -1,12 +1,14 @@
-"""Evaluation: loss, accuracy and norm of networks, and the rows they are written in."""
+"""Evaluation: loss, accuracy and norm of networks, single losses, and the rows they are written in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
+from softadlib.losses.threshold.calibration import expected_calibration_error, fit_temperature
+from softadlib.results.sample_losses import FITS, LEVELS, PARTS
 from softadlib.results.schema import MEASURES
 
 
@@ -36,6 +38,53 @@ def evaluate(
     total = sum(summed_measures(network(part), labels[part]) for part in chunks)
     loss, accuracy = (torch.as_tensor(total) / index.shape[-1]).unbind(-1)
     return torch.stack([loss, torch.where(loss.isfinite(), accuracy, torch.nan)], -1)
+
+
+def loss_summary(
+    logits: Sequence[Tensor], labels: Sequence[Tensor], calibrated: bool
+) -> dict[str, np.ndarray]:
+    """Return columns of `results.sample_losses` for one network, each (3, …): a row per part.
+
+    Args:
+        logits: (n, C) of train, val and test.
+        labels: (n,) of the same.
+        calibrated: add the temperatures fitted on val, and what they do to every part.
+    """
+    z, y = ([values.cpu() for values in parts] for parts in (logits, labels))
+    z = [values.double() for values in z]
+    losses = [nnF.cross_entropy(*pair, reduction="none").numpy() for pair in zip(z, y)]
+    quantiles = np.array([np.quantile(values, LEVELS) for values in losses])
+    with np.errstate(over="ignore"):  # of a run about to diverge
+        columns = {
+            "samples": np.array([len(values) for values in losses]),
+            "loss": np.array([values.mean() for values in losses]),
+            "quantiles": quantiles.astype(np.float32),
+        }
+    if not calibrated:
+        return columns
+    columns["ece"] = np.array([_calibration_error(*pair) for pair in zip(z, y)])
+    validation = PARTS.index("val")
+    for fit, prior in FITS.items():
+        temperature = _temperature(z[validation], y[validation], prior)
+        scaled = [values / temperature for values in z]
+        columns[f"{fit}_temperature"] = np.full(len(PARTS), temperature)
+        columns[f"{fit}_loss"] = np.array(
+            [float(nnF.cross_entropy(*pair)) for pair in zip(scaled, y)]
+        )
+        columns[f"{fit}_ece"] = np.array([_calibration_error(*pair) for pair in zip(scaled, y)])
+    return columns
+
+
+def _temperature(logits: Tensor, labels: Tensor, prior: float) -> float:
+    """Return the fitted temperature; NaN where there is none: NaN logits, or one class alone."""
+    try:
+        return fit_temperature(logits, labels, prior=prior)
+    except ValueError:
+        return np.nan
+
+
+def _calibration_error(logits: Tensor, labels: Tensor) -> float:
+    return expected_calibration_error(logits, labels) if logits.isfinite().all() else np.nan
 
 
 def as_rows(measures: dict[str, Tensor]) -> dict[str, np.ndarray]:

@@ -9,17 +9,16 @@ curves (`study_plan.replay_pays`); otherwise its first pass measures every curve
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 
 from softadlib import _workspace
-from softadlib._validation import UserError
-from softadlib.results import selection
+from softadlib.results import sample_losses
 from softadlib.results.folder import ResultFolder, lock_results
 from softadlib.results.provenance import Provenance, Session
-from softadlib.results.schema import MEASURES, RUN_KEY, RunKey
+from softadlib.results.schema import RunKey
 from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
 from softadlib.training.device import pick_device
@@ -33,6 +32,14 @@ OnRows = Callable[[pd.DataFrame], object]
 """Called with the rows of a few finished runs."""
 
 
+class TrainResult(NamedTuple):
+    """What a `TrainTask` returns."""
+
+    rows: pd.DataFrame
+    losses: pd.DataFrame
+    """Losses of single samples, as `results.sample_losses` has them."""
+
+
 @dataclass(frozen=True)
 class TrainTask:
     """Train a chunk of runs of one method and label noise, measured at `epochs`."""
@@ -44,6 +51,10 @@ class TrainTask:
     """What the method needs of every training sample."""
     only: set[RunKey] | None = None
     """Keys of the runs to measure; None for all."""
+    loss_epochs: Collection[int] = ()
+    """Epochs at which the losses of single samples are summarised."""
+    stores_rows: bool = True
+    """False for runs whose rows are stored: they are trained again for their losses alone."""
 
     @property
     def units(self) -> int:
@@ -51,10 +62,20 @@ class TrainTask:
         gradients = self.protocol.method(self.runs[0].method).gradients
         return self.protocol.epochs * gradients * len(self.runs)
 
-    def run(self, context: TaskContext) -> pd.DataFrame:
-        """Return the rows; store those of each lot as it ends, so that a death loses little."""
-        save = context.folder.save_part if context.folder else lambda rows: None
-        return train_runs(
+    def run(self, context: TaskContext) -> TrainResult:
+        """Return rows and losses; store those of each lot as it ends, so that a death loses little."""
+        folder, losses = context.folder, []
+
+        def save(rows: pd.DataFrame) -> None:
+            if folder and self.stores_rows:
+                folder.save_part(rows)
+
+        def save_losses(rows: pd.DataFrame) -> None:
+            losses.append(rows)
+            if folder:
+                sample_losses.save_part(folder, rows)
+
+        rows = train_runs(
             self.protocol,
             self.runs,
             self.epochs,
@@ -63,12 +84,17 @@ class TrainTask:
             self.samples,
             context.checkpoints,
             self.only,
+            self.loss_epochs,
+            save_losses,
         )
+        return TrainResult(rows, sample_losses.merge(losses))
 
-    def store(self, folder: ResultFolder, rows: pd.DataFrame) -> None:
-        """Store the rows of all runs, if any was measured."""
-        if len(rows):
-            folder.save_part(rows)
+    def store(self, folder: ResultFolder, result: TrainResult) -> None:
+        """Store the losses of all runs, then their rows: runs with rows are not trained again."""
+        if len(result.losses):
+            sample_losses.save_part(folder, result.losses)
+        if self.stores_rows and len(result.rows):
+            folder.save_part(result.rows)
 
 
 def run(
@@ -81,6 +107,7 @@ def run(
     executor: Executor | None = None,
     trials: Collection[tuple[float, int]] | None = None,
     on_rows: OnRows = lambda rows: None,
+    losses: bool = False,
 ) -> pd.DataFrame:
     """Do what is left of one dataset × method and return all its rows.
 
@@ -95,6 +122,7 @@ def run(
             `trials` to merge.
         on_rows: called in this process with the rows of a few runs once they are stored, replays
             included. What it raises ends the call.
+        losses: also train selected runs again whose losses of single samples are not stored.
 
     Raises UserError where `outputs/` cannot be written, an earlier file is broken, or another
     process works on the same result.
@@ -107,19 +135,25 @@ def run(
         if not resume:
             study.folder.clear()
             study.resolve()
-        return _StudyRun(study, executor, progress, on_rows).run()
+        return _StudyRun(study, executor, progress, on_rows, losses).run()
 
 
 class _StudyRun:
     """One call of `run`: prepare, train, replay, store."""
 
     def __init__(
-        self, study: Study, executor: Executor, progress: ProgressCallback, on_rows: OnRows
+        self,
+        study: Study,
+        executor: Executor,
+        progress: ProgressCallback,
+        on_rows: OnRows,
+        losses: bool,
     ):
-        self.study, self.executor, self.on_rows = study, executor, on_rows
+        self.study, self.executor, self.on_rows, self.losses = study, executor, on_rows, losses
         self.folder, self.is_shard = study.folder, study.trials is not None
         path = None if self.is_shard else self.folder.progress
-        self.progress = StudyProgress(study.total_work(), study.units_per_run, progress, path)
+        total = study.total_work() + (study.losses_work() if losses else 0)
+        self.progress = StudyProgress(total, study.units_per_run, progress, path)
         self.resumed = 0
 
     def run(self) -> pd.DataFrame:
@@ -127,6 +161,8 @@ class _StudyRun:
         self.prepare()
         self.train()
         self.replay()
+        if self.losses:
+            self.fill_losses()
         self.store()
         self.progress.close()
         return self.rows
@@ -158,7 +194,9 @@ class _StudyRun:
 
     def train(self) -> None:
         """Train the runs that are left, measured as the first pass is."""
-        self.rows = merge([self.rows, *self.train_pass(self.todo, self.study.first_epochs)])
+        study = self.study
+        losses = study.loss_epochs if study.losses_in_first_pass else set()
+        self.rows = merge([self.rows, *self.train_pass(self.todo, study.first_epochs, losses)])
 
     def replay(self) -> None:
         """Train the selected runs again, measured at every epoch of their curves."""
@@ -169,13 +207,27 @@ class _StudyRun:
         self.progress.add_done((self.expected - len(self.replays)) * study.units_per_run)
         only = {run.key for run in selected}
         self.curves = [run for run in self.replays if run.key in only]
-        replayed = merge(self.train_pass(self.replays, study.replay_epochs, only))
-        _check_replay(study, self.rows, replayed)
+        args = (study.replay_epochs, study.loss_epochs, only)
+        replayed = merge(self.train_pass(self.replays, *args))
+        study.check_replay(self.rows, replayed)
         # The ends that were selected by stay: measured beside fewer runs, a GPU may round otherwise.
         self.rows = merge([replayed, self.rows])
 
+    def fill_losses(self) -> None:
+        """Train selected runs again whose losses are not stored; their rows stay as they are."""
+        study, epochs = self.study, self.study.loss_epochs
+        missing = study.without_losses(self.rows)
+        runs = study.with_lots(missing)
+        self.progress.add_done(study.losses_work() - len(runs) * study.units_per_run)
+        self.train_pass(runs, epochs, epochs, {run.key for run in missing}, stores_rows=False)
+
     def train_pass(
-        self, runs: Sequence[Run], epochs: set[int], only: set[RunKey] | None = None
+        self,
+        runs: Sequence[Run],
+        epochs: set[int],
+        loss_epochs: set[int],
+        only: set[RunKey] | None = None,
+        stores_rows: bool = True,
     ) -> list[pd.DataFrame]:
         """Train `runs` in tasks of one label noise each; return the rows of those in `only`."""
         study, tasks = self.study, []
@@ -184,11 +236,13 @@ class _StudyRun:
             if alike:
                 samples = heldout.sample_inputs(study.protocol, alike, self.folder)
                 chunks = study.chunks(alike, self.executor.workers)
-                protocol = study.worker_protocol
-                tasks += [TrainTask(protocol, chunk, epochs, samples, only) for chunk in chunks]
+                args = (epochs, samples, only, loss_epochs, stores_rows)
+                tasks += [TrainTask(study.worker_protocol, chunk, *args) for chunk in chunks]
         frames = []
-        for rows in run_tasks(self.executor, tasks, self.folder, self.progress):
+        for rows, _ in run_tasks(self.executor, tasks, self.folder, self.progress):
             frames.append(rows)
+            if not stores_rows:
+                continue
             self.resumed += rows.attrs.get("resumed", 0)
             if len(rows):
                 self.on_rows(rows)
@@ -204,6 +258,7 @@ class _StudyRun:
                 self.folder.save_session(session)
         if self.is_shard:
             return
+        sample_losses.finish(self.folder, [run.key for run in self.study.selected(self.rows)])
         if worked or not self.study.done():
             protocol = self.study.protocol
             facts = (protocol.to_dict(), protocol.fingerprint(), protocol.seeds)
@@ -234,27 +289,4 @@ class _StudyRun:
             **{name: count for name, count in optional.items() if count},
             runs_per_minute=round(60 * trained / seconds, 2),
             gflops=round(operations / seconds / 1e9, 2),
-        )
-
-
-def _check_replay(study: Study, first: pd.DataFrame, replayed: pd.DataFrame) -> None:
-    """Raise UserError where a replay ends elsewhere than the run that was selected.
-
-    In a replay of whole lots, equal weights are measured by other kernels than in the first pass,
-    because fewer runs are measured. So only their norm, which is summed in float64, must agree.
-    """
-    if not len(replayed):
-        return
-    last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
-    expected = selection.final(first).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
-    compared = ["model_norm"] if study.replays_lots else list(MEASURES)
-    pair = (last[compared], expected[compared])
-    same = np.isclose(*pair, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
-    if not same.all():
-        _, trial, knob = last.index[~same][0]
-        raise UserError(
-            f"{study.folder.path}: the replay of {study.method} trial {trial} at {knob:g} ended at test loss "
-            f"{last['loss_test'][~same].iloc[0]:.6g}, the first pass at "
-            f"{expected['loss_test'][~same].iloc[0]:.6g}; the first pass was made on another machine or torch, "
-            "or in other lots: set `curves: none`, or delete that folder and run again"
         )

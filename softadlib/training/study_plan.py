@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from softadlib._validation import UserError
 from softadlib.data.synthetic import SYNTHETIC
-from softadlib.results import selection
+from softadlib.results import sample_losses, selection
 from softadlib.results.folder import ResultFolder
-from softadlib.results.schema import RunKey, run_keys
+from softadlib.results.schema import MEASURES, RUN_KEY, RunKey, run_keys
 from softadlib.training import auto_theta, heldout
 from softadlib.training.checks import AUTO
 from softadlib.training.device import pick_device
@@ -45,6 +46,15 @@ def replay_pays(protocol: Protocol, gradients: int, share: float) -> bool:
     trained = 3 * protocol.n_train * gradients * protocol.epochs
     measured = sum(sizes) * len(curve_epochs(protocol))
     return trained < (1 - share) * measured
+
+
+def loss_epochs(protocol: Protocol) -> set[int]:
+    """Return the epochs at which losses of single samples are summarised.
+
+    0, the last, and those of the curve nearest to a quarter, half and three quarters of training.
+    """
+    epochs = sorted(curve_epochs(protocol))
+    return {epochs[round(quarter * (len(epochs) - 1) / 4)] for quarter in range(5)}
 
 
 @dataclass
@@ -82,6 +92,10 @@ class Study:
         if protocol.curves != "none" and not replays:
             self.first_epochs = curve_epochs(protocol)
         self.replay_epochs = curve_epochs(protocol) if replays else set()
+        # Losses of single samples are of interest for selected runs alone: those that are replayed,
+        # and those that had nobody to be selected from.
+        self.loss_epochs = loss_epochs(protocol)
+        self.losses_in_first_pass = share == 1 and protocol.curves != "none"
 
     def resolve(self) -> None:
         """List the runs; suggested knobs are known once they are stored."""
@@ -125,6 +139,13 @@ class Study:
         noises = {run.label_noise for run in runs}
         return [run for run in self.runs if run.label_noise in noises]
 
+    def without_losses(self, rows: pd.DataFrame) -> list[Run]:
+        """Return the selected runs whose losses of single samples are not stored."""
+        selected = self.selected(rows)
+        stored = sample_losses.stored(self.folder)
+        keys = sample_losses.missing(stored, [run.key for run in selected], self.loss_epochs)
+        return [run for run in selected if run.key in keys]
+
     def replays_left(self, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
         """Return the maximum of replays to come: every run still to train may be selected."""
         if not self.replay_epochs:
@@ -135,6 +156,28 @@ class Study:
         if self.replays_lots:
             return len(self.with_lots([*todo, *missing]))
         return len(open_trials) + len(missing)
+
+    def check_replay(self, first: pd.DataFrame, replayed: pd.DataFrame) -> None:
+        """Raise UserError where a replay ends elsewhere than the run that was selected.
+
+        In a replay of whole lots, equal weights are measured by other kernels than in the first pass,
+        because fewer runs are measured. So only their norm, which is summed in float64, must agree.
+        """
+        if not len(replayed):
+            return
+        last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
+        expected = selection.final(first).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
+        compared = ["model_norm"] if self.replays_lots else list(MEASURES)
+        pair = (last[compared], expected[compared])
+        same = np.isclose(*pair, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
+        if not same.all():
+            _, trial, knob = last.index[~same][0]
+            raise UserError(
+                f"{self.folder.path}: the replay of {self.method} trial {trial} at {knob:g} ended at test loss "
+                f"{last['loss_test'][~same].iloc[0]:.6g}, the first pass at "
+                f"{expected['loss_test'][~same].iloc[0]:.6g}; the first pass was made on another machine or torch, "
+                "or in other lots: set `curves: none`, or delete that folder and run again"
+            )
 
     def done(self) -> bool:
         """Tell whether every wanted row is stored and its provenance written."""
@@ -171,6 +214,11 @@ class Study:
         ordinary = 1 if self.protocol.grids.get(self.method) in AUTO else 0
         models = (ordinary + heldout.n_models(self.protocol, self.method)) * self.n_selected
         return (len(self.runs) + replayed) * self.units_per_run + models * self.protocol.epochs
+
+    def losses_work(self) -> int:
+        """Return the units of training every selected run again for its losses."""
+        runs = self.runs if self.replays_lots else range(self.n_selected)
+        return len(runs) * self.units_per_run
 
     def chunks(self, runs: Sequence[Run], workers: int) -> list[list[Run]]:
         """Split runs of one label noise into tasks: on a CPU a few for each process."""

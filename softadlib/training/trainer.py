@@ -14,6 +14,7 @@ from softadlib._validation import UserError
 from softadlib.data.splits import Splits
 from softadlib.methods import Method
 from softadlib.models import build
+from softadlib.results import sample_losses
 from softadlib.results.schema import MEASURES, RunKey
 from softadlib.results.table import merge
 from softadlib.training.device import deterministic_math, free_memory, pick_device
@@ -126,9 +127,11 @@ class Trainer:
         progress: ProgressCallback = no_progress,
         writer: RunWriter | None = None,
         only: Collection[RunKey] | None = None,
+        loss_epochs: Collection[int] = (),
     ) -> pd.DataFrame:
         """Train one lot; return a row per run and epoch of `eval_epochs`.
 
+        `loss_epochs`: as of `Engine.train`; those losses go to the writer alone.
         `only`: keys of the runs to measure. The others are trained all the same, because the kernels, and
         with them the last bits of a run, depend on the size of the lot. A lot without such a run is
         skipped. `progress` gets epochs of runs times gradients.
@@ -138,17 +141,21 @@ class Trainer:
             progress(len(lot) * self.protocol.epochs * self.method.gradients)
             return self.table([], {})
         engine, writer = self.engine(lot), writer or RunWriter(self.protocol)
-        checkpoint = writer.checkpoint_for(lot, type(engine).__name__, self.device, eval_epochs)
+        facts = {"losses": str(sorted(loss_epochs))} if loss_epochs else {}
+        name = type(engine).__name__
+        checkpoint = writer.checkpoint_for(lot, name, self.device, eval_epochs, **facts)
         measured = engine.train(
             self.protocol.recipe,
             self.protocol.seeds,
             eval_epochs,
+            loss_epochs=loss_epochs,
             keep=kept,
             progress=lambda epochs: progress(epochs * self.method.gradients),
             checkpoint=checkpoint,
         )
-        rows = self.table([lot[i] for i in kept], measured)
-        writer.add(rows, checkpoint)
+        runs = [lot[i] for i in kept]
+        rows = self.table(runs, measured)
+        writer.add(rows, self.losses_table(runs, measured), checkpoint)
         return rows
 
     def table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
@@ -169,6 +176,25 @@ class Trainer:
         ]
         return merge(frames)
 
+    def losses_table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
+        """Return one row per run, epoch and part where losses of single samples were measured."""
+        at = {epoch: row for epoch, row in measured.items() if "quantiles" in row}
+        frames = []
+        for i, run in enumerate(runs):
+            of_run = {
+                epoch: {c: row[c][i] for c in sample_losses.COLUMNS if c in row}
+                for epoch, row in at.items()
+            }
+            facts: dict[str, object] = {
+                "dataset": self.protocol.dataset,
+                "method": self.method.name,
+                "label_noise": run.label_noise,
+                "trial": run.trial,
+                "knob": run.knob,
+            }
+            frames.append(sample_losses.table(facts, of_run))
+        return sample_losses.merge(frames)
+
 
 def train_runs(
     protocol: Protocol,
@@ -179,6 +205,8 @@ def train_runs(
     samples: dict[str, Tensor] | None = None,
     checkpoints: Path | None = None,
     only: Collection[RunKey] | None = None,
+    loss_epochs: Collection[int] = (),
+    save_losses: Callable[[pd.DataFrame], object] = lambda rows: None,
 ) -> pd.DataFrame:
     """Train runs of one method and label noise; return one row per run and epoch asked.
 
@@ -192,13 +220,15 @@ def train_runs(
         samples: as of `Trainer`; `heldout.samples` makes them.
         checkpoints: folder of the checkpoints of runs under way; None makes none.
         only: keys of the runs to measure; as of `Trainer.rows`.
+        loss_epochs: epochs at which the losses of single samples are summarised.
+        save_losses: gets those of every lot as it ends, before `save` gets its rows.
     """
-    writer = RunWriter(protocol, save, checkpoints)
+    writer = RunWriter(protocol, save, checkpoints, save_losses)
     with deterministic_math(pick_device(protocol.device), protocol.precision):
         trainer = Trainer(protocol, runs, samples=samples)
 
         def train(lot: list[Run]) -> pd.DataFrame:
-            return trainer.rows(lot, eval_epochs, progress, writer, only)
+            return trainer.rows(lot, eval_epochs, progress, writer, only, loss_epochs)
 
         frames = list(each_lot_halving_on_oom(trainer, train))
         writer.flush()

@@ -78,6 +78,12 @@ def _add_work(add: Callable[..., argparse.ArgumentParser]) -> None:
     cli_options.add_execution(command)
     command.add_argument("--shard", metavar="i/N", help="train part i of N, of a split by cost")
     command.add_argument("--fresh", action="store_true", help="forget earlier results first")
+    command.add_argument(
+        "--losses",
+        action="store_true",
+        help="also store the losses of the selected runs' samples where they are missing: trains "
+        "those runs again",
+    )
     command = add(
         "slurm", "Print a Slurm array script that trains a profile in shards.", commands.slurm
     )

@@ -98,6 +98,10 @@ def train(args: argparse.Namespace) -> int:
     from softadlib.workbook.notebooks.progress_bar import duration
     from softadlib.workbook.prepare import prepare
 
+    if args.losses and args.shard is not None:
+        raise UserError(
+            "--losses needs whole results; leave --shard out once all shards are trained"
+        )
     started = time.monotonic()
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
         work = prepare(cli_options.selection(args), cluster, fresh=args.fresh)
@@ -106,9 +110,13 @@ def train(args: argparse.Namespace) -> int:
             return _print_plan(work, jobs, [])
         if not args.fresh:
             _notes(work)
-        errors = training.train(work, jobs=jobs, fresh=args.fresh, cluster=cluster)
+        errors = training.train(
+            work, jobs=jobs, fresh=args.fresh, losses=args.losses, cluster=cluster
+        )
     for line in errors:
         say(line)
+    for line in training.loss_notes(work) if args.losses else ():
+        say(f"note: {line}")
     if args.shard is not None:
         say(training.shard_note(work))
     elif not errors:

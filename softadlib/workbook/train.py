@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 from softadlib._validation import UserError
+from softadlib.results import sample_losses
 from softadlib.results.folder import lock_results
 from softadlib.training import study
 from softadlib.training.executors import shards
@@ -20,17 +21,26 @@ if TYPE_CHECKING:
 
 
 def train(
-    work: Work, *, jobs: int = 1, fresh: bool = False, cluster: "RayCluster | None" = None
+    work: Work,
+    *,
+    jobs: int = 1,
+    fresh: bool = False,
+    losses: bool = False,
+    cluster: "RayCluster | None" = None,
 ) -> list[str]:
-    """Train what is left and return the errors of a cluster, one line each. Raises UserError."""
+    """Train what is left and return the errors of a cluster, one line each. Raises UserError.
+
+    `losses`: as of `study.run`.
+    """
     names = {pair: " × ".join(pair) for pair in work.pairs}
-    tasks = [
-        (names[pair], study.total_work(), None) for pair, study in zip(work.pairs, work.studies)
-    ]
+    tasks = []
+    for pair, part in zip(work.pairs, work.studies):
+        units = part.total_work() + (part.losses_work() if losses else 0)
+        tasks.append((names[pair], units, None))
     locked = lock_results(work.profile, work.pairs, shared=work.selection.shard is not None)
     with locked, ProgressBar(tasks, "trainings") as bar:
         if cluster:
-            return list(train_on_ray(work.studies, cluster, bar.advance, fresh).values())
+            return list(train_on_ray(work.studies, cluster, bar.advance, fresh, losses).values())
         for part in work.studies:
             started = time.monotonic()
             study.run(
@@ -40,6 +50,7 @@ def train(
                 resume=not fresh,
                 progress=bar.advance,
                 trials=part.trials,
+                losses=losses,
             )
             pair = (part.protocol.dataset, part.method)
             bar.finished(names[pair], time.monotonic() - started)
@@ -51,6 +62,7 @@ def train_on_ray(
     cluster: "RayCluster",
     progress: ProgressCallback = no_progress,
     fresh: bool = False,
+    losses: bool = False,
 ) -> dict[tuple[str, str], str]:
     """Train on a cluster and return the error of every (dataset, method) that failed."""
     lock, errors = threading.Lock(), {}
@@ -61,8 +73,14 @@ def train_on_ray(
 
     def train_one(part: Study) -> None:
         executor = cluster.executor(part.protocol)
-        resume = not fresh
-        study.run(part.protocol, part.method, resume=resume, progress=report, executor=executor)
+        study.run(
+            part.protocol,
+            part.method,
+            resume=not fresh,
+            progress=report,
+            executor=executor,
+            losses=losses,
+        )
 
     # A thread for each study, in which it waits: tasks of all studies fill the cluster.
     with ThreadPoolExecutor(max(1, len(studies))) as threads:
@@ -78,6 +96,19 @@ def train_on_ray(
             cluster.stopped.set()  # the threads end within a second
             raise
     return errors
+
+
+def loss_notes(work: Work) -> Iterator[str]:
+    """Yield a line for each study whose runs ended elsewhere when trained again for their losses."""
+    for part in work.studies:
+        rows, _ = part.stored_rows()
+        apart = sample_losses.difference(part.folder, rows)
+        if apart:
+            yield (
+                f"{part.protocol.dataset} × {part.method}: trained again, its runs end up to {apart:.2g} nats "
+                "of test loss from the stored rows, which another kind of machine or torch made; "
+                "selected.parquet has their own losses"
+            )
 
 
 def shard_note(work: Work) -> str:

@@ -25,7 +25,7 @@ SETTINGS = {
     "grids": {"softad": [0.05, 0.3], "sam": [0.1]},
     "stack": 2,
 }
-CLEAN = ["metrics.parquet", "provenance.json"]
+CLEAN = ["metrics.parquet", "provenance.json", "selected.parquet"]
 PROGRESS = (" under way (", " took ", "softad: done: ")
 
 

@@ -215,6 +215,7 @@ def test_damaged_parts_and_progress_mend_themselves(damage):
     assert sorted(p.name for p in place(made).path.iterdir()) == [
         "metrics.parquet",
         "provenance.json",
+        "selected.parquet",
     ]
 
 
@@ -274,7 +275,8 @@ def test_killed_while_parts_are_dropped_the_next_call_drops_the_rest(home, monke
     facts = place(made).provenance.read_bytes()
     assert list(place(made).path.glob("parts/*.parquet"))
     study.run(made, "softad")
-    assert sorted(tree(place(made).path)) == ["metrics.parquet", "provenance.json"]
+    names = ["metrics.parquet", "provenance.json", "selected.parquet"]
+    assert sorted(tree(place(made).path)) == names
     assert place(made).provenance.read_bytes() == facts
 
 

@@ -62,8 +62,13 @@ def test_three_machines_and_a_copy_make_the_tables_of_one(tmp_path, monkeypatch,
         kinds = {
             re.sub(r"[0-9a-f]{16}-.*\.", "*.", p).split("/", 3)[3] for p in written(homes[name])
         }
-        assert kinds <= {"parts/*.parquet", "parts/*.json", "held-out/*.npz"}, "parts alone"
-        rows = [pd.read_parquet(p) for p in homes[name].rglob("*.parquet")]
+        assert kinds <= {
+            "parts/*.parquet",
+            "parts/*.json",
+            "losses/*.parquet",
+            "held-out/*.npz",
+        }, "parts alone"
+        rows = [pd.read_parquet(p) for p in homes[name].rglob("parts/*.parquet")]
         keys.append(
             set(pd.concat(rows).groupby(["dataset", "method", "label_noise", "trial"]).groups)
         )
@@ -77,11 +82,12 @@ def test_three_machines_and_a_copy_make_the_tables_of_one(tmp_path, monkeypatch,
     assert softad(monkeypatch, homes["whole"], "train", "tiny", "-j", "1") == 0
     assert not list((homes["whole"] / "outputs").rglob("parts"))
     for dataset, method in [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", "softad")]:
-        tables = [
-            pd.read_parquet(homes[n] / "outputs/tiny" / dataset / method / "metrics.parquet")
-            for n in ("plain", "whole")
-        ]
-        pd.testing.assert_frame_equal(*tables, check_exact=True)
+        for file in ("metrics.parquet", "selected.parquet"):
+            tables = [
+                pd.read_parquet(homes[n] / "outputs/tiny" / dataset / method / file)
+                for n in ("plain", "whole")
+            ]
+            pd.testing.assert_frame_equal(*tables, check_exact=True)
     found = [
         s
         for p in (homes["whole"] / "outputs").rglob("provenance.json")

@@ -277,7 +277,8 @@ def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
     left = {"first stack": 10 + 6, "before the replay": 6}.get(stage, 0)
     assert sum(len(runs) for runs, _ in calls) == left
     place = study.Study(p, "softad").folder
-    assert sorted(f.name for f in place.path.iterdir()) == ["metrics.parquet", "provenance.json"]
+    names = ["metrics.parquet", "provenance.json", "selected.parquet"]
+    assert sorted(f.name for f in place.path.iterdir()) == names
 
 
 def test_more_trials_extend_what_is_there(monkeypatch):

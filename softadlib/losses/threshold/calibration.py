@@ -164,6 +164,40 @@ def _rows(z: Tensor) -> int:
     return max(1, CHUNK // z.shape[1])
 
 
+def expected_calibration_error(logits: Values, targets: Values, *, bins: int = 15) -> float:
+    r"""Σ_b |B_b|/n · |accuracy(B_b) − confidence(B_b)|, over bins of equal width of the confidence.
+
+    The confidence of a sample is its largest probability; B_b holds those in ((b − 1)/bins, b/bins].
+    Guo et al. (2017), with their 15 bins.
+
+    Args:
+        logits: (n, K), array or tensor.
+        targets: (n,) class indices.
+        bins: number of bins; at least 1.
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        ValueError: shapes that disagree, NaN.
+
+    Example:
+        >>> round(expected_calibration_error([[3.0, 0.0], [0.0, 3.0]], [0, 0]), 3)
+        0.453
+    """
+    z = as_tensor("logits", logits)
+    y = class_indices(targets, *z.shape)
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    confidence, predicted = z.double().softmax(1).max(1)
+    hits = (predicted == y).double()
+    # the sum over a bin of hit − confidence is its size times the difference of its means
+    inner = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+    which = torch.bucketize(confidence, inner)
+    sums = torch.zeros(bins, dtype=torch.float64).index_add_(0, which, hits - confidence)
+    return float(sums.abs().sum()) / len(y)
+
+
 def scaled(z: Tensor, temperature: float) -> tuple[Tensor, float]:
     """The largest probability of each row at z/T, (n,) float64, and the mean entropy in nats."""
     top, entropy = [], 0.0

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from softadlib.data.splits import Splits
 from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method
+from softadlib.results.sample_losses import PARTS
 from softadlib.training.checkpoint import NO_CHECKPOINT, NullCheckpoint, State
+from softadlib.training.evaluation import loss_summary
 from softadlib.training.progress import ProgressCallback, no_progress
 
 Row = dict[str, np.ndarray]
@@ -157,6 +159,19 @@ class Engine:
         """Measure the runs asked for, one value per run in that order."""
         raise NotImplementedError
 
+    def logits(self, run: int, part: str) -> Tensor:
+        """Return the logits of one run on a part of its trial's data, (n, C), in evaluation mode."""
+        raise NotImplementedError
+
+    def measure_losses(self, runs: Sequence[int], calibrated: bool) -> Row:
+        """Summarise the losses of single samples: {column: (len(runs), 3, …)}, a row per part."""
+        rows = []
+        for run in runs:
+            logits = [self.logits(run, part) for part in PARTS]
+            labels = [self.splits.y[getattr(self.splits, part)[self.trials[run]]] for part in PARTS]
+            rows.append(loss_summary(logits, labels, calibrated))
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
     def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
         """Make the optimizer. Return what trains one epoch on batches of positions (T', b).
 
@@ -178,15 +193,18 @@ class Engine:
         seeds: Sequence[int],
         eval_epochs: Collection[int],
         *,
+        loss_epochs: Collection[int] = (),
         keep: Sequence[int] | None = None,
         progress: ProgressCallback = no_progress,
         checkpoint: NullCheckpoint = NO_CHECKPOINT,
     ) -> Measured:
         """Train all runs, and measure those in `keep` (default: all) at `eval_epochs`.
 
-        Epoch 0 is before any step. `seeds` (T,) holds one shuffling seed per trial. `progress` gets
-        the number of runs that finished an epoch. `checkpoint` holds an earlier state, if there is
-        one, and is given new ones. Returns {epoch: {measure: (len(keep),)}}.
+        At `loss_epochs`, some of `eval_epochs`, the losses of single samples are summarised too, and
+        calibration after the last epoch. Epoch 0 is before any step. `seeds` (T,) holds one shuffling
+        seed per trial. `progress` gets the number of runs that finished an epoch. `checkpoint` holds
+        an earlier state, if there is one, and is given new ones. Returns
+        {epoch: {measure: (len(keep),)}}, and in the same way what `measure_losses` returns.
         """
         run_epoch, first = self.begin(config), 0
         kept = range(len(self)) if keep is None else keep
@@ -202,6 +220,8 @@ class Engine:
                 progress(len(self))
             if epoch in eval_epochs:
                 measured[epoch] = self.measure(kept)
+            if epoch in loss_epochs:
+                measured[epoch] |= self.measure_losses(kept, calibrated=epoch == config.epochs)
             if epoch < config.epochs and checkpoint.due(epoch):
                 checkpoint.save({"epoch": epoch, "measured": measured, "state": self.state_dict()})
         return measured

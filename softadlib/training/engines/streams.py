@@ -61,6 +61,9 @@ class StreamEngine(Engine):
                     rows.append(self.singles[run].measures([0]))
         return as_rows({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
 
+    def logits(self, run: int, part: str) -> Tensor:
+        return self.singles[run].logits(0, part)
+
     def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
         steps = []
         for single in self.singles:

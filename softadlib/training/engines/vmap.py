@@ -205,6 +205,19 @@ class VmapEngine(Engine):
         """Bytes that the layers put out for one sample; found once, it costs a forward pass."""
         return activations(self.template, self.splits.shape) * self.knob.element_size()
 
+    @property
+    def _chunk(self) -> int:
+        """Samples per forward pass of one run in evaluation."""
+        on_cpu = self.device.type == "cpu"
+        return CPU_CHUNK if on_cpu else max(1, GPU_BYTES // self._activation_bytes)
+
+    @torch.no_grad()
+    def logits(self, run: int, part: str) -> Tensor:
+        self.template.eval()
+        data, trial, network = self.splits, self.trials[run], self.network(run)
+        chunks = getattr(data, part)[trial].split(self._chunk)
+        return torch.cat([network(data.inputs(data.x[c], part, trial)) for c in chunks])
+
     def measure(self, runs: Sequence[int]) -> Row:
         """Measure loss and accuracy on train, val and test, and the model norm."""
         return as_rows(self.measures(runs))
@@ -220,8 +233,7 @@ class VmapEngine(Engine):
 
     def evaluate_sequential(self, runs: Sequence[int]) -> dict[str, Tensor]:
         """Evaluate one run after another, each by its ordinary kernels."""
-        on_cpu = self.device.type == "cpu"
-        chunk = CPU_CHUNK if on_cpu else max(1, GPU_BYTES // self._activation_bytes)
+        chunk = self._chunk
         rows = [self._evaluate(self.network(run), self.trials[run], chunk) for run in runs]
         for row, run in zip(rows, runs):
             row["model_norm"] = model_norm(self.state(run)[0])

@@ -24,6 +24,7 @@ class RunWriter:
         protocol: of the runs.
         save: called with rows to store.
         directory: folder of the checkpoints; None makes none.
+        save_losses: called with the losses of single samples, before the rows of their runs.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class RunWriter:
         protocol: Protocol,
         save: Callable[[pd.DataFrame], object] = lambda rows: None,
         directory: Path | None = None,
+        save_losses: Callable[[pd.DataFrame], object] = lambda rows: None,
     ):
         self.protocol, self.save, self.directory = protocol, save, directory
+        self.save_losses = save_losses
         self.waiting: list[tuple[pd.DataFrame, NullCheckpoint]] = []
         self.saved, self.resumed = time.monotonic(), 0
 
@@ -61,8 +64,10 @@ class RunWriter:
             self.resumed += checkpoint.state["epoch"] * len(runs)
         return checkpoint
 
-    def add(self, rows: pd.DataFrame, checkpoint: NullCheckpoint) -> None:
-        """Take the rows of a lot that has ended."""
+    def add(self, rows: pd.DataFrame, losses: pd.DataFrame, checkpoint: NullCheckpoint) -> None:
+        """Take the rows of a lot that has ended; store the losses of its samples, if there are any."""
+        if len(losses):  # rows that are stored are not trained again, so these come first
+            self.save_losses(losses)
         self.waiting.append((rows, checkpoint))
         explicit = self.protocol.checkpoint_every not in ("auto", 0)
         if explicit or time.monotonic() - self.saved > INTERVAL:

@@ -48,6 +48,8 @@ class Task:
         for folder in sorted(outputs.glob(self.reads)) if self.reads else ():
             for results in reader.finished(folder.name):
                 text.update(results.provenance.read_bytes())
+                if results.selected.exists():
+                    text.update(results.selected.read_bytes())
         return text.hexdigest()[:16]
 
     def is_current(self) -> bool:
