@@ -1,4 +1,4 @@
-"""Where the workbook lies, and files that appear whole or not at all."""
+"""The root of the workbook, and files that appear whole or not at all."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def home() -> Path:
 
 
 def params_dir() -> Path:
-    """Where the profiles are."""
+    """Return the folder of the profiles."""
     return home() / "params"
 
 

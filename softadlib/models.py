@@ -12,7 +12,7 @@ from softadlib._validation import UserError, choose
 
 
 def torchvision() -> ModuleType:
-    """The one place that imports torchvision: missing or unmatched, it is one line, and nothing else breaks."""
+    """Import torchvision. Raises a one-line UserError where it is missing or does not match torch."""
     try:
         import torchvision as module
     except (ImportError, RuntimeError) as error:

@@ -46,7 +46,7 @@ def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
 
 
 def _cuts(stored: pd.DataFrame, facts: pd.Series, protocol: Protocol) -> list[str]:
-    """What one dataset's results have less of than `protocol`, a phrase each."""
+    """Return what one dataset's results have less of than `protocol`, a phrase each."""
     cuts = [
         f"{facts[name]} of {whole} {name}"
         for name, whole in (("trials", protocol.trials), ("epochs", protocol.epochs))

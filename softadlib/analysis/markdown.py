@@ -38,7 +38,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
 
 
 def _of_one_level(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Title with a field for the label noise → table, of the rows of one label noise."""
+    """Return title → table for the rows of one label noise; the title has a field for that noise."""
     parts = {
         f"Loss gaps (Tables 1 and 3){{level}}, ties to the {ties}": gaps(rows, ties)
         for ties in TIES
@@ -57,7 +57,7 @@ def _of_one_level(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def markdown(profile: str) -> str:
-    """What the rows say in computed sentences, then all of `frames`. Raises UserError as it does."""
+    """Return computed sentences on the rows, then all of `frames`. Raises UserError as it does."""
     titled = frames(profile)
     parts = _readings(reader.read(profile, final=True))
     parts += [f"#### {title}\n\n{_table(tables.render(t, CELLS))}" for title, t in titled.items()]
@@ -65,7 +65,7 @@ def markdown(profile: str) -> str:
 
 
 def _readings(rows: pd.DataFrame) -> list[str]:
-    """A list of computed sentences per label noise, under a heading."""
+    """Return a list of computed sentences per label noise, under a heading."""
     parts = []
     for noise, part in rows.groupby("label_noise"):
         gaps, thetas = readings.gap_readings(part), readings.theta_readings(part)
@@ -76,7 +76,7 @@ def _readings(rows: pd.DataFrame) -> list[str]:
 
 
 def write_csv(profile: str, folder: Path) -> list[Path]:
-    """The same tables, one CSV file each, numbers unrounded. Raises UserError as `frames` does."""
+    """Write the same tables, one CSV file each, numbers unrounded. Raises UserError as `frames` does."""
     paths = []
     for title, frame in frames(profile).items():
         words = re.sub(r"\(.*?\)|[^\w\s]", "", title.replace("θ", "theta")).lower().split()
@@ -148,7 +148,7 @@ BLOCKS |= {"results": markdown, "overview": overview}
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
-    """What stands behind every dataset, how long it took, and on what device."""
+    """Return what was trained for every dataset, how long it took, and on what device."""
     facts = tables.effort(provenances).reset_index()
     groups = provenances.groupby("dataset", sort=False)
     facts["runs"] = facts["dataset"].map(groups["runs"].sum())
@@ -183,7 +183,7 @@ def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
 
 
 def knobs(rows: pd.DataFrame) -> pd.DataFrame:
-    """The selected values under both tie rules, how often at an end of the grid, how many tied.
+    """Return the selected values under both tie rules, how often at an end of the grid, how many tied.
 
     Beside them the value of minimum validation cross-entropy, by which the paper does not select.
     """
@@ -252,7 +252,7 @@ def _beside_printed(
 
 
 def _in_paper_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Lines by the paper's order of datasets, methods as they come."""
+    """Sort lines by the paper's order of datasets; methods stay in order."""
     if table.empty:
         return table
     rank = {name: i for i, name in enumerate(paper.in_order(table["dataset"]))}
@@ -263,7 +263,7 @@ def _in_paper_order(table: pd.DataFrame) -> pd.DataFrame:
 def _named(
     table: pd.DataFrame, labels: dict[str, str], words: dict[tuple[str, str], str]
 ) -> pd.DataFrame:
-    """Datasets by their `coverage.labels`, methods by theirs and the word that replaces a grid."""
+    """Write the labels of datasets (`coverage.labels`) and methods, with the word that replaces a grid."""
     if "method" in table:
         keys = list(zip(table["dataset"], table["method"]))
         without_grid = [key in words for key in keys]
@@ -275,7 +275,7 @@ def _named(
 
 
 def _table(frame: pd.DataFrame) -> str:
-    """A Markdown table; columns of numbers to the right."""
+    """Return a Markdown table; columns of numbers are right-aligned."""
     text = [c for c in frame if frame[c].str.contains("[A-Za-z]{3}").any()]
     rule = [":--" if c in text else "--:" for c in frame]
     lines = [list(frame), rule, *frame.to_numpy().tolist()]

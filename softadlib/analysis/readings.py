@@ -16,18 +16,18 @@ POINTS = 0.005
 
 
 def listed(names: Iterable[str]) -> str:
-    """a, b and c; "no set" for none."""
+    """Write a, b and c; "no set" for none."""
     *most, last = list(names) or ["no set"]
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    """A Markdown list."""
+    """Return a Markdown list."""
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def _split_sentence(subject: str, holds: Mapping[str, bool]) -> str:
-    """Where a statement holds and where not: "… on a and b; not on c."."""
+    """Say where a statement holds and where not: "… on a and b; not on c."."""
     yes = [name for name, value in holds.items() if value]
     no = [name for name, value in holds.items() if not value]
     if not no:
@@ -38,7 +38,7 @@ def _split_sentence(subject: str, holds: Mapping[str, bool]) -> str:
 
 
 def trials_sentence(counts: Iterable[int]) -> str:
-    """What so many trials of each set can decide."""
+    """Say what so many trials of each set can decide."""
     low, high = min(counts := list(counts)), max(counts)
     n = f"n = {low}" if low == high else f"n = {low} to {high}"
     if high < DECIDABLE:
@@ -47,7 +47,7 @@ def trials_sentence(counts: Iterable[int]) -> str:
 
 
 def gap_readings(rows: pd.DataFrame) -> list[str]:
-    """Tables 1 and 3 in words, for rows of one label noise: gap, its price, iFlood, what n allows."""
+    """Say in words what Tables 1 and 3 hold, for one label noise: gap, test loss, iFlood, what n allows."""
     sentences = []
     for ties in TIES:
         means = tables.summary(rows, ties).set_index(["dataset", "method"])
@@ -66,7 +66,7 @@ def gap_readings(rows: pd.DataFrame) -> list[str]:
 
 
 def _gap_lines(by_set: Mapping[str, pd.DataFrame]) -> list[str]:
-    """The sentences of one tie rule, from each dataset's summary by method."""
+    """Return the sentences of one tie rule, from each dataset's summary by method."""
     gaps = {d: part.loc[list(paper.COMPARED), "gap"] for d, part in by_set.items()}
     lines = [
         _split_sentence(
@@ -110,7 +110,7 @@ def _gap_lines(by_set: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _runner_up(dataset: str, part: pd.DataFrame) -> str:
-    """The two smallest gaps where the second lies in the interval of the first, else nothing."""
+    """Write the two smallest gaps where the second lies in the interval of the first, else nothing."""
     first, second = (part.loc[name] for name in part["gap"].nsmallest(2).index)
     if first["n"] < 2 or not first["gap_low"] <= second["gap"] <= first["gap_high"]:
         return ""
@@ -119,7 +119,7 @@ def _runner_up(dataset: str, part: pd.DataFrame) -> str:
 
 
 def theta_readings(rows: pd.DataFrame) -> list[str]:
-    """Tables 2 and 4 in words: SoftAD's θ against Flooding's by means and by trials, and what ties do."""
+    """Say in words what Tables 2 and 4 hold: SoftAD's θ against Flooding's, by means and by trials."""
     order, sentences = tables.theta_order(rows), []
     for ties, part in order.groupby("ties", sort=False):
         part = part.set_index("dataset")
@@ -143,7 +143,7 @@ def theta_readings(rows: pd.DataFrame) -> list[str]:
 
 
 def trajectory_readings(curves: pd.DataFrame) -> list[str]:
-    """The last epoch of the selected runs of one dataset, in words: norm, order of losses, accuracy."""
+    """Describe the last epoch of the selected runs of one dataset: norm, order of losses, accuracy."""
     ends = (
         final(curves)
         .groupby("method")[["loss_train", "loss_test", "acc_test", "model_norm"]]
@@ -177,7 +177,7 @@ def trajectory_readings(curves: pd.DataFrame) -> list[str]:
 
 
 def grid_readings(rows: pd.DataFrame) -> list[str]:
-    """SoftAD along its grid in words: across ln 2, and at its smallest θ against ERM, nothing selected."""
+    """Describe SoftAD along its grid: across ln 2, and at its smallest θ against ERM, nothing selected."""
     ends, sentences = final(rows), []
     for dataset in paper.in_order(ends["dataset"]):
         part = ends[ends["dataset"] == dataset]

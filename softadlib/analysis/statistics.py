@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 EXACT = 15
-"""Up to so many differences the permutation test counts every assignment of signs, 2¹⁵ of them."""
+"""Number of differences up to which the permutation test counts all assignments of signs, 2¹⁵."""
 
 
 class Mean(NamedTuple):
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 class Signs(NamedTuple):
-    """How many differences are above, at and below zero; p is two-sided."""
+    """Numbers of differences above, at and below zero; p is two-sided."""
 
     above: int
     equal: int

@@ -18,7 +18,7 @@ SUMMARY = [*SWEEP, "gap", "gap_low", "gap_high", *MEANS, "knob", "knob_sd", "tie
 
 
 class Cell(NamedTuple):
-    """How a column is rendered: its heading, digits, a factor, and whether the sign is always shown."""
+    """The format of a column: heading, digits, a factor, and whether the sign is always shown."""
 
     heading: str
     digits: int = 3
@@ -26,7 +26,7 @@ class Cell(NamedTuple):
     signed: bool = False
 
     def text(self, value: float) -> str:
-        """The cell of one value; a dash for NaN."""
+        """Return the cell of one value; a dash for NaN."""
         sign = "+" if self.signed else ""
         if pd.isna(value):
             return DASH
@@ -55,7 +55,7 @@ CELLS = {
 
 
 def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFrame:
-    """Every cell as text: `x` with `x_low`, `x_high` beside it is an interval, with `x_sd` mean (sd)."""
+    """Return every cell as text: `x` with `x_low`, `x_high` is an interval, `x` with `x_sd` mean (sd)."""
     text = {}
     for name in frame:
         base, _, end = str(name).rpartition("_")
@@ -84,7 +84,7 @@ def _mean_sd(cell: Cell, mean: float, sd: float) -> str:
 
 
 def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """Per dataset, label noise and method: means over the selected runs of all trials.
+    """Return means over the selected runs of all trials, per dataset, label noise and method.
 
     `gap` is test minus train cross-entropy (nats) at the final epoch, `gap_low`, `gap_high` its 95 %
     Student interval over trials; `knob`, `knob_sd` (ddof = 1) the selected values; `tied` the mean number
@@ -107,7 +107,7 @@ def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
 
 
 def loss_gap(rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]) -> pd.DataFrame:
-    """Tables 1 and 3 for reading: the paper's gaps beside ours under both tie rules, as text.
+    """Return Tables 1 and 3 as text: the paper's gaps beside ours under both tie rules.
 
     Beside every gap of ours its 95 % Student interval, test loss, test accuracy and n. `rows` have one
     label noise; the paper flips no labels, so its columns are missing where `rows` do.
@@ -122,7 +122,7 @@ def loss_gap(rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]
 def hyperparameters(
     rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]
 ) -> pd.DataFrame:
-    """Tables 2 and 4 for reading: mean (sd) of the selected knob, the paper's and ours, as text.
+    """Return Tables 2 and 4 as text: mean (sd) of the selected knob, the paper's and ours.
 
     `edge`: trials that chose an end of the grid; `tied`: mean number of values that shared the best
     validation accuracy.
@@ -145,7 +145,7 @@ def _beside_the_paper(
     printed: Mapping[str, pd.Series],
     columns: Sequence[str],
 ) -> pd.DataFrame:
-    """The paper's cells by table, then `columns` of `summary` under both tie rules; dashes for no number."""
+    """Return the paper's cells by table, then `columns` of `summary` under both tie rules, as text."""
     keys = pd.MultiIndex.from_product([datasets, methods], names=["dataset", "method"])
     blocks = {}
     if not (rows["label_noise"] > 0).any():
@@ -159,7 +159,7 @@ def _beside_the_paper(
 
 
 def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) -> pd.DataFrame:
-    """Who has the largest and the smallest mean gap among `methods`, per dataset and tie rule, with n.
+    """Return which of `methods` have the largest and smallest mean gap, per dataset and tie rule, with n.
 
     `acc_change` is the test accuracy of the method with the smallest gap minus ERM's, `loss_change` its
     test cross-entropy minus ERM's, in nats.
@@ -186,7 +186,7 @@ def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) ->
 
 
 def theta_order(rows: pd.DataFrame) -> pd.DataFrame:
-    """In how many trials SoftAD's selected θ is above, equal to, below Flooding's; and both means."""
+    """Count the trials with SoftAD's selected θ above, equal to, below Flooding's; add both means."""
     lines = []
     for ties in TIES:
         knobs = select(rows, ties).pivot_table(
@@ -206,7 +206,7 @@ def theta_order(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
-    """How much stands behind a table, per dataset: trials, values per method, epochs, samples.
+    """Return what a table rests on, per dataset: trials, values per method, epochs, samples.
 
     `provenances` as `results.reader.provenances` gives them; samples are train + val + test, "all" of a
     part that was not cut. Where methods differ, both ends are named: 3–15.
@@ -220,13 +220,13 @@ def effort(provenances: pd.DataFrame) -> pd.DataFrame:
 
 
 def _range_words(values: pd.Series) -> Any:
-    """The one value, or the minimum and the maximum."""
+    """Return the single value, or minimum–maximum."""
     ends = sorted(set(values))
     return ends[0] if len(ends) == 1 else f"{ends[0]}–{ends[-1]}"
 
 
 def trajectory_points(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:
-    """The numbers of a trajectory: means over trials at the first epoch, the last, and between."""
+    """Return means over trials at the first epoch, the last, and some between."""
     epochs = sorted(curves["epoch"].unique())
     at = sorted({epochs[round(i * (len(epochs) - 1) / count)] for i in range(count + 1)})
     points = curves[curves["epoch"].isin(at)].groupby(["method", "epoch"])

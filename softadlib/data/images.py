@@ -50,7 +50,7 @@ class Images:
 
 
 def data_root() -> Path:
-    """Where image sets lie: $SOFTAD_DATA, else `data/` in the workbook."""
+    """Return the folder of the image sets: $SOFTAD_DATA, else `data/` in the workbook."""
     named = os.environ.get("SOFTAD_DATA")
     return Path(named) if named else home() / "data"
 
@@ -101,7 +101,7 @@ class ImageSet:
 
     load: Loader
     files: tuple[str, ...]
-    """Where the loader finds them, below the data root; empty for a set that a package brings."""
+    """Paths below the data root that the loader reads; empty for a set that a package brings."""
     n_train: int
     n_test: int
     shape: tuple[int, int, int] = (3, 32, 32)
@@ -140,12 +140,12 @@ def downloaded_sets() -> list[str]:
 
 
 def prepared_file(name: str) -> Path:
-    """Where the prepared form of a set lies."""
+    """Return the path of the prepared form of a set."""
     return data_root() / f"{name}.npz"
 
 
-def known_images(name: str) -> bool:
-    """True for the sets with a name and for one of one's own that has been prepared."""
+def is_image_set(name: str) -> bool:
+    """Whether `name` is a built-in image set, or one of one's own that has been prepared."""
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 

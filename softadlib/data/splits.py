@@ -1,4 +1,4 @@
-"""Data of all trials on one device: a pool of samples and, per trial, which ones are whose."""
+"""Data of all trials on one device: a pool of samples and, per trial, the indices of each part."""
 
 import functools
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Splits:
     """A pool `x` (N, …), `y` (N,) and index tensors `train`, `val`, `test`, one row a trial (T, n).
 
     Trials that share samples share their bytes, and uint8 inputs stay uint8: `inputs` makes floats
-    of a batch, each part scaled to [0, 1] by its own least and greatest value. Raises UserError for
+    of a batch, each part scaled to [0, 1] by its own minimum and maximum. Raises UserError for
     NaN or infinite inputs, labels outside 0 … classes−1, and parts that are empty.
     """
 
@@ -31,7 +31,7 @@ class Splits:
     test: Tensor
     classes: int
     dtype: torch.dtype = torch.float32
-    """Of what `inputs` returns."""
+    """Type of what `inputs` returns."""
 
     def __post_init__(self) -> None:
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
@@ -55,15 +55,15 @@ class Splits:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return tuple(self.x.shape[1:])
 
     @functools.cached_property
     def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Least value and spread of uint8 inputs, per part (T,): what [0, 1] is scaled from.
+        """Minimum and range of uint8 inputs, per part (T,), which `inputs` maps to [0, 1].
 
         Min and max of a part, as the paper's code takes them; on the real sets 0 and 255 in every
-        part. Found in chunks, so that no copy of a part is made.
+        part. Computed in chunks, so that no copy of a part is made.
         """
         out = {}
         for part in PARTS:
@@ -77,7 +77,7 @@ class Splits:
         return out
 
     def inputs(self, x: Tensor, part: str, trial: Tensor | int) -> Tensor:
-        """What the network sees of raw inputs `x` ((n, …), or (R, n, …) with `trial` (R,))."""
+        """Scale raw inputs `x` for the network, (n, …), or (R, n, …) with `trial` (R,)."""
         if x.is_floating_point():
             return x
         low, spread = (v[trial] for v in self.ranges[part])

@@ -42,7 +42,7 @@ def protocols(
 
 
 def train_all(protocol: Protocol) -> pd.DataFrame:
-    """Every run of every method of a protocol, at the last epoch; nothing is written."""
+    """Train every run of every method of a protocol; return the last epoch. Nothing is written."""
     frames = []
     for name in protocol.methods:
         for noise in protocol.label_noise:
@@ -53,7 +53,7 @@ def train_all(protocol: Protocol) -> pd.DataFrame:
 
 
 def chosen(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """The selected run of every trial, with its `gap`: test minus train cross-entropy, in nats."""
+    """Select a run of every trial; add its `gap`: test minus train cross-entropy, in nats."""
     runs = selection.select(rows, ties)
     return runs.assign(gap=runs["loss_test"] - runs["loss_train"])
 
@@ -88,7 +88,7 @@ def epoch_costs(protocol: Protocol, epochs: int = 3, rounds: int = 3) -> pd.Seri
 
 
 def verdicts(tables: Mapping[str, pd.DataFrame], points: float = 0.01) -> pd.DataFrame:
-    """What the paper says of SoftAD, and of its rivals' cost, on each dataset's `compared`: yes or no."""
+    """Check the paper's claims on SoftAD, and on its rivals' cost, in each dataset's `compared`."""
     claims = {}
     for dataset, table in tables.items():
         four, softad, erm = table.reindex(list(COMPARED)), table.loc["softad"], table.loc["erm"]

@@ -25,11 +25,11 @@ BASES = (
     "read in their stored outputs",
     "read in the paper",
 )
-"""How a row is known."""
+"""What a row rests on."""
 
 
 def register() -> pd.DataFrame:
-    """All rows, indexed by number: part, subject, paper, code, here, where (a path), basis."""
+    """Read all rows, indexed by number: part, subject, paper, code, here, where (a path), basis."""
     with (
         files("softadlib.experiments").joinpath("discrepancies.csv").open(encoding="utf-8") as file
     ):
@@ -37,7 +37,7 @@ def register() -> pd.DataFrame:
 
 
 def as_markdown(rows: pd.DataFrame) -> str:
-    """A table of some rows of the register: what paper, code and workbook have, and how it is known."""
+    """Return a table of rows of the register: what paper, code and workbook have, and what that rests on."""
     head = ["", "", "paper", "code", "here", "known how"]
     cells = [
         [str(number), row.subject, row.paper, row.code, f"{row.here} (`{row['where']}`)", row.basis]
@@ -50,7 +50,7 @@ def as_markdown(rows: pd.DataFrame) -> str:
 
 
 def summary(checks: Mapping[int, bool]) -> pd.DataFrame:
-    """The register's subjects with how each is known, and what its check found."""
+    """Return the register's subjects with what each rests on, and the result of its check."""
     words = {True: "confirmed", False: "NOT CONFIRMED", None: "–"}
     rows = register()[["subject", "basis"]]
     return rows.assign(check=[words[checks.get(i)] for i in rows.index])
@@ -59,7 +59,7 @@ def summary(checks: Mapping[int, bool]) -> pd.DataFrame:
 def grid_samples(
     grid: Sequence[float], trials: int, mean: float, sd: float, digits: int = 2
 ) -> list[tuple[float, ...]]:
-    """All multisets of `trials` grid values whose mean and SD (ddof = 1) round to the printed ones."""
+    """List the multisets of `trials` grid values whose mean and SD (ddof = 1) round to the printed ones."""
     half, samples = 0.5 * 10.0**-digits + 1e-9, []
     for values in combinations_with_replacement(sorted(grid), trials):
         near = abs(np.mean(values) - mean) <= half
@@ -71,7 +71,7 @@ def grid_samples(
 def samples_by_trials(
     cells: Iterable[tuple[float, float]], grid: Sequence[float], trials: Iterable[int]
 ) -> pd.DataFrame:
-    """How many multisets give each printed "mean (sd)", a column per number of trials."""
+    """Count the multisets that give each printed "mean (sd)", a column per number of trials."""
     return pd.DataFrame(
         {n: [len(grid_samples(grid, n, *cell)) for cell in cells] for n in trials},
         index=[f"{mean:.2f} ({sd:.2f})" for mean, sd in cells],
@@ -79,7 +79,7 @@ def samples_by_trials(
 
 
 def weights(losses: Sequence[float], theta: float, sigma: float) -> pd.DataFrame:
-    """What multiplies ∇ℓ, a row per loss: SoftAD in both conventions at σ and at 1, iFlood, and |ℓ − θ|.
+    """Return what multiplies ∇ℓ, a row per loss: SoftAD in both conventions at σ and at 1, iFlood, |ℓ − θ|.
 
     The last is what the paper's remark would make of iFlood; "Flooding" is of the loss alone.
     """
@@ -116,14 +116,14 @@ def theory_numbers(seed: int = 7) -> pd.Series:
 
 
 def tie_example() -> dict[str, float]:
-    """What each tie rule takes of θ = 0.06 and 0.57 at equal validation accuracy."""
+    """Return what each tie rule selects of θ = 0.06 and 0.57 at equal validation accuracy."""
     case = {"dataset": "gaussian", "label_noise": 0.0, "method": "softad", "trial": 0, "epoch": 1}
     runs = pd.DataFrame([{**case, "knob": knob, "acc_val": 1.0} for knob in (0.06, 0.57)])
     return {rule: float(select(runs, rule)["knob"].item()) for rule in ("largest", "smallest")}
 
 
 def adam_betas() -> tuple[float, float]:
-    """What the protocols' Adam runs with."""
+    """Return the betas of the protocols' Adam."""
     betas: tuple[float, float] = (
         TrainConfig("adam", 1e-3, 50, 1).build([torch.zeros(1)]).defaults["betas"]
     )
@@ -131,7 +131,7 @@ def adam_betas() -> tuple[float, float]:
 
 
 def flip_count(n: int, noise: float, seed: int = 0) -> int:
-    """How many of the n labels of the two Gaussians the noise flip_count."""
+    """Count how many of the n labels of the two Gaussians the noise flips."""
     clean, noisy = (gaussian(n, q, np.random.default_rng(seed))[1] for q in (0.0, noise))
     return int((clean != noisy).sum())
 

@@ -28,7 +28,7 @@ LOSSES = np.linspace(0, 3, 601)
 
 
 def _figure(width: float) -> Figure:
-    """Without a layout: one solved anew takes most of the time."""
+    """Make a figure without a layout engine, which would take most of the time of a redraw."""
     return Figure((width, 3.8), layout="none")  # type: ignore[arg-type]  # matplotlib takes "none" too
 
 

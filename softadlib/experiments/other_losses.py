@@ -140,7 +140,7 @@ def measure(net: nn.Module, task: Task, parts: Mapping[str, Part]) -> dict[str, 
 def sweep(
     thetas: Mapping[str, Sequence[float]], trials: int, epochs: int, lr: float
 ) -> pd.DataFrame:
-    """Every method at every θ of every loss in `thetas`: one row a run, columns as in `measure`.
+    """Train every method at every θ of every loss in `thetas`: a row per run, columns as in `measure`.
 
     A trial has one split and one start for all methods. ERM stands once a trial, with θ NaN. Values
     of θ above ln 2 are meant here, so `CalibrationWarning` is silenced.
@@ -244,7 +244,7 @@ def loss_panels(
 
 
 def _gaussian(sd: float, points: int = 4001) -> tuple[Tensor, Tensor]:
-    """Values of Gaussian noise, evenly spaced to 8 sd, and their probabilities."""
+    """Return values of Gaussian noise, evenly spaced to 8 sd, and their probabilities."""
     z = torch.linspace(-8, 8, points, dtype=torch.float64)
     density = torch.exp(-z.square() / 2)
     return sd * z, density / density.sum()

@@ -75,7 +75,7 @@ def forward_difference(gradient: Field, w: Tensor, a: float) -> Tensor:
 
 
 def rule_difference(gradient: Field, w: Tensor, a: float, scheme: str) -> Tensor:
-    """What `fdgr_gradient`, as FD-GR trains with it, adds to g at λ = 1: ≈ ∇½‖∇R‖², (d,)."""
+    """Return what FD-GR's rule `fdgr_gradient` adds to g at λ = 1: ≈ ∇½‖∇R‖², (d,)."""
     added = fdgr_gradient(_named(gradient), {"w": w}, 1.0, step_size=a, scheme=scheme)["w"]
     return added - gradient(w)
 
@@ -96,7 +96,7 @@ def flood(
 
 
 def identity_rows(risk: Risk, path: Sequence[Tensor], theta: float, step: float) -> pd.DataFrame:
-    """How far w_{t+2} is from w_t − α²·(finite difference of step ±α), a row per t.
+    """Measure how far w_{t+2} is from w_t − α²·(finite difference of step ±α), a row per t.
 
     `case` compares R(w_t), R(w_{t+1}) with θ. `forward` and `backward` are the largest deviations
     over the coordinates, with differences of step α and −α; `moved` is the largest of |w_{t+2} − w_t|.

@@ -81,7 +81,7 @@ def user_error(error: ValidationError, schema: Mapping[str, Any]) -> UserError:
 
 
 def allowed(facts: Mapping[str, Any]) -> str:
-    """What a property of the JSON schema allows, in words."""
+    """Say what a property of the JSON schema allows."""
     if "anyOf" in facts:
         return ", or ".join(allowed(part) for part in facts["anyOf"])
     if "const" in facts or "enum" in facts:
@@ -100,5 +100,5 @@ def allowed(facts: Mapping[str, Any]) -> str:
 
 
 def _hint(value: Any) -> str:
-    """What to do about a value that YAML has read as a string."""
+    """Say what to do about a value that YAML has read as a string."""
     return " (a string: write it without quotes, lists as YAML)" if isinstance(value, str) else ""

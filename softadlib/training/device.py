@@ -47,7 +47,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _checked_file() -> Path:
-    """Where the devices that passed `softad check-device` are remembered."""
+    """Return the file that records the devices that passed `softad check-device`."""
     return _workspace.home() / "outputs" / ".checked-devices.json"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import UserError, choose, real, whole
-from softadlib.data.images import dataset_names, known_images
+from softadlib.data.images import dataset_names, is_image_set
 from softadlib.data.synthetic import HALVES, SYNTHETIC
 from softadlib.functional import LN2
 from softadlib.methods import METHODS, Method, complete_settings, get_method
@@ -173,7 +173,7 @@ class Protocol(BaseModel):
             raise UserError(
                 f"folder is for a dataset of your own, {self.dataset!r} is a known one; rename it"
             )
-        if not self.folder and not known_images(self.dataset):
+        if not self.folder and not is_image_set(self.dataset):
             choose("dataset", self.dataset, dataset_names())
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")

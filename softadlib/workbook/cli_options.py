@@ -142,5 +142,5 @@ def cluster(args: argparse.Namespace) -> "RayCluster | None":
     from softadlib.training.executors.ray import RayCluster
 
     asked = selection(args)  # bad input is refused before anything is started
-    shards.of(asked.profile, asked.datasets, asked.methods, asked.overrides or {}, 1)
+    shards.split_profile(asked.profile, asked.datasets, asked.methods, asked.overrides or {}, 1)
     return RayCluster(args.address, args.cpus, args.gpus, args.checkpoint_dir)

@@ -130,19 +130,15 @@ def _lines(datasets: dict[str, list[str]]) -> list[str]:
 
 def gap_table(means: pd.DataFrame) -> str:
     """Render the paper's gap beside ours by method and dataset; the minimum of each is marked."""
-    published = paper.printed(1, 3)["mean"].dropna()
-    datasets = paper.in_order(means["dataset"])
-    methods = [name for name in METHODS if name in set(means["method"])]
-    gaps = means.set_index(["dataset", "method"])["gap"]
-    frame = pd.DataFrame(index=[LABELS[name] for name in methods])
-    for dataset in datasets:
-        for who, source in (("paper", published), ("ours", gaps)):
-            values = [source.get((dataset, name), float("nan")) for name in methods]
-            if any(value == value for value in values):
-                frame[dataset, who] = values
-    if frame.empty:
+    if means.empty:
         return ""
-    frame.columns = pd.MultiIndex.from_tuples(frame.columns)
+    ours = means.set_index(["dataset", "method"])["gap"]
+    gaps = pd.DataFrame({"paper": paper.printed(1, 3)["mean"], "ours": ours})
+    methods = [name for name in METHODS if name in set(means["method"])]
+    columns = [(d, source) for d in paper.in_order(means["dataset"]) for source in gaps]
+    frame = gaps.unstack("dataset").swaplevel(axis="columns").loc[methods, columns]
+    frame = frame.dropna(axis="columns", how="all").rename(index=LABELS)
+    frame = frame.rename_axis(index=None, columns=[None, None])
     minimum = frame.eq(frame.min()).replace({True: "minimum", False: ""})
     styler = frame.style.format("{:.3f}", na_rep=tables.DASH).set_uuid("gaps")
     return str(styler.set_td_classes(minimum).to_html())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of a profile a command is about; None stands for all."""
+    """The part of a profile that a command is about; None stands for all."""
 
     profile: str
     datasets: Sequence[str] | None = None
@@ -98,14 +98,14 @@ def prepare(
                 "--fresh forgets what other shards did; delete the folder, or leave it out"
             )
         which, count = shards.parse(selection.shard)
-        every = shards.of(
+        every = shards.split_profile(
             selection.profile,
             selection.datasets,
             selection.methods,
             selection.overrides or {},
             count,
         )[1]
-        part = shards.trials(every[which - 1])
+        part = shards.trials_by_method(every[which - 1])
     protocols, left_out = _protocols(selection)
     pairs = [(p, m) for p in protocols.values() for m in p.select_methods(selection.methods)]
     _workspace.check_writable(profile_dir(selection.profile))

@@ -173,7 +173,7 @@ def build(profile: str) -> Path:
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         multiples=_multiples([path for path, _ in listed], sections),
         chapters=_chapters(sections),
-        how=Markup(_how(facts)),
+        trainings=Markup(_trainings(facts)),
         protocols=_protocols(provenance),
         **summary,
     )
@@ -189,7 +189,7 @@ def _resource(name: str) -> str:
     return files("softadlib.workbook").joinpath(name).read_text(encoding="utf-8")
 
 
-def _how(facts: pd.DataFrame) -> str:
+def _trainings(facts: pd.DataFrame) -> str:
     """Return the table of trainings."""
     if facts.empty:
         return "<p>Nothing is trained yet.</p>"

@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
 
 
 def _grid_schema(method: Method) -> dict[str, Any]:
-    """What a grid of one method may be."""
+    """Return the schema of the grid of one method."""
     values: dict[str, Any] = {"type": "array", "items": {"type": "number", "minimum": 0}}
     linspace = {"type": "object", "required": ["linspace"], "additionalProperties": False}
     linspace["properties"] = {"linspace": {"type": "array", "minItems": 3, "maxItems": 3}}
@@ -54,7 +54,7 @@ def _grid_schema(method: Method) -> dict[str, Any]:
 
 
 def _settings_schema(method: Method) -> dict[str, Any]:
-    """What the settings of one method may be."""
+    """Return the schema of the settings of one method."""
     fields = {name: setting_schema(setting) for name, setting in method.settings.items()}
     return {"type": "object", "properties": fields, "additionalProperties": False}
 
@@ -131,7 +131,7 @@ def _json(value: object) -> str:
 
 
 def _values(name: str, facts: dict[str, Any]) -> str:
-    """What a parameter may be, in words."""
+    """Say what a parameter may be."""
     special = {
         "extends": "PROFILE/DATASET",
         "dataset": f"{', '.join(dataset_names())}, or your own",

@@ -170,7 +170,7 @@ def test_the_split_needs_no_data(home):
     """Which units are whose is the same where an image set is missing."""
     values = {**TINY, "profile": "tiny", "dataset": "cifar10", "model": "resnet18"}
     (home / "params/tiny/cifar10.yaml").write_text(yaml.safe_dump({**values, "n_train": 0}))
-    found, parts = shards.of("tiny", None, None, {}, 4)
+    found, parts = shards.split_profile("tiny", None, None, {}, 4)
     assert set(found) == {"gaussian", "spiral", "cifar10"}
     assert all("cifar10" in {u.dataset for u in part} for part in parts), "the costliest first"
     assert sum(map(len, parts)) == UNITS + 3 * 2
@@ -245,6 +245,6 @@ def test_bad_counts_are_one_line(home, capsys, count):
 
 def test_bad_input_is_refused_before_a_script_is_printed(home, capsys):
     with pytest.raises(UserError, match="method for gaussian"):
-        shards.of("tiny", None, ["ishida"], {}, 2)
+        shards.split_profile("tiny", None, ["ishida"], {}, 2)
     assert cli.main(["slurm", "tiny", "--shards", "2", "--dataset", "moons"]) == 2
     assert capsys.readouterr().out == ""

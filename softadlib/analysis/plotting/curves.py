@@ -35,7 +35,7 @@ LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is
 
 
 def use_style() -> None:
-    """The one look of all figures; call it once, before the first of them."""
+    """Set the style of all figures. Call it once, before the first figure."""
     rc = {
         "figure.dpi": 110,
         "figure.constrained_layout.use": True,
@@ -51,7 +51,7 @@ def use_style() -> None:
 
 
 def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
-    """Borders half-way between increasing values, or at their geometric means: (n,) → (n + 1,)."""
+    """Return borders half-way between increasing values, or at their geometric means: (n,) → (n + 1,)."""
     v = np.log(values) if geometric else np.asarray(values, dtype=float)
     half = np.diff(v) / 2 if len(v) > 1 else np.array([0.5])
     edges = np.concatenate([[v[0] - half[0]], v[:-1] + half[: len(v) - 1], [v[-1] + half[-1]]])
@@ -59,7 +59,7 @@ def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
 
 
 def colour_scale(values: Sequence[float], cmap: str) -> ScalarMappable:
-    """One flat colour per value; the palest tenth of the map, hard to see on white, is left out."""
+    """Return one flat colour per value, without the palest tenth of the map, hard to see on white."""
     colours = plt.get_cmap(cmap)(np.linspace(0, 0.9, len(values)))
     return ScalarMappable(BoundaryNorm(cell_edges(values), len(values)), ListedColormap(colours))
 
@@ -73,7 +73,7 @@ def sweep(
     symbol: str | None = None,
     **line: Any,
 ) -> None:
-    """One curve (m,) per value, coloured by it; with `symbol`, a colourbar of at most 10 ticks."""
+    """Draw one curve (m,) per value, coloured by it; with `symbol`, a colourbar of at most 10 ticks."""
     scale = colour_scale(values, cmap)
     for colour, curve in zip(map(tuple, scale.to_rgba(np.asarray(values))), curves):
         ax.plot(x, curve, color=colour, **line)
@@ -86,7 +86,7 @@ def sweep(
 
 
 def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    """Points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
+    """Draw points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
     cross: dict[str, Any] = {"marker": "x", "color": "xkcd:red orange"}
     ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": "xkcd:ocean blue"}
     for label, mark in enumerate((cross, ring)):
@@ -97,14 +97,14 @@ def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> None:
-    """Arrows (n, 2) in data units, all from `start` (2,)."""
+    """Draw arrows (n, 2) in data units, all from `start` (2,)."""
     at = np.broadcast_to(start, np.shape(vectors)).T
     units: dict[str, Any] = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1}
     ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
 def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
-    """A dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
+    """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
     level = np.log(classes)
     ax.axvline(level, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=HALO)
     if label:
@@ -116,7 +116,7 @@ def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
 
 
 def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
-    """Rows σ (geometric), columns θ, ln 2 marked; one row alone is a strip without a σ axis."""
+    """Draw rows σ (geometric), columns θ, ln 2 marked; a single row is a strip without a σ axis."""
     sigma = cell_edges(table.index, geometric=True) if len(table) > 1 else [0, 1]
     mesh = ax.pcolormesh(cell_edges(table.columns), sigma, table, **colours)
     ax.grid(False)
@@ -129,7 +129,7 @@ def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
 
 
 def _plain_log(axis: Axis, subs: Sequence[float] = (1, 2, 5)) -> None:
-    """0.05, not 5 × 10⁻²."""
+    """Write 0.05, not 5 × 10⁻², at the ticks of a logarithmic axis."""
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -145,14 +145,14 @@ def _log_loss(ax: Axes) -> None:
 
 
 def _in_order(rows: pd.DataFrame) -> list[str]:
-    """The methods of `rows`, as the registry has them."""
+    """Return the methods of `rows` in the registry's order."""
     for name in rows["method"].unique():
         choose("method", name, METHODS)
     return [name for name in METHODS if (rows["method"] == name).any()]
 
 
 def _checked(rows: pd.DataFrame, *key: str) -> tuple[pd.DataFrame, list[str]]:
-    """Rows of one study and its methods; `key` must name a row, or means would mislead."""
+    """Return the rows of one study, and its methods; UserError where two rows share `key`."""
     if rows.empty:
         raise UserError("there are no rows to draw")
     for column in {"dataset", "label_noise"} & set(rows):
@@ -165,7 +165,7 @@ def _checked(rows: pd.DataFrame, *key: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
-    """The methods of `rows`, with how many runs diverged, and the line styles of the `parts`."""
+    """Return handles for the methods of `rows`, with how many runs diverged, and the styles of the parts."""
     handles, ends = [], rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
@@ -186,7 +186,7 @@ def trajectories(
     log: bool = False,
     legend: bool = True,
 ) -> Axes:
-    """Mean over trials against epoch, a line per method: measure "loss", "acc" or "model_norm".
+    """Draw the mean over trials against epoch, a line per method: measure "loss", "acc" or "model_norm".
 
     `rows`: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
     Loss and accuracy are drawn for `parts`: test solid, train dashed. `median` > 1 draws the running
@@ -224,7 +224,7 @@ def trajectories(
 
 
 def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
-    """Loss, test accuracy and model norm side by side, one legend above; the title counts the trials.
+    """Draw loss, test accuracy and model norm side by side, one legend above.
 
     The accuracy is a running median over five epochs, or a fiftieth of many: single epochs jump. Its axis starts
     below all methods' accuracy after the first tenth of training.
@@ -249,7 +249,7 @@ def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
 
 
 def knob_curves(rows_final: pd.DataFrame) -> Figure:
-    """Test accuracy and loss against the knob, last epoch of all runs: mean, band from min to max.
+    """Draw test accuracy and loss against the knob at the last epoch: mean, band from min to max.
 
     Methods that share a knob share a column; that of θ has ln 2 marked, the others are logarithmic
     where no value is 0. ERM, which

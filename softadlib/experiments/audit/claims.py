@@ -15,9 +15,9 @@ from softadlib.results.selection import CASE, TIES, final, select
 REPLAY, BY_LR, BY_LOSS = "watched", "lr", "loss"
 """Kinds of control: the run itself, ERM with lr × factor, ERM with loss × factor."""
 MATCHED = "erm × |φ|"
-"""ERM with lr × mean |φ| of the SoftAD run that it stands beside."""
+"""ERM with lr × mean |φ| of the selected SoftAD run of the same trial."""
 PAPER = ("erm", "flooding", "sam")
-"""Whom the paper's claims compare SoftAD with; its appendix has iFlood too."""
+"""The methods that the paper's claims compare SoftAD with; its appendix adds iFlood."""
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
 KEY = ["claim", "ties", "label_noise"]
 LEVEL = 0.05
@@ -42,11 +42,11 @@ def _claims() -> Iterator[Claim]:
 
 
 CLAIMS = {claim.name: claim for claim in _claims()}
-"""The paper's on θ, gap and norm, what gap leaves out, and each against iFlood and a control of equal step."""
+"""The paper's claims on θ, gap and norm, and the same of test loss; each also against iFlood and `MATCHED`."""
 
 
 def label(method: str) -> str:
-    """As it is written in tables and figures."""
+    """Return the label of a method, or of `MATCHED`, in tables and figures."""
     return METHODS[method].label if method in METHODS else "ERM, step matched"
 
 
@@ -89,7 +89,10 @@ def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
 
 
 def holm(p: object) -> np.ndarray:
-    """Holm's adjusted p of a family, (m,) → (m,): the chance of any false rejection is kept."""
+    """Return Holm's adjusted p of m tests, (m,) → (m,).
+
+    Rejecting where it is at most α rejects any true hypothesis with a chance of at most α.
+    """
     p = np.asarray(p, dtype=float)
     order = np.argsort(p)
     stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
@@ -99,11 +102,11 @@ def holm(p: object) -> np.ndarray:
 
 
 def verdict(compared: pd.DataFrame) -> str:
-    """What a family of comparisons, as `compare` gives them, says of a claim of all of them.
+    """Return the verdict on a claim about all rows of `compare`.
 
-    "holds": every one is found as claimed, p ≤ 0.05 each (then all of them are, at that level).
-    "fails": some one is found the other way, p ≤ 0.05 after Holm's correction for all of them.
-    "not decidable": too few trials for either, whatever they had shown. Else "not shown".
+    "holds": every comparison finds "yes"; each has p ≤ 0.05, so all hold at that level.
+    "fails": a comparison is against the claim, with p ≤ 0.05 after Holm's correction for all.
+    "not decidable": too few trials for p ≤ 0.05, whatever their values. Else "not shown".
     """
     if compared.empty:
         return "no rows"
@@ -118,7 +121,7 @@ def verdict(compared: pd.DataFrame) -> str:
 def comparisons(
     rows: pd.DataFrame, controls: pd.DataFrame, claims: Mapping[str, Claim] = CLAIMS, seed: int = 0
 ) -> pd.DataFrame:
-    """`compare` of every claim under both tie rules, told apart by the columns `claim` and `ties`."""
+    """Return `compare` of every claim under both tie rules, with columns `claim` and `ties`."""
     tables = []
     for ties in TIES:
         chosen = contenders(rows, controls, ties)

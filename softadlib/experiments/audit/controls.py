@@ -59,7 +59,7 @@ class WeightRecorder:
         self._sums = [0.0] * 4
 
     def weights(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
-        """The objective's own, (n,) → (n,), having added them up."""
+        """Return the objective's weights, (n,) → (n,), and add them up."""
         assert self.closed_form is not None
         w = self.closed_form(losses, knob, **settings)
         below = w < 0
@@ -72,7 +72,7 @@ class WeightRecorder:
         return self.objective(losses, knob, **settings)
 
     def tick(self, runs: int) -> None:
-        """The end of an epoch, if it had steps."""
+        """Record the end of an epoch, if it had steps."""
         n, size, below, size_below = self._sums
         if n:
             means = (size / n, below / n, size_below / below if below else math.nan)
@@ -157,7 +157,7 @@ def selected(rows: pd.DataFrame) -> list[Run]:
 
 
 def path_of(profile: str, dataset: str) -> Path:
-    """Where the controls of a dataset are."""
+    """Return the path of the controls of a dataset."""
     return profile_dir(profile) / dataset / "controls.parquet"
 
 

@@ -17,7 +17,7 @@ from softadlib.experiments.audit.claims import REPLAY, label
 RULES = {"largest": ("0.15", "o"), "smallest": ("0.55", "s")}
 """Colour and marker of each tie rule."""
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
-"""Of the label noises, least first."""
+"""Line styles of the label noises, the smallest first."""
 STAT_LABELS = {
     "weight": "mean |w|",
     "ascent": "share with ℓ < θ",

@@ -1,7 +1,7 @@
 """Which class the minimiser of a pointwise criterion predicts: θ < ln 2 the likelier one, above the other.
 
 A network that fits perfectly minimises, at every x, E[f(ℓ)] over the probabilities it gives to the
-classes, ℓ = −ln p of the class that turns up and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|. In float64.
+classes, ℓ = −ln p of the observed class and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|. In float64.
 """
 
 import itertools
@@ -104,9 +104,9 @@ def multiclass_minimiser(eta: object, theta: float, starts: int = 12, seed: int 
 
 
 def margin(eta: object, theta: float, **options: int) -> float:
-    """p* of the likeliest class minus the most that another possible one (η > 0) gets: 0 is a tie.
+    """Return p* of the likeliest class minus the largest p* of another class with η > 0; 0 is a tie.
 
-    Classes that never turn up may be given anything that is left over, and are not counted.
+    Classes with η = 0 do not count: the minimum does not determine how they share what is left.
     """
     eta = np.asarray(eta, dtype=float)
     p, first = multiclass_minimiser(eta, theta, **options), int(np.argmax(eta))

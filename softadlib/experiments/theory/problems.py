@@ -102,7 +102,7 @@ def envelope(
 
 
 def least_envelope(problem: SquaredDistances, theta: float, grid: int = 41) -> float:
-    """inf F̄ = inf θ + E|ℓ − θ|: the least on a grid over the ball's square, sharpened by prox steps."""
+    """inf F̄ = inf θ + E|ℓ − θ|: the minimum on a grid over the ball's square, then prox steps."""
     d = problem.points.shape[1]
     axis = np.linspace(-problem.radius, problem.radius, grid) / d**0.5
     w = np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)

@@ -36,7 +36,7 @@ def _draw_samples(
 
 
 def _subsample(path: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` evenly spaced ones of the iterates w_1 … w_T: enough for their average."""
+    """Return at most `count` evenly spaced iterates of w_1 … w_T, to average over."""
     last = len(path) - 2
     iterates: np.ndarray = path[np.unique(np.linspace(0, last, count).round().astype(int))]
     return iterates
@@ -170,7 +170,7 @@ def zeroth_rows(
 
 
 def first_useful(smoothness: float, moment: float, delta: float, which: str) -> int:
-    """The smallest power of ten T whose momentum bound is below G = `moment`, which holds anyway."""
+    """The smallest power of ten T whose momentum bound is below the trivial bound, G = `moment`."""
     steps = 1
     while algorithms.momentum_bounds(steps, 0, smoothness, moment, delta)[which] >= moment:
         steps *= 10
@@ -190,7 +190,7 @@ def mean_gradient(
     sigma: float = 1.0,
     scale: str = "code",
 ) -> np.ndarray:
-    """mean (weight of ℓ_i)·∇ℓ_i, (…, d) → (…, d): what a full batch is moved by.
+    """mean (weight of ℓ_i)·∇ℓ_i, (…, d) → (…, d): the direction of a full batch.
 
     The weight is sign(ℓ_i − θ) for "iflood", sign(mean ℓ − θ) for "flooding", `softad_weights`
     for "softad".

@@ -22,31 +22,31 @@ from softadlib.training.protocol import Protocol
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """What is never split, since selection needs it whole: the grid of one trial."""
+    """The smallest part of a split: the grid of one trial, which selection needs whole."""
 
     dataset: str
     method: str
     label_noise: float
     trial: int
     cost: int
-    """Floating-point operations of its training, roughly; one of one's own set by a guess at its size."""
+    """Estimated floating-point operations of its training; an image set of one's own counts as CIFAR-10."""
 
 
 def _image_set(dataset: str) -> ImageSet:
-    """What is known of an image set without its data; one's own counts as CIFAR-10 does."""
+    """Return the facts of an image set; one's own counts as CIFAR-10."""
     return IMAGES.get(dataset, IMAGES["cifar10"])
 
 
 @functools.cache
 def _forward(model: str, dataset: str) -> int:
-    """Floating-point operations of one sample's pass through the network."""
+    """Count the floating-point operations of one sample's pass through the network."""
     shape: tuple[int, ...] = (2,) if dataset in SYNTHETIC else _image_set(dataset).shape
     classes = 2 if dataset in SYNTHETIC else _image_set(dataset).classes
     return forward_flops(build(model, shape, classes, seed=0), shape)
 
 
 def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
-    """Every trial of these protocols' methods and what it costs."""
+    """List every trial of these protocols' methods, with its cost."""
     out = []
     for protocol, name in pairs:
         runs = protocol.runs(name)
@@ -57,7 +57,7 @@ def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
 
 
 def _cost(protocol: Protocol, name: str, grid: int) -> int:
-    """Of one trial: its grid, the run that is replayed, and what the method wants to know before."""
+    """Return the cost of one trial: its grid, the replayed run, and the runs that the method needs before."""
     method, curves = protocol.method(name), protocol.curves
     replayed = int(grid > 1 and curves == "selected")
     epochs = (grid + replayed) * method.gradients + (protocol.grids.get(name) in AUTO)
@@ -74,13 +74,13 @@ def _cost(protocol: Protocol, name: str, grid: int) -> int:
 
 
 def split(every: Collection[Unit], shards: int) -> list[list[Unit]]:
-    """The costliest first, each to the shard that has least so far, the first among equals."""
+    """Give every unit, the costliest first, to the shard with the smallest load; ties to the first shard."""
     parts: list[list[Unit]] = [[] for _ in range(shards)]
     loads = [0] * shards
     for unit in sorted(every, key=lambda u: (-u.cost, u)):
-        least = loads.index(min(loads))
-        parts[least].append(unit)
-        loads[least] += unit.cost
+        lightest = loads.index(min(loads))
+        parts[lightest].append(unit)
+        loads[lightest] += unit.cost
     return parts
 
 
@@ -93,14 +93,14 @@ def parse(text: str) -> tuple[int, int]:
     return which, shards
 
 
-def of(
+def split_profile(
     profile: str,
     datasets: Sequence[str] | None,
     methods: Sequence[str] | None,
     overrides: Mapping[str, Any],
     shards: int,
 ) -> tuple[dict[str, Protocol], list[list[Unit]]]:
-    """The protocols of a call and its split, whichever of their data are on this machine."""
+    """Return the protocols of a profile and the units of each shard; their data need not be here."""
     params = params_dir()
     available = datasets_of(profile, params)
     names = available if datasets is None else dict.fromkeys(datasets)
@@ -109,8 +109,8 @@ def of(
     return protocols, split(units(pairs), shards)
 
 
-def trials(part: Iterable[Unit]) -> Mapping[tuple[str, str], set[tuple[float, int]]]:
-    """What a shard trains: (dataset, method) → (label noise, trial)."""
+def trials_by_method(part: Iterable[Unit]) -> Mapping[tuple[str, str], set[tuple[float, int]]]:
+    """Return what a shard trains: (dataset, method) → {(label noise, trial)}."""
     by_pair: dict[tuple[str, str], set[tuple[float, int]]] = {}
     for unit in part:
         by_pair.setdefault((unit.dataset, unit.method), set()).add((unit.label_noise, unit.trial))

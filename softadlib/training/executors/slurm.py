@@ -33,7 +33,7 @@ def script(
     """Return the text for `sbatch`: `count` jobs of `cpus` processes each. Raises UserError."""
     if not 1 <= count <= 10_000:
         raise UserError(f"--shards must be a number of jobs from 1 to 10000, got {count}")
-    protocols, parts = shards.of(profile, datasets, methods, overrides, count)
+    protocols, parts = shards.split_profile(profile, datasets, methods, overrides, count)
     chosen = [profile]
     for flag, values in (("--dataset", datasets), ("--method", methods)):
         chosen += [word for value in values or () for word in (flag, value)]

@@ -27,7 +27,7 @@ STUDY = {"trials": 2, "values": 40, "epochs": 20}
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed: a protocol, its method, and what one call of each side does."""
+    """A thing to time: a protocol, its method, and what one call of each side does."""
 
     name: str
     protocol: Protocol
@@ -207,7 +207,7 @@ class Side:
 
 
 _SIDES: dict[str, Side] = {}
-"""Of this process; a worker of the pool keeps its data from round to round."""
+"""Sides of this process; a worker of the pool keeps its data from round to round."""
 
 
 def side_of(case: Case) -> Side:

@@ -31,15 +31,15 @@ class NotebookResult:
     error: str = ""
 
 
-def execute(task: Task, home: str, timeout: int | None, family: str = "") -> NotebookResult:
+def execute(task: Task, home: str, timeout: int | None, owner: str = "") -> NotebookResult:
     """Execute one notebook; the result appears whole at its target, a failed one beside it.
 
-    `family`: name of the process that has claimed the results, so that the kernel may write them.
+    `owner`: holder of the locks of the results, so that the kernel may write them.
     """
     import papermill
 
     os.environ.update(SOFTAD_HOME=home, OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-    os.environ[locks.OWNER] = family
+    os.environ[locks.OWNER] = owner
     started = time.monotonic()
     running = task.target.with_name(f".{task.target.stem}.{os.getpid()}.ipynb")
     failed = task.target.with_name(f"{task.target.stem}.error.ipynb")

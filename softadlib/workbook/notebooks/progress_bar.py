@@ -10,7 +10,7 @@ from typing import Any
 
 EVERY = 60.0
 """Seconds between two plain lines where nothing finishes."""
-FORM = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 def duration(seconds: float) -> str:
@@ -39,7 +39,7 @@ class ProgressBar:
 
         self.before = sum(map(self._done, self.tasks))  # work of an interrupted call
         self.bar = tqdm(
-            total=max(self.total, 1), initial=self.before, bar_format=FORM, disable=None
+            total=max(self.total, 1), initial=self.before, bar_format=BAR_FORMAT, disable=None
         )
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
