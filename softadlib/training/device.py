@@ -34,7 +34,7 @@ def pick_device(name: str) -> torch.device:
         if fastest.type == "cpu" or is_checked(fastest):
             return fastest
         warnings.warn(
-            f"device auto takes the CPU: nobody has checked {device_name(fastest)} with torch "
+            f"device auto takes the CPU: {device_name(fastest)} is not checked with torch "
             f"{torch.__version__}; run: softad check-device --device {fastest.type}",
             stacklevel=2,
         )
@@ -76,8 +76,12 @@ def free_memory(device: torch.device) -> int | None:
     """Return the bytes that can still be allocated on `device`; None where the system does not say."""
     if device.type == "cuda":
         # PyTorch's cache counts as used there, but is free for the next allocation.
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        free, total = torch.cuda.mem_get_info(device)
+        allocated = torch.cuda.memory_allocated(device)
+        cached = torch.cuda.memory_reserved(device) - allocated
+        # Tasks of a cluster that share a GPU are each limited to a fraction of it.
+        limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+        return max(0, min(free + cached, limit - allocated))
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -201,17 +201,16 @@ class _StudyRun:
     def replay(self) -> None:
         """Train the selected runs again, measured at every epoch of their curves."""
         study = self.study
-        selected = study.selected(self.rows)
-        missing = study.missing(self.rows, selected, study.replay_epochs)
-        self.replays = study.with_lots(missing)
+        self.replays = study.replays(self.rows, self.todo)
         self.progress.add_done((self.expected - len(self.replays)) * study.units_per_run)
-        only = {run.key for run in selected}
+        only = {run.key for run in study.selected(self.rows)}
         self.curves = [run for run in self.replays if run.key in only]
         args = (study.replay_epochs, study.loss_epochs, only)
         replayed = merge(self.train_pass(self.replays, *args))
         study.check_replay(self.rows, replayed)
         # The ends that were selected by stay: measured beside fewer runs, a GPU may round otherwise.
-        self.rows = merge([replayed, self.rows])
+        before_end = replayed["epoch"] < study.protocol.epochs
+        self.rows = merge([self.rows, replayed[before_end]])
 
     def fill_losses(self) -> None:
         """Train selected runs again whose losses are not stored; their rows stay as they are."""

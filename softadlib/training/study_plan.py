@@ -132,7 +132,8 @@ class Study:
         """Return `runs`; where lots are replayed, with all other runs of their label noises.
 
         On a GPU the kernels, and with them the last bits of a run, depend on the size of its lot. So
-        the first pass and the replay must divide the same runs into lots.
+        the first pass and the replay must divide the same runs into lots. Rows of other lots, and of
+        other devices, are replaced.
         """
         if not self.replays_lots:
             return list(runs)
@@ -145,6 +146,11 @@ class Study:
         stored = sample_losses.stored(self.folder)
         keys = sample_losses.missing(stored, [run.key for run in selected], self.loss_epochs)
         return [run for run in selected if run.key in keys]
+
+    def replays(self, rows: pd.DataFrame, trained: Sequence[Run]) -> list[Run]:
+        """Return the runs to train again, once `trained` are: the selected whose curves are missing."""
+        missing = self.missing(rows, self.selected(rows), self.replay_epochs)
+        return self.with_lots([*missing, *trained]) if self.replays_lots else missing
 
     def replays_left(self, rows: pd.DataFrame, todo: Sequence[Run]) -> int:
         """Return the maximum of replays to come: every run still to train may be selected."""

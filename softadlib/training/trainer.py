@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class Trainer:
-    """The runs of one method and label noise on one device, with data and networks at hand.
+    """The runs of one method and label noise on one device, with their data and networks.
 
     Args:
         protocol: of all runs.
@@ -97,11 +97,11 @@ class Trainer:
     def lots(self) -> list[list[Run]]:
         """Divide the runs into lots of nearly equal size that fit into the free memory.
 
-        On a CPU every run is trained alone, so that its numbers do not depend on company. Raises
+        On a CPU every run is trained alone, so that its numbers depend on no other. Raises
         UserError where not even one run fits.
         """
         engine = engine_class(self.example, self.device, self.protocol.precision == "bf16")
-        most = self.protocol.stack or engine.most_runs or len(self.runs)
+        most = min(self.protocol.stack or len(self.runs), engine.most_runs or len(self.runs))
         if self.device.type == "cpu":
             most = 1
         free = free_memory(self.device)

@@ -398,6 +398,21 @@ def test_streams_are_measured_with_one_transfer(monkeypatch):
     assert calls == [dict.fromkeys(MEASURES, torch.Size([2]))]
 
 
+def test_what_streams_share_is_made_before_they_fork():
+    """Else one stream would compute the range of uint8 inputs, and the others read it too early."""
+    index = torch.arange(40)[None]
+    x = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator())
+    data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
+    data = data.to("cpu", torch.float64)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    )
+    batch = RunBatch(METHODS["erm"], [network.double()] * 2, data, [0, 0], [math.nan] * 2)
+    assert "ranges" not in vars(data)
+    StreamEngine(batch)
+    assert "ranges" in vars(data)
+
+
 # Which engine
 
 

@@ -72,6 +72,10 @@ def test_on_a_gpu_perceptrons_are_stacked_and_convolutional_networks_take_a_stre
     assert on_a_gpu(made, runs, convolutional).lots() == [runs[:5], runs[5:]], "at most 8 streams"
     two, runs = softad(stack=2)
     assert {len(lot) for lot in on_a_gpu(two, runs, convolutional).lots()} == {2}
+    many, runs = softad(stack=10)
+    assert [len(lot) for lot in on_a_gpu(many, runs).lots()] == [10]
+    lots = on_a_gpu(many, runs, convolutional).lots()
+    assert [len(lot) for lot in lots] == [5, 5], "never more than there are streams for"
 
 
 def test_lots_are_even_and_fit_the_memory_that_is_free(monkeypatch):
@@ -278,7 +282,20 @@ def test_free_memory_of_a_gpu_counts_pytorchs_cache(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 80))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 25)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     assert free_memory(torch.device("cuda")) == 15
+
+
+def test_free_memory_of_a_gpu_is_bounded_by_the_fraction_of_this_process(monkeypatch):
+    """D16: four tasks that share a GPU must not each plan with all of it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
+    for fraction, free in ((1.0, 71), (0.25, 15), (0.05, 0)):
+        monkeypatch.setattr(
+            torch.cuda, "get_per_process_memory_fraction", lambda device, share=fraction: share
+        )
+        assert free_memory(torch.device("cuda")) == free
 
 
 def test_available_memory_counts_what_the_kernel_would_give(monkeypatch):

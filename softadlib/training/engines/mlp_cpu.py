@@ -2,7 +2,7 @@
 
 A network this small spends its time in matrix products and in waiting for memory. A run trained from
 its first epoch to its last stays in the cache, and autograd's bookkeeping is saved. The engine
-takes a single run, so no run shares a kernel with another and its numbers cannot depend on company.
+takes a single run, so no run shares a kernel with another and its numbers depend on no other run.
 """
 
 import itertools

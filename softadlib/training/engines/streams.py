@@ -20,7 +20,8 @@ from softadlib.training.evaluation import as_rows
 class StreamEngine(Engine):
     """Step R single runs in turn, each on its own stream.
 
-    PyTorch has a pool of 32 streams, and a run takes two: one to capture on, one to run on.
+    PyTorch has a pool of 32 streams. A run takes three: one to run on, and one to capture on for each of
+    the two lengths of a batch.
     """
 
     most_runs = 8
@@ -32,6 +33,10 @@ class StreamEngine(Engine):
     def __init__(self, batch: RunBatch):
         super().__init__(batch)
         self.singles = [VmapEngine(batch.single(run)) for run in range(len(batch))]
+        if not self.splits.x.is_floating_point():
+            _ = (
+                self.splits.ranges
+            )  # else one stream would compute it and the others not wait for it
         on_cuda = self.device.type == "cuda"
         self.streams = [torch.cuda.Stream() for _ in self.singles] if on_cuda else []
 
