@@ -2,7 +2,7 @@
 # make test     every test, as continuous integration runs them
 # make lab      JupyterLab at the repository's root
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
-# make figures  the notebooks that need no training        make gpu     the bench and the tests that need a GPU
+# make figures  the notebooks that need no training        make gpu     check, time and use a GPU
 # make readme   every command of README.md, in order       make record  store the outputs that nbval compares
 # Each sets up .venv first if it is missing. Needs Python >= 3.11 and make. LOCK=1 installs the versions of
 # .ci/requirements.lock.
@@ -14,6 +14,9 @@ TORCH ?= torch==2.15.0 torchvision==0.29.2
 PROFILE ?= quick
 LOCK ?=
 YES ?=
+PY ?=
+BUDGET ?=
+OUT ?=
 CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -56,9 +59,11 @@ test: lint
 lab: $(READY)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
-gpu: $(READY)
-	$(BIN)/python -m pytest -k "cuda or gpu or graph" tests/training
-	$(BIN)/softad bench --device cuda
+# The check, the bench, the synthetic sets of profile paper, FashionMNIST; the same command resumes.
+# PY=python3 takes a Python that has torch in place of .venv; BUDGET=1700 stops after as many seconds.
+gpu: $(if $(PY),,$(READY))
+	$(if $(PY),,$(BIN)/python -m pytest -k "cuda or gpu or graph" tests/training)
+	PY="$(or $(PY),$(BIN)/python)" BUDGET="$(BUDGET)" OUT="$(OUT)" sh tests/gpu_session.sh
 
 readme: $(READY)
 	$(BIN)/python tests/readme_commands.py

@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
-from softadlib.training.engines import mlp_cpu
+from softadlib.training.engines import factory, mlp_cpu
 from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.trainer import Trainer
 from softadlib.workbook import cli
 from softadlib.workbook.bench import cases as bench_cases
@@ -119,7 +120,7 @@ def test_on_an_accelerator_the_epoch_that_captures_is_not_timed(tiny, monkeypatc
     case = tiny(["train-erm"], "cpu")[0]
     side, events = Side(case), []
     (job,) = side.ours(case.runs(1), "never")
-    job.keywords["engine"].train = lambda config, *rest, progress: [
+    job.keywords["engine"].train = lambda config, *rest, progress, **more: [
         (events.append("epoch"), progress(1)) for _ in range(config.epochs)
     ]
     clock = Clock(torch.device("cpu"))
@@ -130,7 +131,7 @@ def test_on_an_accelerator_the_epoch_that_captures_is_not_timed(tiny, monkeypatc
     side.trainer.device = torch.device("mps")
     monkeypatch.setattr(Trainer, "lots", lambda self: [self.runs])
     (job,) = side.ours(case.runs(1), "never")
-    job.keywords["engine"].train = lambda config, *rest, progress: [
+    job.keywords["engine"].train = lambda config, *rest, progress, **more: [
         (events.append("epoch"), progress(1)) for _ in range(config.epochs)
     ]
     job(clock)
@@ -170,6 +171,23 @@ def test_replaying_trains_without_curves_and_then_one_run_a_trial_with_them(tiny
     made._timed(case, "ours", 6, "as-shipped")
     made._timed(case, "published", 2, "as-shipped")
     assert calls == [("ours", 6, "end", 1), ("ours", 2, "all", 1), ("published", 2, "all", 1)]
+    calls.clear()
+    made.on_cpu = False
+    made._timed(case, "ours", 6, "as-shipped")
+    assert calls == [("ours", 6, "end", 1), ("ours", 6, "selected", 1)], "D3, D15: whole lots"
+
+
+def test_a_replay_on_an_accelerator_measures_one_run_a_trial(tiny, monkeypatch):
+    """D15: what `softad train` does there."""
+    case, measured = tiny(["study-shown"], "cpu")[0], []
+    monkeypatch.setattr(Trainer, "lots", lambda self: [self.runs])
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
+    original = VmapEngine.measure
+    monkeypatch.setattr(
+        VmapEngine, "measure", lambda self, runs: measured.append(len(runs)) or original(self, runs)
+    )
+    run_jobs(Side(case).ours(case.runs(6), "selected"))
+    assert measured == [2] * (case.epochs + 1)
 
 
 def test_noise_has_the_shape_of_what_is_missing(monkeypatch, tmp_path):

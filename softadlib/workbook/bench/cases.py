@@ -34,7 +34,10 @@ class Case:
     method: str
     epochs: int
     evals: str
-    """When to measure: `never`, at the `end`, at `all` epochs; `only` measures and trains nothing."""
+    """When to measure: `never`, at the `end`, at `all` epochs; `only` measures and trains nothing.
+
+    A replay on a GPU is `selected`: one run a trial at all epochs, the others never.
+    """
     per: str
     """What the seconds are divided by."""
     replay: bool = False
@@ -49,7 +52,8 @@ class Case:
     def eval_epochs(self, evals: str) -> set[int]:
         """Return the epochs to measure at."""
         last = self.epochs
-        return {"never": set(), "end": {last}, "all": set(range(last + 1))}[evals]
+        every = set(range(last + 1))
+        return {"never": set(), "end": {last}, "all": every, "selected": every}[evals]
 
     def runs(self, count: int) -> list[Run]:
         """Return `count` runs of the method, over its grid again and again."""
@@ -164,7 +168,8 @@ class Side:
                     epochs_left[0] -= 1
                     clock.start()
 
-            engine.train(config, protocol.seeds, eval_epochs, progress=progress)
+            keep = range(min(STUDY["trials"], len(engine))) if evals == "selected" else None
+            engine.train(config, protocol.seeds, eval_epochs, keep=keep, progress=progress)
 
         return [functools.partial(train, engine=engine) for engine in engines]
 

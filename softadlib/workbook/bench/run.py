@@ -73,7 +73,9 @@ class Bench:
         processes, threads = (1, self.cores) if alone else (self.processes, 1)
         steps: list[tuple[list[Run], str]] = [(case.runs(count), case.evals)]
         if who == "ours" and case.replay:
-            steps = [(case.runs(count), "end"), (case.runs(STUDY["trials"]), "all")]
+            # A CPU trains the selected again. A GPU trains all again, and measures the selected.
+            again = (STUDY["trials"], "all") if self.on_cpu else (count, "selected")
+            steps = [(case.runs(count), "end"), (case.runs(again[0]), again[1])]
         wall = cpu = 0.0
         for runs, evals in steps:
             shares = [runs[i::processes] for i in range(processes)]
