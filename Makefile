@@ -20,6 +20,7 @@ OUT ?=
 CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTING := $(VENV)/.ready-to-test
 
 .PHONY: setup quick paper figures test lint lab gpu readme record clean
 
@@ -34,8 +35,13 @@ $(READY): pyproject.toml
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet $(CONSTRAINT) --editable '.[workbook,test]'
+	$(BIN)/python -m pip install --quiet $(CONSTRAINT) --editable '.[workbook]'
 	touch $(READY)
+
+# Lightning, Transformers, Ray, MLflow and playwright come with the tests.
+$(TESTING): $(READY)
+	$(BIN)/python -m pip install --quiet $(CONSTRAINT) --editable '.[workbook,test]'
+	touch $(TESTING)
 
 paper: $(READY)
 	$(BIN)/softad run paper --dry-run
@@ -46,7 +52,7 @@ paper: $(READY)
 figures: $(READY)
 	$(BIN)/softad run figures
 
-lint: $(READY)
+lint: $(TESTING)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -69,7 +75,7 @@ readme: $(READY)
 	$(BIN)/python tests/readme_commands.py
 
 # Store the outputs that nbval compares with; look at every difference before committing it.
-record: $(READY)
+record: $(TESTING)
 	$(BIN)/python tests/record_notebooks.py
 
 clean:

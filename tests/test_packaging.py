@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import itertools
 import operator
 import os
 import re
@@ -36,8 +37,10 @@ def test_the_lock_holds_every_package_that_is_asked_for():
     lines = (REPOSITORY / ".ci/requirements.lock").read_text().splitlines()
     locked = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line}
     extras = PROJECT["optional-dependencies"]
-    asked = {re.split(r"[<>=\[]", d)[0].lower() for d in [*extras["workbook"], *extras["test"]]}
-    assert asked - locked <= {"argcomplete", "setuptools", "torch", "torchvision"}, (
+    assert "softadlib[recipes,cluster,mlflow]" in extras["test"]
+    lists = (extras[name] for name in ("workbook", "recipes", "cluster", "mlflow", "test"))
+    asked = {re.split(r"[<>=\[]", line)[0].lower() for line in itertools.chain(*lists)}
+    assert asked - locked <= {"argcomplete", "setuptools", "softadlib", "torch", "torchvision"}, (
         "named elsewhere, or without numbers"
     )
 

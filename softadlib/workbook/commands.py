@@ -17,6 +17,7 @@ from softadlib.workbook import cli_options
 
 if TYPE_CHECKING:
     from softadlib.workbook.notebooks.execute import NotebookResult
+    from softadlib.workbook.notebooks.plan import Plan
     from softadlib.workbook.prepare import Work
 
 FORMATS = ("html", "md", "csv")
@@ -39,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
         work = prepare(cli_options.selection(args), cluster)
         notebooks = plan.plan(work, draw_only=args.draw_only)
         jobs = cli_options.jobs(args.jobs, work.protocols)
-        for name, methods in notebooks.lacking.items():
-            say(f"note: {name} is not drawn; it needs {methods} of one dataset")
+        _lacking(notebooks)
         if args.dry_run:
             return _print_plan(work, jobs, [t.name for t in notebooks.drawings], args.draw_only)
         if not args.draw_only:
@@ -64,6 +64,7 @@ def _run_figures(args: argparse.Namespace) -> int:
             raise UserError(f"softad run figures trains nothing; leave --{name} out")
     cli_options.check_jobs(args.jobs)
     started, notebooks = time.monotonic(), plan.plan_figures()
+    _lacking(notebooks)
     if args.dry_run:
         print("notebooks to draw:", ", ".join(t.name for t in notebooks.drawings) or "none")
         return 0
@@ -279,6 +280,11 @@ def audit(args: argparse.Namespace) -> int:
     for _ in tqdm(trained, total=len(todo), unit="run", disable=None):
         pass
     return 0
+
+
+def _lacking(notebooks: "Plan") -> None:
+    for name, needs in notebooks.lacking.items():
+        say(f"note: {name} is not drawn; it needs {needs}")
 
 
 def _notes(work: "Work") -> None:

@@ -357,6 +357,17 @@ def test_a_digest_covers_the_modules_that_a_notebook_uses(tmp_path):
     assert PACKAGE / "workbook/cli.py" in modules_used(path), "all of it, where it cannot be read"
 
 
+def test_a_notebook_whose_packages_are_not_installed_is_named(home, capsys):
+    write_notebook(home / "notebooks" / "theory.ipynb", "import numpy", parameters="size = 1")
+    write_notebook(home / "notebooks" / "shop.ipynb", "import no_such.thing", parameters="size = 1")
+    assert cli.main(["run", "figures", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "notebooks to draw: theory\n"
+    assert err.startswith(
+        "softad: note: shop is not drawn; it needs no_such; install them: pip install"
+    )
+
+
 def test_a_notebook_that_needs_other_methods_is_not_drawn(home, capsys):
     write_notebook(
         home / "notebooks" / "pair.ipynb",
@@ -365,7 +376,7 @@ def test_a_notebook_that_needs_other_methods_is_not_drawn(home, capsys):
     )
     assert plans.needed_methods(home / "notebooks" / "pair.ipynb") == {"sam", "softad"}
     plan = plans.plan(prepare(Selection("tiny", ["spiral"])))
-    assert plan.lacking == {"pair": "sam, softad"}
+    assert plan.lacking == {"pair": "sam, softad of one dataset"}
     assert "pair" in [t.name for t in plans.plan(prepare(Selection("tiny"))).drawings]
     assert cli.main(["run", "tiny", "--dataset", "spiral", "--dry-run"]) == 0
     assert "softad: note: pair is not drawn; it needs sam, softad of one dataset" in (

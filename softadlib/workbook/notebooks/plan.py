@@ -15,7 +15,7 @@ from softadlib._validation import UserError, choose
 from softadlib.results import reader
 from softadlib.results.paths import profile_dir
 from softadlib.training.profiles import read_yaml
-from softadlib.workbook.notebooks.sources import modules_used
+from softadlib.workbook.notebooks.sources import missing_packages, modules_used
 from softadlib.workbook.prepare import Work
 
 TRAIN = "train"
@@ -70,7 +70,7 @@ class Plan:
     drawings: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
-    """Notebooks that cannot be drawn yet, and the methods that they need."""
+    """Notebooks that cannot be drawn here, and what they need."""
 
 
 def plan(work: Work, *, draw_only: bool = False) -> Plan:
@@ -106,7 +106,7 @@ def plan(work: Work, *, draw_only: bool = False) -> Plan:
     for task in drawings(work.profile, datasets):
         needs = needed_methods(task.source)
         if needs and not any(needs <= trained for trained in methods.values()):
-            result.lacking[task.name] = ", ".join(sorted(needs))
+            result.lacking[task.name] = f"{', '.join(sorted(needs))} of one dataset"
         elif task.reads or whole:
             done = task.is_current() and not (task.reads and result.trainings)
             (result.skipped if done else result.drawings).append(task)
@@ -123,7 +123,10 @@ def plan_figures() -> Plan:
     result = Plan(FIGURES)
     for stem, source in _sources().items():
         defaults = parameters_of(source)
-        if "profile" not in defaults:
+        if packages := missing_packages(source):
+            install = "pip install 'softadlib[recipes]'"
+            result.lacking[stem] = f"{', '.join(packages)}; install them: {install}"
+        elif "profile" not in defaults:
             reads = f"{defaults['profile_read']}*" if "profile_read" in defaults else ""
             task = Task(stem, source, profile_dir(FIGURES) / f"{stem}.ipynb", {}, reads=reads)
             (result.skipped if task.is_current() else result.drawings).append(task)

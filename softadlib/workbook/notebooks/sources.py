@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,30 @@ import softadlib
 PACKAGE = Path(softadlib.__file__).parent
 
 
-def modules_used(notebook: Path) -> list[Path]:
-    """Return the modules that a notebook imports, directly or not, and the package's tables."""
+def _code(notebook: Path) -> str:
+    """Return the code of a notebook without the lines that only IPython reads."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     lines = "\n".join(code).splitlines()
-    text = "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
+
+
+def missing_packages(notebook: Path) -> list[str]:
+    """Return the packages that a notebook imports and that are not installed."""
     try:
-        waiting = set(_imports(text, PACKAGE))
+        nodes = list(ast.walk(ast.parse(_code(notebook))))
+    except SyntaxError:  # its execution will say what is wrong
+        return []
+    names = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
+    packages = sorted({name.partition(".")[0] for name in names})
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
+def modules_used(notebook: Path) -> list[Path]:
+    """Return the modules that a notebook imports, directly or not, and the package's tables."""
+    try:
+        waiting = set(_imports(_code(notebook), PACKAGE))
     except SyntaxError:  # its execution will say what is wrong
         waiting = set(PACKAGE.rglob("*.py"))
     used: set[Path] = set()
