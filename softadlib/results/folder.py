@@ -19,8 +19,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
-import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +34,7 @@ from softadlib.results import locks
 from softadlib.results.paths import inside, profile_dir
 from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import ALL_COLUMNS, COLUMNS
+from softadlib.results.set_aside import finish_move, move_away, move_back
 from softadlib.results.table import merge, pack, unpack
 
 STUDY_FOLDERS = ("parts", "losses", "checkpoints")
@@ -58,23 +57,8 @@ def lock_results(
             lock, what = path.with_name(f".{method}.lock"), f"{profile}: {dataset} × {method}"
             stack.enter_context(locks.file_lock(lock, what, shared))
             if not shared:
-                _finish_set_aside(path)
+                finish_move(path)
         yield
-
-
-def _next(path: Path) -> Path:
-    """Return where `ResultFolder.set_aside` prepares the folder that replaces `path`."""
-    return path.with_name(f".{path.name}.next")
-
-
-def _finish_set_aside(path: Path) -> None:
-    """End what a killed `ResultFolder.set_aside` began: its last step, or none of it."""
-    if _next(path).exists():
-        with os_error_as_user_error(path):
-            if path.exists():
-                shutil.rmtree(_next(path))
-            else:
-                os.replace(_next(path), path)
 
 
 @dataclass(frozen=True)
@@ -226,9 +210,7 @@ class ResultFolder:
     def set_aside(self) -> Path | None:
         """Move the stored results out of the way, unharmed; return where to.
 
-        This protocol's own files stay. They are copied into the folder that will take the place of
-        this one; two renames follow. A kill before, between or after them loses nothing:
-        `_finish_set_aside` does the last rename, or drops the copies.
+        This protocol's own files of a study under way stay.
         """
         stored = self.stored_fingerprint()
         if stored is None:
@@ -237,16 +219,7 @@ class ResultFolder:
         while target.exists():
             n += 1
             target = self.path.with_name(f"{self.method}.{stored}-{n}")
-        replacement = _next(self.path)
-        with os_error_as_user_error(target):
-            shutil.rmtree(replacement, ignore_errors=True)
-            replacement.mkdir()
-            for path in self._of_study("*/*"):
-                copy = replacement / path.relative_to(self.path)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copy2(path, copy)
-            os.replace(self.path, target)
-            os.replace(replacement, self.path)
+        move_away(self.path, target, self._of_study("*/*"))
         return target
 
     @property
@@ -260,20 +233,11 @@ class ResultFolder:
         return waiting and self.stored_fingerprint() != self.fingerprint
 
     def take_back(self) -> bool:
-        """Move results of this protocol, once set aside, to where they were; return whether.
-
-        The last step is one rename. A kill before it leaves them where they are, for the next call.
-        """
+        """Move results of this protocol, once set aside, to where they were; return whether."""
         if not self.is_taken_back():
             return False
         self.set_aside()
-        with os_error_as_user_error(self.path):
-            for path in self._of_study("*/*"):  # of a study that began anew meanwhile
-                copy = self.earlier / path.relative_to(self.path)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copy2(path, copy)
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.replace(self.earlier, self.path)
+        move_back(self.path, self.earlier, self._of_study("*/*"))
         return True
 
     def clear(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -317,7 +318,7 @@ def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, m
         return call
 
     with monkeypatch.context() as patch:
-        for where, name in ((places.shutil, "copy2"), (places.os, "replace"), (Path, "mkdir")):
+        for where, name in ((shutil, "copy2"), (os, "replace"), (Path, "mkdir")):
             patch.setattr(where, name, until(getattr(where, name)))
         with contextlib.suppress(Accident):
             study.run(smaller, "softad")
@@ -363,10 +364,10 @@ def test_killed_while_results_are_taken_back_nothing_is_lost(home, monkeypatch, 
 
     with monkeypatch.context() as patch:
         for where, name in (
-            (places.shutil, "copy2"),
-            (places.os, "replace"),
+            (shutil, "copy2"),
+            (os, "replace"),
             (Path, "mkdir"),
-            (places.shutil, "rmtree"),
+            (shutil, "rmtree"),
         ):
             patch.setattr(where, name, until(getattr(where, name)))
         with contextlib.suppress(Accident):
