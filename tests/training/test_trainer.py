@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers.workspace import TINY, make_home
+from helpers.workspace import REPOSITORY, TINY, make_home
 
 from softadlib._validation import UserError
 from softadlib.data.splits import synthetic_splits
@@ -21,6 +21,8 @@ from softadlib.training.engines.base import TrainConfig
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
+from softadlib.training.profiles import datasets_of
+from softadlib.training.profiles import load as load_protocol
 from softadlib.training.protocol import Protocol
 from softadlib.training.trainer import Trainer, split_lot, train_runs
 
@@ -76,6 +78,24 @@ def test_on_a_gpu_perceptrons_are_stacked_and_convolutional_networks_take_a_stre
     assert [len(lot) for lot in on_a_gpu(many, runs).lots()] == [10]
     lots = on_a_gpu(many, runs, convolutional).lots()
     assert [len(lot) for lot in lots] == [5, 5], "never more than there are streams for"
+
+
+def test_lots_of_a_gpu_count_what_a_capture_takes():
+    """D10."""
+    made, runs = softad()
+    plain, captured = Trainer(made, runs).needs(), on_a_gpu(made, runs).needs()
+    assert captured.parameters == 2 * plain.parameters
+    assert captured.gradients == 2 * plain.gradients
+
+
+def test_the_paper_s_resnets_train_in_tf32_and_its_perceptrons_do_not():
+    """D5: convolutions in IEEE float32 are three to four times as slow on a GPU."""
+    params = REPOSITORY / "params"
+    names = datasets_of("paper", params)
+    precision = {name: load_protocol("paper", name, params).precision for name in names}
+    tf32 = {name for name, value in precision.items() if value == "tf32"}
+    assert tf32 == {"svhn", "cifar10", "cifar100"}
+    assert set(precision.values()) == {"fp32", "tf32"}
 
 
 def test_lots_are_even_and_fit_the_memory_that_is_free(monkeypatch):

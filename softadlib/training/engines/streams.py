@@ -34,9 +34,8 @@ class StreamEngine(Engine):
         super().__init__(batch)
         self.singles = [VmapEngine(batch.single(run)) for run in range(len(batch))]
         if not self.splits.x.is_floating_point():
-            _ = (
-                self.splits.ranges
-            )  # else one stream would compute it and the others not wait for it
+            # Else the first stream would compute it, and the others would not wait for that.
+            _ = self.splits.ranges
         on_cuda = self.device.type == "cuda"
         self.streams = [torch.cuda.Stream() for _ in self.singles] if on_cuda else []
 
