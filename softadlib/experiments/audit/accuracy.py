@@ -1,0 +1,98 @@
+"""Two more claims of the paper's Sec. 4: accuracies are comparable, and SoftAD often converges faster."""
+
+import numpy as np
+import pandas as pd
+
+from softadlib.analysis.statistics import paired
+from softadlib.experiments.audit.claims import OTHERS
+from softadlib.results.selection import CASE
+
+
+def compare_accuracy(chosen: pd.DataFrame, margin: float) -> pd.DataFrame:
+    """Test accuracy of SoftAD minus that of each rival, in points: a line per case and rival.
+
+    `mean` with Student's 95 % interval over trials. `finds`: "comparable" where the interval lies
+    above −margin, "lower" where it lies below −margin, else "open".
+
+    Args:
+        chosen: the selected run of every method and trial, as `claims.contenders` gives them.
+        margin: points of accuracy that may be lost.
+    """
+    lines = []
+    for case, part in chosen.groupby(CASE, sort=False):
+        wide = 100 * part.pivot(index="trial", columns="method", values="acc_test")
+        for rival in OTHERS:
+            if not {"softad", rival} <= set(wide):
+                continue
+            pairs = wide[["softad", rival]].dropna()
+            if pairs.empty:
+                continue
+            mean = paired(pairs["softad"], pairs[rival])
+            finds = "open"
+            if mean.low > -margin:
+                finds = "comparable"
+            elif mean.high < -margin:
+                finds = "lower"
+            facts = {"against": rival, "mean": mean.mean, "low": mean.low, "high": mean.high}
+            lines.append({**dict(zip(CASE, case)), **facts, "finds": finds, "n": mean.n})
+    return pd.DataFrame(lines)
+
+
+def epochs_to_loss(rows: pd.DataFrame, chosen: pd.DataFrame, factor: float) -> pd.DataFrame:
+    """Return the first measured epoch at which a selected run's test loss is low: a line per run.
+
+    Low means at most `factor` times the lowest test loss that ERM has on its curve in the same
+    trial. `epochs` is NaN for a run that never gets there. Runs without a curve are left out.
+    """
+    key = [*CASE, "method", "trial"]
+    knobs = chosen[[*key, "knob"]].fillna({"knob": -1.0})
+    curves = rows[rows["epoch"] > 0].fillna({"knob": -1.0})
+    curves = curves.merge(knobs, on=[*key, "knob"])
+    curves = curves[curves.groupby(key)["epoch"].transform("size") > 1]
+    trial = [*CASE, "trial"]
+    lowest = curves[curves["method"] == "erm"].groupby(trial)["loss_test"].min()
+    curves = curves.join((factor * lowest).rename("level"), on=trial, how="inner")
+    curves["epochs"] = curves["epoch"].where(curves["loss_test"] <= curves["level"])
+    return curves.groupby(key, as_index=False)["epochs"].min()
+
+
+def fastest(epochs: pd.DataFrame) -> pd.DataFrame:
+    """Median epochs of every method, and how many of its runs got there: a line per case.
+
+    A run that never gets there counts as later than all others.
+    """
+    late = epochs.assign(epochs=epochs["epochs"].fillna(np.inf))
+    groups = late.groupby([*CASE, "method"])["epochs"]
+    reached = groups.agg(lambda e: f"{np.isfinite(e).sum()} of {len(e)}")
+    table = pd.DataFrame({"median epoch": groups.median(), "reached": reached})
+    return table.unstack("method")
+
+
+def readings(accuracy: pd.DataFrame, epochs: pd.DataFrame, margin: float) -> list[str]:
+    """Sum up both tables in sentences."""
+    sentences = []
+    if len(accuracy):
+        counts = {word: (accuracy["finds"] == word).sum() for word in ("comparable", "lower")}
+        sentences.append(
+            f"*Comparable accuracy*, to within {margin:g} points: shown in {counts['comparable']} of "
+            f"{len(accuracy)} comparisons, contradicted in {counts['lower']}, open in the others "
+            f"(n = {_span(accuracy['n'])}). The mean difference lies between "
+            f"{accuracy['mean'].min():+.1f} and {accuracy['mean'].max():+.1f} points."
+        )
+    if len(epochs) and "softad" in set(epochs["method"]):
+        late = epochs.assign(epochs=epochs["epochs"].fillna(np.inf))
+        median = late.groupby([*CASE, "method"])["epochs"].median().unstack("method")
+        others = median.drop(columns="softad").min(axis=1)
+        first = (median["softad"] < others).sum()
+        trials = late.groupby([*CASE, "method"]).size()
+        sentences.append(
+            f"*Often converging faster*: SoftAD's median epoch is the smallest in {first} of "
+            f"{len(median)} cases (n = {_span(trials)} trials)."
+        )
+    return sentences
+
+
+def _span(counts: pd.Series) -> str:
+    """Return one number, or the smallest and the largest."""
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
