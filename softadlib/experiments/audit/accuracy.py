@@ -50,9 +50,11 @@ def epochs_to_loss(rows: pd.DataFrame, chosen: pd.DataFrame, factor: float) -> p
     curves = curves.merge(knobs, on=[*key, "knob"])
     curves = curves[curves.groupby(key)["epoch"].transform("size") > 1]
     trial = [*CASE, "trial"]
-    lowest = curves[curves["method"] == "erm"].groupby(trial)["loss_test"].min()
-    curves = curves.join((factor * lowest).rename("level"), on=trial, how="inner")
-    curves["epochs"] = curves["epoch"].where(curves["loss_test"] <= curves["level"])
+    erm = curves[curves["method"] == "erm"]
+    lowest = erm.groupby(trial, as_index=False)["loss_test"].min()
+    curves = curves.merge(lowest.rename(columns={"loss_test": "lowest"}), on=trial)
+    is_low = curves["loss_test"] <= factor * curves["lowest"]
+    curves = curves.assign(epochs=curves["epoch"].where(is_low))
     return curves.groupby(key, as_index=False)["epochs"].min()
 
 
