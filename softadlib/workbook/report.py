@@ -133,7 +133,8 @@ def _multiples(targets: Sequence[Path], sections: Sequence[Section]) -> list[dic
         first = next(pictures(target), None)
         if "trajectories" in part.source and first is not None:
             source = f"data:image/png;base64,{base64.b64encode(first[1]).decode()}"
-            thumbnails.append({"anchor": part.anchor, "title": part.title, "source": source})
+            dataset = part.title.rpartition(": ")[2]
+            thumbnails.append({"anchor": part.anchor, "title": dataset, "source": source})
     return thumbnails
 
 
