@@ -1,34 +1,34 @@
 """`softad check-device`: what a device must show before its numbers are believed.
 
 Every method is trained on the device and compared with runs trained one by one on the CPU, in float64.
-Then: runs on streams are what each is alone, a lot trained again ends in the same bits, so does a
-resumed training, and the memory of a dropped engine is given back. Speed is reported, not judged.
+Then: lower precisions are near float32, runs on streams are what each is alone, a lot trained again ends
+in the same bits, so does a resumed training, and the memory of a dropped engine is given back. Speed is
+reported, not judged.
 """
 
 import dataclasses
-import functools
 import gc
 import math
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from softadlib.data.splits import Splits, synthetic_splits
+from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
-from softadlib.models import build, mlp
+from softadlib.models import mlp
 from softadlib.training.checkpoint import NullCheckpoint, State, deserialize, serialize
 from softadlib.training.device import deterministic_math, device_name, remember_checked
-from softadlib.training.engines.base import Engine, RunBatch, TrainConfig, batches
-from softadlib.training.engines.factory import make_engine
+from softadlib.training.engines.base import Engine, RunBatch, TrainConfig
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.memory import footprint
+from softadlib.workbook.check_speed import timings
 
 SEEDS = (17716, 17717)
 KNOBS = {"theta": 0.1, "radius": 0.1, "alpha": 0.3, "strength": 0.05, "divergence": 0.2}
@@ -59,7 +59,7 @@ def check_device(
         say: gets every check as it ends.
     """
     started, checks = time.monotonic(), []
-    for section in (methods, streams, replay, resume, memory, speed):
+    for section in (methods, precision, streams, replay, resume, memory, speed):
         try:
             if time.monotonic() - started > budget:
                 found = [Check(section.__name__, False, f"not begun after {budget:g} s", "begun")]
@@ -232,58 +232,24 @@ def memory(device: torch.device) -> Iterator[Check]:
                     f"{left:.0f} MiB" if freed else "all of it", "< 200 MiB")  # fmt: skip
 
 
-def _noise(shape: Sequence[int], sizes: Sequence[int]) -> Splits:
-    """Return uint8 images without meaning, one trial."""
-    rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.integers(0, 256, (sum(sizes), *shape), dtype=np.uint8))
-    y = torch.from_numpy(rng.integers(0, 10, sum(sizes)))
-    train, val, test = torch.split(torch.arange(sum(sizes))[None], list(sizes), dim=1)
-    return Splits(x, y, train, val, test, classes=10)
+def precision(device: torch.device) -> Iterator[Check]:
+    """Train in bf16, and on CUDA in tf32, alone and stacked: the losses must be near float32's."""
+    sgd = TrainConfig("sgd", 0.05, 50, 3, momentum=0.9)
+    for name in ("tf32", "bf16") if device.type == "cuda" else ("bf16",):
+        for runs in (1, 4):
+            batch = _batch("softad", device, runs, width=500)
+            plain = VmapEngine(batch).train(sgd, SEEDS, {3})[3]["loss_train"]
+            batch = dataclasses.replace(batch, bf16=name == "bf16")
+            with deterministic_math(device, name):
+                loss = VmapEngine(batch).train(sgd, SEEDS, {3})[3]["loss_train"]
+            off = float(np.abs(loss / plain - 1).max())
+            yield Check(f"{name}, {runs} runs: relative difference from fp32", off < 0.1,
+                        f"{off:.1e}", "< 0.1")  # fmt: skip
 
 
 def speed(device: torch.device) -> Iterator[Check]:
-    """Time a step and a measurement of the three workloads: synthetic, FashionMNIST, CIFAR-10."""
-    on_gpu = device.type == "cuda"
-    synthetic = synthetic_splits("gaussian", SEEDS[:1], 0.0, (100, 100, 20000 if on_gpu else 500))
-    sizes = (4000, 1000, 1000) if on_gpu else (400, 50, 50)
-    adam, sgd = TrainConfig("adam", 1e-3, 50, 1), TrainConfig("sgd", 0.1, 200, 1, momentum=0.9)
-    workloads = [
-        ("mlp4x500", synthetic, adam, 600),
-        ("mlp1x1000", _noise((1, 28, 28), sizes), sgd, 50),
-    ]
-    if on_gpu:
-        workloads.append(("resnet34", _noise((3, 32, 32), (1600, 400, 400)), sgd, 8))
-    for model, splits, config, runs in workloads:
-        data, runs = splits.to(device, torch.float32), runs if on_gpu else 1
-        network = build(model, data.shape, data.classes, 1)
-        settings = METHODS["softad"].defaults
-        engine = make_engine(
-            RunBatch(METHODS["softad"], [network] * runs, data, [0] * runs, [0.1] * runs, settings)
-        )
-        run_epoch, n = engine.begin(config), data.train.shape[1]
-        run_epoch(batches(SEEDS[:1], 1, n, config.batch_size, device))  # captures
-
-        def epoch(run_epoch: Any = run_epoch, n: int = n, size: int = config.batch_size) -> None:
-            run_epoch(batches(SEEDS[:1], 2, n, size, device))
-
-        step = _seconds(device, epoch) / -(-n // config.batch_size) / runs
-        measure = _seconds(device, functools.partial(engine.measure, range(len(engine)))) / runs
-        value = f"{step * 1e6:.0f} us a step and run, {measure * 1e3:.2f} ms a measurement and run"
-        yield Check(f"{model}, {runs} runs", None, value)
-
-
-def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Return the median time of three calls, all work of the device included."""
-    times = []
-    for _ in range(3):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return float(np.median(times))
+    """Report the time of a step and of a measurement; it is not judged."""
+    return (Check(name, None, value) for name, value in timings(device))
 
 
 def line(check: Check) -> str:

@@ -35,7 +35,7 @@ def test_a_cpu_passes(few, tmp_path, capsys):
     assert report["passed"] is True
     names = [check["name"] for check in report["checks"]]
     assert sum("against the CPU" in name for name in names) == 3
-    for part in ("streams", "trained again", "resumed", "dropped engine"):
+    for part in ("bf16, 4 runs", "streams", "trained again", "resumed", "dropped engine"):
         assert any(part in name for name in names)
     text = capsys.readouterr().out
     assert text.count("pass  ") == len(names)
