@@ -1,6 +1,6 @@
 """Sentences computed from rows: what a table or a picture shows, in words that cannot outlive their numbers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -26,13 +26,12 @@ def bullets(sentences: Iterable[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
-def _split_sentence(subject: str, holds: Mapping[str, bool]) -> str:
+def _split_sentence(subject: str, holds: pd.Series) -> str:
     """Say where a statement holds and where not: "… on a and b; not on c."."""
-    yes = [name for name, value in holds.items() if value]
-    no = [name for name, value in holds.items() if not value]
-    if not no:
+    yes, no = holds.index[holds], holds.index[~holds]
+    if no.empty:
         return f"{subject} on every set here: {listed(yes)}."
-    if not yes:
+    if yes.empty:
         return f"{subject} on no set here: not on {listed(no)}."
     return f"{subject} on {listed(yes)}; not on {listed(no)}."
 
@@ -50,67 +49,48 @@ def gap_readings(rows: pd.DataFrame) -> list[str]:
     """Say in words what Tables 1 and 3 hold, for one label noise: gap, test loss, iFlood, what n allows."""
     sentences = []
     for ties in TIES:
-        means = tables.summary(rows, ties).set_index(["dataset", "method"])
-        datasets = [
-            d
-            for d in paper.in_order(means.index.get_level_values("dataset"))
-            if {(d, m) for m in paper.COMPARED} <= set(means.index)
-        ]
-        if not datasets:
-            continue
-        by_set = {d: means.loc[d] for d in datasets}
-        sentences += [f"{RULES[ties]}: {line}" for line in _gap_lines(by_set)]
+        means = tables.summary(rows, ties).set_index(["dataset", "method"]).unstack("method")
+        complete = means["n"].reindex(columns=list(paper.COMPARED)).dropna()
+        if len(complete):
+            lines = _gap_lines(means.loc[paper.in_order(complete.index)])
+            sentences += [f"{RULES[ties]}: {line}" for line in lines]
     if sentences:
         sentences.append(trials_sentence(rows.groupby("dataset")["trial"].nunique()))
     return sentences
 
 
-def _gap_lines(by_set: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return the sentences of one tie rule, from each dataset's summary by method."""
-    gaps = {d: part.loc[list(paper.COMPARED), "gap"] for d, part in by_set.items()}
+def _gap_lines(means: pd.DataFrame) -> list[str]:
+    """Return the sentences of one tie rule, from a row per dataset and columns (measure, method)."""
+    gap, loss, accuracy = means["gap"], means["loss_test"], means["acc_test"]
+    four = gap[list(paper.COMPARED)]
     lines = [
         _split_sentence(
             "SoftAD has the smallest mean gap of the four methods of Table 1",
-            {d: gap.idxmin() == "softad" for d, gap in gaps.items()},
+            four.idxmin(axis=1) == "softad",
         ),
-        _split_sentence(
-            "ERM has the largest", {d: gap.idxmax() == "erm" for d, gap in gaps.items()}
-        ),
+        _split_sentence("ERM has the largest", four.idxmax(axis=1) == "erm"),
     ]
-    close = [_runner_up(d, part.loc[list(paper.COMPARED)]) for d, part in by_set.items()]
-    lines += (
-        [
-            f"the interval of the smallest gap holds the second smallest on {listed(filter(None, close))}."
-        ]
-        if any(close)
-        else []
-    )
-    iflood = {d: part for d, part in by_set.items() if "iflood" in part.index}
-    if iflood:
-        below = {
-            d: part.loc["iflood", "gap"] < part.loc["softad", "gap"] for d, part in iflood.items()
-        }
-        lines.append(_split_sentence("iFlood's gap is smaller than SoftAD's", below))
+    close = [_runner_up(dataset, means.loc[dataset].unstack(0)) for dataset in means.index]
+    if any(close):
+        names = listed(filter(None, close))
+        lines.append(f"the interval of the smallest gap holds the second smallest on {names}.")
+    if "iflood" in gap:
+        pairs = gap[["iflood", "softad"]].dropna()
+        smaller = pairs["iflood"] < pairs["softad"]
+        lines.append(_split_sentence("iFlood's gap is smaller than SoftAD's", smaller))
+    price = _split_sentence("SoftAD's test loss is above ERM's", loss["softad"] > loss["erm"])
     losses = [
-        f"{d} {part.loc['softad', 'loss_test']:.3f} against {part.loc['erm', 'loss_test']:.3f}"
-        for d, part in by_set.items()
+        f"{d} {soft:.3f} against {erm:.3f}" for d, soft, erm in loss[["softad", "erm"]].itertuples()
     ]
-    above = {
-        d: part.loc["softad", "loss_test"] > part.loc["erm", "loss_test"]
-        for d, part in by_set.items()
-    }
-    price = _split_sentence("SoftAD's test loss is above ERM's", above)
     lines.append(f"{price} SoftAD against ERM: {'; '.join(losses)}.")
-    alike = {
-        d: abs(part.loc["softad", "acc_test"] - part.loc["erm", "acc_test"]) <= POINTS
-        for d, part in by_set.items()
-    }
+    alike = (accuracy["softad"] - accuracy["erm"]).abs() <= POINTS
     lines.append(_split_sentence("SoftAD's accuracy is within half a point of ERM's", alike))
     return lines
 
 
 def _runner_up(dataset: str, part: pd.DataFrame) -> str:
     """Write the two smallest gaps where the second lies in the interval of the first, else nothing."""
+    part = part.loc[list(paper.COMPARED)]
     first, second = (part.loc[name] for name in part["gap"].nsmallest(2).index)
     if first["n"] < 2 or not first["gap_low"] <= second["gap"] <= first["gap_high"]:
         return ""
@@ -123,7 +103,7 @@ def theta_readings(rows: pd.DataFrame) -> list[str]:
     order, sentences = tables.theta_order(rows), []
     for ties, part in order.groupby("ties", sort=False):
         part = part.set_index("dataset")
-        above = (part["softad_mean"] > part["flooding_mean"]).to_dict()
+        above = part["softad_mean"] > part["flooding_mean"]
         means = [
             f"{d} {r['softad_mean']:.2f} against {r['flooding_mean']:.2f}"
             for d, r in part.iterrows()

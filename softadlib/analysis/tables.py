@@ -171,18 +171,13 @@ def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) ->
             part = means[means["dataset"] == dataset].set_index("method")
             if "erm" not in part.index or len(part) < 2:
                 continue
-            smallest, erm = part.loc[part["gap"].idxmin()], part.loc["erm"]
-            facts = {
-                "largest gap": LABELS[part["gap"].idxmax()],
-                "smallest gap": LABELS[smallest.name],
-            }
-            facts |= {
-                name: smallest[f"{name}_test"] - erm[f"{name}_test"] for name in ("acc", "loss")
-            }
-            lines.append({"ties": ties, "dataset": dataset, **facts, "n": int(part["n"].min())})
-    columns = ["ties", "dataset", "largest gap", "smallest gap", "acc", "loss", "n"]
-    table = pd.DataFrame(lines, columns=columns)
-    return table.rename(columns={"acc": "acc_change", "loss": "loss_change"})
+            largest, smallest = part["gap"].idxmax(), part["gap"].idxmin()
+            tests = part[["acc_test", "loss_test"]]
+            changes = tests.loc[smallest] - tests.loc["erm"]
+            named = [LABELS[largest], LABELS[smallest]]
+            lines.append([ties, dataset, *named, *changes, int(part["n"].min())])
+    columns = ["largest gap", "smallest gap", "acc_change", "loss_change", "n"]
+    return pd.DataFrame(lines, columns=["ties", "dataset", *columns])
 
 
 def theta_order(rows: pd.DataFrame) -> pd.DataFrame:

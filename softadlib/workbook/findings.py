@@ -117,17 +117,14 @@ def compare(means: pd.DataFrame) -> tuple[list[str], list[str]]:
     """
     agree: dict[str, list[str]] = {}
     differ: dict[str, list[str]] = {}
-    published = paper.printed(1, 3)["mean"].dropna()
-    for dataset, part in means.groupby("dataset", sort=False):
-        ours = part.set_index("method")["gap"]
-        names = [name for name in ours.index if (dataset, name) in published.index]
-        if len(names) < 2:
+    published = paper.printed(1, 3)["mean"].rename("published").dropna()
+    both = means.join(published, on=["dataset", "method"], how="inner").set_index("method")
+    for dataset, part in both.groupby("dataset", sort=False):
+        if len(part) < 2:
             continue
-        theirs = pd.Series({name: published[dataset, name] for name in names})
-        who = f"{dataset} (n = {int(part['n'].min())})"
-        for word in ("smallest", "largest"):
-            end = pd.Series.idxmin if word == "smallest" else pd.Series.idxmax
-            their_label, our_label = LABELS[str(end(theirs))], LABELS[str(end(ours[names]))]
+        who = f"{dataset} (n = {means.loc[means['dataset'] == dataset, 'n'].min()})"
+        for word, end in (("smallest", pd.Series.idxmin), ("largest", pd.Series.idxmax)):
+            our_label, their_label = LABELS[end(part["gap"])], LABELS[end(part["published"])]
             if their_label == our_label:
                 agree.setdefault(f"{our_label} has the {word} gap", []).append(who)
             else:
