@@ -8,7 +8,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,10 +19,9 @@ from softadlib.results.folder import ResultFolder
 from softadlib.training.checks import AUTO
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.executors.local import Executor, TaskContext, group_trials, run_tasks
-from softadlib.training.executors.run_writer import RunWriter
 from softadlib.training.heldout import AT_A_TIME, train_erm
 from softadlib.training.inputs import load_splits
-from softadlib.training.progress import ProgressCallback, no_progress
+from softadlib.training.progress import ProgressCallback
 from softadlib.training.protocol import Protocol, Run
 
 
@@ -42,8 +40,7 @@ class SuggestionTask:
 
     def run(self, context: TaskContext) -> dict[int, Suggestion]:
         """Return the suggestion of each trial."""
-        args = (self.protocol, self.label_noise, self.trials, context.folder)
-        return suggestions(*args, context.progress, context.checkpoints)
+        return suggestions(self.protocol, self.label_noise, self.trials, context)
 
     def store(self, folder: ResultFolder, result: dict[int, Suggestion]) -> None:
         """Write one file a trial."""
@@ -75,32 +72,21 @@ def suggestions(
     protocol: Protocol,
     label_noise: float,
     trials: Sequence[int],
-    folder: ResultFolder | None = None,
-    progress: ProgressCallback = no_progress,
-    checkpoints: Path | None = None,
+    context: TaskContext | None = None,
 ) -> dict[int, Suggestion]:
-    """Return what `suggest_theta` makes of an ordinary run of each trial.
-
-    Args:
-        protocol: how the ordinary runs are trained.
-        label_noise: of their data.
-        trials: of which to suggest θ.
-        folder: where suggestions are stored, and read.
-        progress: called with the epochs trained.
-        checkpoints: folder for runs under way; by default that of `folder`.
+    """Suggest θ of each trial from an ordinary run, or read it in the context's folder.
 
     Raises UserError for validation logits that cannot be used, such as those of a diverged run.
     """
+    context = context or TaskContext()
+    folder = context.folder
     stored = {t: _read(folder, label_noise, t) if folder else None for t in trials}
     result = {t: suggestion for t, suggestion in stored.items() if suggestion is not None}
     missing = [t for t in trials if t not in result]
     if missing:
         splits = load_splits(protocol, label_noise)
-        directory = checkpoints or (folder.checkpoints if folder else None)
-        writer = RunWriter(protocol, directory=directory)
         with deterministic_math(pick_device(protocol.device), protocol.precision):
-            models = train_erm(protocol, label_noise, missing, splits, writer, progress=progress)
-            for trial, network, data in models:
+            for trial, network, data in train_erm(protocol, label_noise, missing, splits, context):
                 result[trial] = _suggest(protocol, label_noise, trial, network, data)
                 if folder:
                     _save(folder, label_noise, trial, result[trial])

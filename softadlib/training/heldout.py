@@ -54,9 +54,7 @@ class HeldOutTask:
 
     def run(self, context: TaskContext) -> np.ndarray:
         """Return the losses (T, n), in nats."""
-        writer = RunWriter(self.protocol, directory=context.checkpoints)
-        args = (self.protocol, self.label_noise, self.trials, writer, context.progress)
-        losses = held_out(*args, folder=context.folder)
+        losses = held_out(self.protocol, self.label_noise, self.trials, context)
         if context.folder:
             self.store(context.folder, losses)
         return losses
@@ -84,7 +82,7 @@ def sample_inputs(
     if missing:
         checkpoints = folder.checkpoints if folder else None
         task = HeldOutTask(protocol, noise, missing)
-        losses |= zip(missing, task.run(TaskContext(folder, checkpoints, no_progress)))
+        losses |= zip(missing, task.run(TaskContext(folder, checkpoints)))
     values = np.stack([losses[trial] for trial in trials])
     aux = np.full((protocol.trials, values.shape[1]), np.nan)
     aux[trials] = values
@@ -122,15 +120,13 @@ def held_out(
     protocol: Protocol,
     label_noise: float,
     trials: Sequence[int],
-    writer: RunWriter | None = None,
-    progress: ProgressCallback = no_progress,
-    folder: ResultFolder | None = None,
+    context: TaskContext | None = None,
 ) -> np.ndarray:
     """Return the loss of every training sample under a model not trained on it, in nats: (T, n).
 
-    NaN where that model diverged. Bae et al. (2024). `writer` has the checkpoints of models under
-    way; `progress` is called with their epochs. The losses of a finished fold are stored in `folder`
-    at once, and read there. Raises UserError for too many folds, and for a last batch of one sample.
+    NaN where that model diverged. Bae et al. (2024). The losses of a finished fold are stored in the
+    context's folder at once, and read there. Raises UserError for too many folds, and for a last
+    batch of one sample.
     """
     splits = load_splits(protocol, label_noise)
     settings = protocol.settings_of("adaflood")
@@ -140,10 +136,10 @@ def held_out(
         raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
     dealt = np.array([_order(seed, n) for seed in protocol.seeds])
     folds = [torch.from_numpy(held) for held in np.array_split(dealt, count, axis=1)]
-    out, writer = np.full((protocol.trials, n), np.nan), writer or RunWriter(protocol)
+    out, context = np.full((protocol.trials, n), np.nan), context or TaskContext()
+    losses_of = by_folds if in_folds else by_last_layer
     with deterministic_math(pick_device(protocol.device), protocol.precision):
-        args = (protocol, label_noise, trials, splits, folds, writer, progress)
-        results = by_folds(*args, folder=folder) if in_folds else by_last_layer(*args)
+        results = losses_of(protocol, label_noise, trials, splits, folds, context)
         for trial, held, losses in results:
             out[trial, held[trial].numpy()] = losses
     return out[list(trials)]
@@ -169,12 +165,10 @@ def by_folds(
     trials: Sequence[int],
     splits: Splits,
     folds: Sequence[Tensor],
-    writer: RunWriter,
-    progress: ProgressCallback,
-    folder: ResultFolder | None = None,
+    context: TaskContext,
 ) -> FoldLosses:
     """Train a model per fold on the other folds, from the trial's initial weights."""
-    n = splits.train.shape[1]
+    n, folder = splits.train.shape[1], context.folder
     for size in {held.shape[1] for held in folds}:
         try:
             check_batches(n - size, protocol.batch_size)
@@ -187,7 +181,7 @@ def by_folds(
             if stored is None:
                 missing.append(trial)
                 continue
-            progress(protocol.epochs)
+            context.progress(protocol.epochs)
             yield trial, held, stored
         if not missing:
             continue
@@ -195,7 +189,7 @@ def by_folds(
         # Scaled like what its model was trained on: a fold's own range would be another input.
         rest = splits.train.gather(1, without(folds, i))
         data = dataclasses.replace(splits, train=rest, val=evaluated, test=evaluated)
-        models = train_erm(protocol, label_noise, missing, data, writer, part, progress)
+        models = train_erm(protocol, label_noise, missing, data, context, part)
         for trial, network, scaled in models:
             losses = _losses(network, scaled, trial, scaled.val[trial])
             if folder:
@@ -209,16 +203,14 @@ def by_last_layer(
     trials: Sequence[int],
     splits: Splits,
     chunks: Sequence[Tensor],
-    writer: RunWriter,
-    progress: ProgressCallback,
+    context: TaskContext,
 ) -> FoldLosses:
     """Train one model on all samples; per chunk train a new last layer on the other chunks.
 
     The features below it, batch norm by its running statistics, were trained on all samples.
     """
     recipe = dataclasses.replace(protocol.recipe, epochs=TUNING_EPOCHS)
-    models = train_erm(protocol, label_noise, trials, splits, writer, progress=progress)
-    for trial, network, data in models:
+    for trial, network, data in train_erm(protocol, label_noise, trials, splits, context):
         seed, index = protocol.seeds[trial], data.train[trial]
         x = torch.cat(list(_outputs(without_head(network), data, trial, index)))
         for i, held in enumerate(chunks):
@@ -243,15 +235,15 @@ def train_erm(
     label_noise: float,
     trials: Sequence[int],
     splits: Splits,
-    writer: RunWriter,
+    context: TaskContext,
     part: str = "all",
-    progress: ProgressCallback = no_progress,
 ) -> Iterator[tuple[int, nn.Module, Splits]]:
     """Yield (trial, network, data) of each trial, trained by ERM and the protocol's recipe.
 
-    `writer` has the checkpoints of runs under way; they are deleted when the caller has used the
-    networks of their lot. `part` names the samples trained on.
+    Checkpoints of runs under way are deleted when the caller has used the networks of their lot.
+    `part` names the samples trained on.
     """
+    writer = RunWriter(protocol, directory=context.checkpoints)
     trainer = Trainer(protocol, ordinary(label_noise, trials), splits)
 
     def train(lot: list[Run]) -> tuple[list[tuple[int, nn.Module, Splits]], NullCheckpoint]:
@@ -259,7 +251,9 @@ def train_erm(
         checkpoint = writer.checkpoint_for(
             lot, type(engine).__name__, trainer.device, trained_on=part
         )
-        engine.train(protocol.recipe, protocol.seeds, (), progress=progress, checkpoint=checkpoint)
+        engine.train(
+            protocol.recipe, protocol.seeds, (), progress=context.progress, checkpoint=checkpoint
+        )
         networks = (trainer.network(run).to(trainer.device) for run in lot)
         trained = (_load(network, engine.state(i)) for i, network in enumerate(networks))
         return [(run.trial, model, trainer.splits) for run, model in zip(lot, trained)], checkpoint

@@ -25,7 +25,7 @@ from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.executors import run_writer
-from softadlib.training.executors.run_writer import RunWriter
+from softadlib.training.executors.local import TaskContext
 from softadlib.training.protocol import Protocol
 
 EPOCHS, EVERY, CUT = 10, 3, 8
@@ -349,8 +349,10 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     def find(stored=True, **more):
         p = protocol(**changes, **more)
         folder = ResultFolder("tiny", "gaussian", "adaflood", p.fingerprint()) if stored else None
-        writer = RunWriter(p, directory=folder and folder.checkpoints)
-        return lambda progress: heldout.held_out(p, 0.0, [0], writer, progress, folder)
+        checkpoints = folder and folder.checkpoints
+        return lambda progress: heldout.held_out(
+            p, 0.0, [0], TaskContext(folder, checkpoints, progress)
+        )
 
     whole, count = epochs_of(find(stored=False))
     assert count == all_epochs
@@ -371,7 +373,8 @@ def test_the_ordinary_run_that_theta_is_read_off_goes_on_from_inside(home):
     made = protocol(trials=1, grids={"softad": "auto"})
 
     def find(tick):
-        return auto_theta.suggestions(made, 0.0, [0], place(made), tick)
+        context = TaskContext(place(made), place(made).checkpoints, tick)
+        return auto_theta.suggestions(made, 0.0, [0], context)
 
     whole = auto_theta.suggestions(made, 0.0, [0])
     assert epochs_of(find, 8) == (None, 8)

@@ -19,7 +19,7 @@ from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training import heldout, study
 from softadlib.training.engines import factory
 from softadlib.training.engines.vmap import VmapEngine
-from softadlib.training.executors.run_writer import RunWriter
+from softadlib.training.executors.local import TaskContext
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.training.trainer import Trainer, train_runs
@@ -65,7 +65,7 @@ def fold_networks(made, splits, trial=0):
     for i, held in enumerate(folds):
         rest = splits.train.gather(1, heldout.without(folds, i))
         some = dataclasses.replace(splits, train=rest)
-        ((_, network, _),) = heldout.train_erm(made, 0.0, [trial], some, RunWriter(made))
+        ((_, network, _),) = heldout.train_erm(made, 0.0, [trial], some, TaskContext())
         found.append((held[trial], network.state_dict()))
     return found
 

@@ -20,11 +20,11 @@ from softadlib.training.progress import ProgressCallback, no_progress
 class TaskContext:
     """Where a task runs."""
 
-    folder: ResultFolder | None
+    folder: ResultFolder | None = None
     """Where the task stores its results; None where the caller does."""
-    checkpoints: Path | None
+    checkpoints: Path | None = None
     """Folder for checkpoints; None for none."""
-    progress: ProgressCallback
+    progress: ProgressCallback = no_progress
     """Called with the units that are done."""
 
 
