@@ -118,22 +118,22 @@ def compare(means: pd.DataFrame) -> tuple[list[str], list[str]]:
     agree: dict[str, list[str]] = {}
     differ: dict[str, list[str]] = {}
     published = paper.printed(1, 3)["mean"].rename("published").dropna()
-    both = means.join(published, on=["dataset", "method"], how="inner").set_index("method")
+    both = means.join(published, on=["dataset", "method"]).set_index("method")
     for dataset, part in both.groupby("dataset", sort=False):
-        if len(part) < 2:
+        pairs = part.dropna(subset="published")
+        if len(pairs) < 2:
             continue
-        who = f"{dataset} (n = {means.loc[means['dataset'] == dataset, 'n'].min()})"
+        who = f"{dataset} (n = {part['n'].min()})"
         for word, end in (("smallest", pd.Series.idxmin), ("largest", pd.Series.idxmax)):
-            our_label, their_label = LABELS[end(part["gap"])], LABELS[end(part["published"])]
+            our_label, their_label = LABELS[end(pairs["gap"])], LABELS[end(pairs["published"])]
             if their_label == our_label:
                 agree.setdefault(f"{our_label} has the {word} gap", []).append(who)
             else:
                 words = f"{our_label} has the {word} gap, in the paper {their_label}"
                 differ.setdefault(words, []).append(who)
-        if ours.idxmin() not in names:
-            words = (
-                f"{LABELS[str(ours.idxmin())]}, not in the paper's table, has a smaller gap still"
-            )
+        smallest = part["gap"].idxmin()
+        if smallest not in pairs.index:
+            words = f"{LABELS[smallest]}, not in the paper's table, has a smaller gap still"
             differ.setdefault(words, []).append(who)
     for measure, (words, source) in CLAIMED.items():
         for dataset, part in means.groupby("dataset", sort=False):
