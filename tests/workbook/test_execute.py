@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-from helpers.workspace import make_home, tree, write_notebook
+from helpers.workspace import TINY, make_home, tree, write_notebook
 
 from softadlib.results import reader as store
 from softadlib.training.profiles import load
@@ -355,6 +355,17 @@ def test_a_digest_covers_the_modules_that_a_notebook_uses(tmp_path):
     assert {"analysis/tables.py", "methods.py", "analysis/paper_tables.csv"} <= used
     write_notebook(path, "x = (")
     assert PACKAGE / "workbook/cli.py" in modules_used(path), "all of it, where it cannot be read"
+
+
+def test_a_profile_of_flipped_labels_alone_is_drawn_at_its_own_noise(home):
+    """The notebooks' default, no noise, would find no rows."""
+    values = {**TINY, "profile": "noisy", "label_noise": [0.1, 0.2]}
+    (home / "params" / "noisy").mkdir()
+    (home / "params" / "noisy" / "gaussian.yaml").write_text(json.dumps(values))
+    tasks = plans.plan(prepare(Selection("noisy"))).drawings
+    assert {task.parameters["label_noise"] for task in tasks} == {0.1}
+    tasks = plans.plan(prepare(Selection("tiny"))).drawings
+    assert not any("label_noise" in task.parameters for task in tasks)
 
 
 def test_a_notebook_whose_packages_are_not_installed_is_named(home, capsys):

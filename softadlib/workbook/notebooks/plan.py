@@ -14,7 +14,7 @@ from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.results import reader
 from softadlib.results.paths import profile_dir
-from softadlib.training.profiles import read_yaml
+from softadlib.training.profiles import datasets_of, load, read_yaml
 from softadlib.workbook.notebooks.sources import missing_packages, modules_used
 from softadlib.workbook.prepare import Work
 
@@ -140,7 +140,7 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
     no profile but belong to this one all the same. Raises UserError for a bad file.
     """
     tasks, extras = [], _workspace.params_dir() / profile / "figures"
-    sources = _sources()
+    sources, noise = _sources(), _lowest_label_noise(profile)
     for path in sorted(extras.glob("*.yaml")):
         choose(f"notebook (named by {path})", path.stem, sources)
     for stem, source in sources.items():
@@ -154,12 +154,22 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
         if "profile" in defaults:
             reads = profile
             parameters = {"profile": profile, **parameters}
+        if noise is not None and "label_noise" in defaults:
+            parameters = {"label_noise": noise, **parameters}
         for dataset in datasets if "dataset" in defaults else [None]:
             name = stem if dataset is None else f"{stem}-{dataset}"
             target = profile_dir(profile) / "figures" / f"{name}.ipynb"
             given = parameters if dataset is None else {**parameters, "dataset": dataset}
             tasks.append(Task(name, source, target, given, reads=reads))
     return tasks
+
+
+def _lowest_label_noise(profile: str) -> float | None:
+    """Return the lowest label noise of a profile where all labels are noisy; else None."""
+    params = _workspace.params_dir()
+    protocols = [load(profile, dataset, params) for dataset in datasets_of(profile, params)]
+    lowest = min((noise for p in protocols for noise in p.label_noise), default=0.0)
+    return lowest or None
 
 
 def _sources() -> dict[str, Path]:
