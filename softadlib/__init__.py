@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import functional
-    from .losses import (
+    from softadlib import functional
+    from softadlib.losses import (
         ERM,
         AccumulatedFlooding,
         AdaFlood,
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         cross_entropy_levels,
         gather_losses,
     )
-    from .losses.threshold import suggest_theta
-    from .optim import ASAM, FDGR, GNP, SAM
+    from softadlib.losses.threshold import suggest_theta
+    from softadlib.optim import ASAM, FDGR, GNP, SAM
 
 __version__ = "0.1.0"
 __all__ = [

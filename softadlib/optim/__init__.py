@@ -1,6 +1,6 @@
 """Optimizers that evaluate the gradient more than once a step: wrappers of any torch.optim optimizer."""
 
-from .sharpness import ASAM as ASAM
-from .sharpness import FDGR as FDGR
-from .sharpness import GNP as GNP
-from .sharpness import SAM as SAM
+from softadlib.optim.sharpness import ASAM as ASAM
+from softadlib.optim.sharpness import FDGR as FDGR
+from softadlib.optim.sharpness import GNP as GNP
+from softadlib.optim.sharpness import SAM as SAM

@@ -1,5 +1,5 @@
 """A value of theta from one ordinary run, instead of a grid."""
 
-from .suggest import Suggestion, suggest_theta
+from softadlib.losses.threshold.suggest import Suggestion, suggest_theta
 
 __all__ = ["Suggestion", "suggest_theta"]

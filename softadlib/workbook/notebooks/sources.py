@@ -35,7 +35,7 @@ def missing_packages(notebook: Path) -> list[str]:
 def modules_used(notebook: Path) -> list[Path]:
     """Return the modules that a notebook imports, directly or not, and the package's tables."""
     try:
-        waiting = set(_imports(_code(notebook), PACKAGE))
+        waiting = set(_imports(_code(notebook)))
     except SyntaxError:  # its execution will say what is wrong
         waiting = set(PACKAGE.rglob("*.py"))
     used: set[Path] = set()
@@ -48,27 +48,24 @@ def modules_used(notebook: Path) -> list[Path]:
 
 @functools.cache
 def _imports_of(path: Path) -> frozenset[Path]:
-    return frozenset(_imports(path.read_text(encoding="utf-8"), path.parent))
+    return frozenset(_imports(path.read_text(encoding="utf-8")))
 
 
-def _imports(text: str, folder: Path) -> Iterator[Path]:
-    """Yield the package's files that a source text in `folder` imports."""
+def _imports(text: str) -> Iterator[Path]:
+    """Yield the package's files that a source text imports, by absolute names."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _files(PACKAGE.parent, alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            start = folder.parents[node.level - 2] if node.level > 1 else folder
-            start = start if node.level else PACKAGE.parent
-            names = node.module.split(".") if node.module else []
+                yield from _files(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                yield from _files(start, [*names, alias.name])
+                yield from _files(f"{node.module}.{alias.name}")
 
 
-def _files(start: Path, names: list[str]) -> Iterator[Path]:
-    """Yield the module that dotted names lead to, and the packages on the way."""
-    folder = start
-    for name in names:
+def _files(dotted: str) -> Iterator[Path]:
+    """Yield the module that a dotted name leads to, and the packages on the way."""
+    folder = PACKAGE.parent
+    for name in dotted.split("."):
         module, folder = folder / f"{name}.py", folder / name
         if not folder.is_relative_to(PACKAGE):
             return
