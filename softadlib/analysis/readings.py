@@ -26,7 +26,7 @@ def bullets(sentences: Iterable[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
-def _split_sentence(subject: str, holds: pd.Series) -> str:
+def split_sentence(subject: str, holds: pd.Series) -> str:
     """Say where a statement holds and where not: "… on a and b; not on c."."""
     yes, no = holds.index[holds], holds.index[~holds]
     if no.empty:
@@ -64,11 +64,11 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
     gap, loss, accuracy = means["gap"], means["loss_test"], means["acc_test"]
     four = gap[list(paper.COMPARED)]
     lines = [
-        _split_sentence(
+        split_sentence(
             "SoftAD has the smallest mean gap of the four methods of Table 1",
             four.idxmin(axis=1) == "softad",
         ),
-        _split_sentence("ERM has the largest", four.idxmax(axis=1) == "erm"),
+        split_sentence("ERM has the largest", four.idxmax(axis=1) == "erm"),
     ]
     close = [_runner_up(dataset, means.loc[dataset].unstack(0)) for dataset in means.index]
     if any(close):
@@ -77,14 +77,14 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
     if "iflood" in gap:
         pairs = gap[["iflood", "softad"]].dropna()
         smaller = pairs["iflood"] < pairs["softad"]
-        lines.append(_split_sentence("iFlood's gap is smaller than SoftAD's", smaller))
-    price = _split_sentence("SoftAD's test loss is above ERM's", loss["softad"] > loss["erm"])
+        lines.append(split_sentence("iFlood's gap is smaller than SoftAD's", smaller))
+    price = split_sentence("SoftAD's test loss is above ERM's", loss["softad"] > loss["erm"])
     losses = [
         f"{d} {soft:.3f} against {erm:.3f}" for d, soft, erm in loss[["softad", "erm"]].itertuples()
     ]
     lines.append(f"{price} SoftAD against ERM: {'; '.join(losses)}.")
     alike = (accuracy["softad"] - accuracy["erm"]).abs() <= POINTS
-    lines.append(_split_sentence("SoftAD's accuracy is within half a point of ERM's", alike))
+    lines.append(split_sentence("SoftAD's accuracy is within half a point of ERM's", alike))
     return lines
 
 
@@ -109,7 +109,7 @@ def theta_readings(rows: pd.DataFrame) -> list[str]:
             for d, r in part.iterrows()
         ]
         counts = [f"{r['above']} of {r['n']} on {d}" for d, r in part.iterrows()]
-        sentence = _split_sentence("SoftAD's mean θ is above Flooding's", above)
+        sentence = split_sentence("SoftAD's mean θ is above Flooding's", above)
         sentences.append(f"{RULES[str(ties)]}: {sentence} Means: {'; '.join(means)}.")
         sentences.append(f"{RULES[str(ties)]}: trial by trial it is above in {listed(counts)}.")
     largest = tables.summary(rows, "largest")

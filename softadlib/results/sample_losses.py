@@ -125,13 +125,13 @@ def read(
     return rows
 
 
-def difference(folder: ResultFolder, rows: pd.DataFrame) -> float:
-    """Return how far the stored losses end from metrics `rows`: the largest |Δ test loss|, in nats.
+def difference(losses: pd.DataFrame, rows: pd.DataFrame) -> float:
+    """Return how far `losses` end from metrics `rows` of the same runs: the largest |Δ test loss|, in nats.
 
-    0 where they agree to 1e-9 of their size, and without rows in common.
+    0 where they agree to 1e-9 of their size, and without runs in common.
     """
-    losses = stored(folder)
-    ends = losses.loc[losses["part"] == "test", [*RUN_KEY, "epoch", "loss"]]
-    both = selection.final(rows).merge(ends, on=[*RUN_KEY, "epoch"])
+    key = ["dataset", "method", *RUN_KEY, "epoch"]
+    ends = losses.loc[losses["part"] == "test", [*key, "loss"]]
+    both = selection.final(rows).merge(ends, on=key)
     apart = ~np.isclose(both["loss"], both["loss_test"], rtol=1e-9, atol=0, equal_nan=True)
     return float((both["loss"] - both["loss_test"]).abs()[apart].max()) if apart.any() else 0.0

@@ -102,7 +102,7 @@ def loss_notes(work: Work) -> Iterator[str]:
     """Yield a line for each study whose runs ended elsewhere when trained again for their losses."""
     for part in work.studies:
         rows, _ = part.stored_rows()
-        apart = sample_losses.difference(part.folder, rows)
+        apart = sample_losses.difference(sample_losses.stored(part.folder), rows)
         if apart:
             yield (
                 f"{part.protocol.dataset} × {part.method}: trained again, its runs end up to {apart:.2g} nats "

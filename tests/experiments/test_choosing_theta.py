@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.choosing import row, rows
+from helpers.losses import run
 from helpers.workspace import REPOSITORY
 
 from softadlib._validation import UserError
@@ -52,6 +53,23 @@ def test_where_no_theta_is_suggested_the_ordinary_run_stays():
     assert unchanged["acc_test"].tolist() == auto["acc_test"].tolist()
 
 
+def test_the_ordinary_run_scaled_has_its_accuracy_and_the_loss_of_its_temperature():
+    grid, auto, low = rows(2)
+    losses = pd.concat(
+        run("erm", trial, None, {part: [1.0] for part in ("train", "val", "test")},
+            prior_loss={"train": 0.2 + trial, "test": 0.3 + trial})
+        for trial in range(2)
+    )  # fmt: skip
+    scaled = strategies.scale_ordinary(grid, losses)
+    lines = strategies.compare_strategies(grid, auto, auto, low, scaled).set_index("strategy")
+    ordinary, after = lines.loc["erm"], lines.loc["erm + temperature"]
+    assert after["loss_test"].tolist() == [0.3, 1.3]
+    assert after["gap"].tolist() == pytest.approx([0.1, 0.1])
+    assert after["acc_test"].tolist() == ordinary["acc_test"].tolist()
+    assert after["trainings"].tolist() == [1, 1]
+    assert strategies.scale_ordinary(grid, losses[:0]).empty
+
+
 def test_no_other_strategy_takes_an_oracles_value():
     grid, auto, low = rows(1)
     others = [row("softad", 0, strategies.oracle("spiral", q), 1.0, 0.0, 1.0) for q in (0.0, 0.1)]
@@ -66,7 +84,7 @@ def test_trials_without_every_strategy_are_left_out():
     lines = compare(grid, auto[auto["trial"] != 1], low)
     assert sorted(lines["trial"].unique()) == [0, 2]
     no_oracle = compare(*rows(2, dataset="digits"))
-    assert set(no_oracle["strategy"]) == set(strategies.STRATEGIES) - {"oracle"}
+    assert set(no_oracle["strategy"]) == set(strategies.STRATEGIES) - {"oracle", "erm + temperature"}
     with pytest.raises(UserError, match="train choosing"):
         compare(grid, auto[:0], low)
 

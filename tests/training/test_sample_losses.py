@@ -142,7 +142,7 @@ def test_only_selected_runs_have_losses_and_they_end_as_the_rows_do():
         rows = study.run(made, method)
         stored = losses_of(made, method)
         assert set(run_keys(stored)) == set(run_keys(selection.select(rows)))
-        assert sample_losses.difference(place(made, method), rows) == 0
+        assert sample_losses.difference(stored, rows) == 0
         ends = selection.final(rows).merge(stored, on=[*RUN_KEY, "epoch"])
         for part in PARTS:
             of_part = ends[ends["part"] == part]

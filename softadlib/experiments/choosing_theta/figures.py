@@ -52,11 +52,12 @@ def costs(lines: pd.DataFrame) -> Figure:
     Test accuracy (points) and test loss (nats) with Student's 95 % intervals over trials.
     """
     lines = lines[lines["dataset"].isin({dataset for dataset, _ in BAYES_RISK})]
+    names = [name for name in COMPARED_WITH_ERM if (lines["strategy"] == name).any()]
     fig, axes = plt.subplots(1, 2, figsize=(8.5, 4.2), sharey=True)
     for ax, (measure, scale) in zip(axes, {"acc_test": 100, "loss_test": 1}.items()):
         for shift, (noise, (colour, marker)) in zip((-0.22, 0, 0.22), NOISE.items()):
             rows = []
-            for name in COMPARED_WITH_ERM:
+            for name in names:
                 wide = scale * differences(lines, name, "erm", measure)
                 wide = wide.loc[:, wide.columns.get_level_values("label_noise") == noise]
                 trials = wide.mean(axis=1, skipna=False).dropna()
@@ -70,7 +71,7 @@ def costs(lines: pd.DataFrame) -> Figure:
             label = f"{100 * noise:g} % of labels flipped, n = {rows[-1].n}"
             ax.plot([row.mean for row in rows], at, marker, color=colour, ms=5, label=label)
         ax.axvline(0, color="0.6", linewidth=1, zorder=0)
-    axes[0].set_yticks(range(len(COMPARED_WITH_ERM)), COMPARED_WITH_ERM)
+    axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     axes[0].set_xlabel("test accuracy minus ERM's (points)")
     axes[1].set_xlabel("test loss minus ERM's (nats)")

@@ -27,6 +27,7 @@ DROP_SLACK = 0.0069
 """0.01·ln 2, what rule 1 added to θ for a tolerated drop of a point of accuracy."""
 STRATEGIES = {
     "erm": "the ordinary run",
+    "erm + temperature": "the ordinary run, its logits divided by a temperature fitted on validation",
     "suggested": "suggest_theta (rule 2); the ordinary run where it suggests no θ",
     "former rule": "suggest_theta as it was (rule 1), which took every mistake for noise",
     "former lower end": "the lower end of rule 1's bracket",
@@ -37,7 +38,7 @@ STRATEGIES = {
     "grid, largest tie": "grid, by validation accuracy, ties to the largest (the paper's)",
     "oracle": "R* + 0.0069, which nobody knows",
 }
-OPTIONAL = {"oracle", "suggested"}
+OPTIONAL = {"oracle", "suggested", "erm + temperature"}
 """Strategies that not every dataset has been trained with."""
 MEASURES = ["acc_test", "loss_test", "gap", "model_norm"]
 
@@ -60,13 +61,33 @@ def follow_advice(softad: pd.DataFrame, grid: pd.DataFrame, advice: pd.DataFrame
     return pd.concat([advised, erm.merge(refused, on=[*CASE, "trial"])], ignore_index=True)
 
 
+def scale_ordinary(grid: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
+    """Final rows of ERM with the training and test losses that its temperature leaves.
+
+    `losses`: what `results.sample_losses.read` gives; the temperature is the one with a prior. Runs
+    without losses are left out.
+    """
+    ends, key = final(grid[grid["method"] == "erm"]), [*CASE, "trial"]
+    scaled = losses[(losses["method"] == "erm") & losses["prior_loss"].notna()]
+    for part in ("train", "test"):
+        of_part = scaled.loc[scaled["part"] == part, [*key, "prior_loss"]]
+        ends = ends.drop(columns=f"loss_{part}").merge(of_part, on=key)
+        ends = ends.rename(columns={"prior_loss": f"loss_{part}"})
+    return ends
+
+
 def compare_strategies(
-    grid: pd.DataFrame, suggested: pd.DataFrame, former: pd.DataFrame, lower_end: pd.DataFrame
+    grid: pd.DataFrame,
+    suggested: pd.DataFrame,
+    former: pd.DataFrame,
+    lower_end: pd.DataFrame,
+    scaled: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One line per dataset, label noise, trial and strategy: θ, MEASURES, `trainings`.
 
     `grid` holds ERM and SoftAD over a grid and at the oracles' values, which no other strategy may
-    take; `suggested` is of `follow_advice`, `former` and `lower_end` SoftAD by rule 1. Trials that
+    take; `suggested` is of `follow_advice`, `former` and `lower_end` SoftAD by rule 1, `scaled` of
+    `scale_ordinary`. Trials that
     lack a strategy, other than `OPTIONAL` ones, are left out. Raises UserError where none is left.
     """
     ends = final(grid.reset_index(drop=True))
@@ -86,12 +107,14 @@ def compare_strategies(
         "grid, largest tie": select(swept, "largest"),
         "oracle": softad[softad["knob"] == pd.Series(of_case, index=softad.index, dtype=float)],
     }
+    if scaled is not None:
+        rows["erm + temperature"] = scaled
     for constant in (0.01, 0.1):
         nearest = (swept["knob"] - constant).abs().groupby(keys).idxmin()
         rows[f"constant {constant:g}"] = swept.loc[nearest]
     lines = pd.concat([part.assign(strategy=name) for name, part in rows.items()])
     lines = lines.join(trials.size().rename("trainings"), on=[*CASE, "trial"])
-    few = {"erm": 1, "former rule": 2, "former lower end": 2, "oracle": 1}
+    few = {"erm": 1, "erm + temperature": 1, "former rule": 2, "former lower end": 2, "oracle": 1}
     few |= {"constant 0.01": 1, "constant 0.1": 1}
     lines["trainings"] = lines["strategy"].map(few).fillna(lines["trainings"])
     advised = lines["strategy"] == "suggested"

@@ -1,0 +1,154 @@
+"""Test loss, gap and calibration error after temperature scaling: numbers, verdicts, sentences.
+
+Every method is treated alike: one temperature a run, fitted on its validation part. Differences from
+ERM are paired by trial, with Student's intervals.
+"""
+
+import pandas as pd
+
+from softadlib.analysis import paper
+from softadlib.analysis.concentration import last
+from softadlib.analysis.readings import trials_sentence
+from softadlib.analysis.statistics import Mean, paired
+from softadlib.analysis.tables import LABELS, Cell
+from softadlib.methods import METHODS
+
+SCALINGS = {"": "as trained", "plain_": "plain fit", "prior_": "fit with prior"}
+"""Prefix of the columns of `results.sample_losses` → its name."""
+CELLS = {
+    "theta": Cell("knob", 2),
+    "temperature": Cell("T", 2),
+    "loss": Cell("test loss"),
+    "gap": Cell("gap"),
+    "ece": Cell("ECE, %", 1, 100),
+}
+DIFFERENCES = {
+    "loss": Cell("its test loss − ERM's", signed=True),
+    "gap": Cell("its gap − ERM's", signed=True),
+}
+"""How `tables.render` writes the columns of `scaled` and of `against_erm`."""
+
+
+def runs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per run and scaling: knob, temperature, test loss, gap, ECE on the test part."""
+    key = ["dataset", "method", "label_noise", "trial", "knob"]
+    ends = last(rows)
+    parts = {part: ends[ends["part"] == part].set_index(key) for part in ("train", "test")}
+    frames = []
+    for prefix, name in SCALINGS.items():
+        test, train = (parts[part][f"{prefix}loss"] for part in ("test", "train"))
+        lines = pd.DataFrame({"loss": test, "gap": test - train})
+        lines["ece"] = parts["test"][f"{prefix}ece"]
+        lines["temperature"] = parts["test"][f"{prefix}temperature"] if prefix else 1.0
+        frames.append(lines.reset_index().assign(scaling=name))
+    return pd.concat(frames, ignore_index=True).dropna(subset=["loss"])
+
+
+def scaled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means over trials per dataset, method (rows) and scaling: knob, T, test loss, gap, ECE, n."""
+    lines = runs(rows).rename(columns={"knob": "theta"})
+    groups = lines.groupby(["dataset", "method", "scaling"])
+    table = groups[["theta", "temperature", "loss", "gap", "ece"]].mean()
+    table["n"] = groups.size()
+    keys = [
+        (d, m, s)
+        for d in paper.in_order(lines["dataset"])
+        for m in METHODS
+        for s in SCALINGS.values()
+        if (d, m, s) in table.index
+    ]
+    return table.loc[keys]
+
+
+def against_erm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each method minus ERM, paired by trial: test loss and gap with intervals and verdicts.
+
+    A line per dataset, method and scaling. Verdicts: "smaller" or "larger" where the interval
+    excludes 0, "open" otherwise.
+    """
+    lines = runs(rows)
+    table = []
+    for dataset in paper.in_order(lines["dataset"]):
+        for scaling in SCALINGS.values():
+            of_case = lines[(lines["dataset"] == dataset) & (lines["scaling"] == scaling)]
+            by_method = {m: part.set_index("trial") for m, part in of_case.groupby("method")}
+            erm = by_method.get("erm")
+            for method in METHODS:
+                if erm is None or method == "erm" or method not in by_method:
+                    continue
+                both = by_method[method].merge(erm, on="trial", suffixes=("", "_erm"))
+                line = {"dataset": dataset, "method": method, "scaling": scaling, "n": len(both)}
+                for measure in ("loss", "gap"):
+                    mean = paired(both[measure], both[f"{measure}_erm"])
+                    line |= {
+                        measure: mean.mean,
+                        f"{measure}_low": mean.low,
+                        f"{measure}_high": mean.high,
+                        f"{measure} is": verdict(mean),
+                    }
+                table.append(line)
+    columns = ["dataset", "method", "scaling"]
+    for measure in ("loss", "gap"):
+        columns += [measure, f"{measure}_low", f"{measure}_high", f"{measure} is"]
+    return pd.DataFrame(table, columns=[*columns, "n"])
+
+
+def verdict(mean: Mean) -> str:
+    """Return smaller, larger, or open where the interval holds 0."""
+    return "smaller" if mean.high < 0 else "larger" if mean.low > 0 else "open"
+
+
+def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
+    """Is anything left of a smaller gap and a lower test loss once every method is calibrated alike?"""
+    table, sentences = against_erm(rows), []
+    table = table[table["method"] == method]
+    for dataset, lines in table.groupby("dataset", sort=False):
+        by_scaling = lines.set_index("scaling")
+        for measure, word in (("gap", "gap"), ("loss", "test loss")):
+            before = by_scaling.loc[SCALINGS[""]]
+            words = [
+                f"{name}: {by_scaling.loc[name, measure]:+.3f} "
+                f"[{by_scaling.loc[name, measure + '_low']:+.3f}, "
+                f"{by_scaling.loc[name, measure + '_high']:+.3f}], {by_scaling.loc[name, measure + ' is']}"
+                for name in SCALINGS.values()
+            ]
+            left = _left(
+                before[f"{measure} is"], by_scaling.loc[SCALINGS["prior_"], f"{measure} is"]
+            )
+            sentences.append(
+                f"{dataset}, {LABELS[method]}'s {word} minus ERM's, n = {before['n']}: "
+                f"{'; '.join(words)}. {left}"
+            )
+    if sentences:
+        sentences.append(trials_sentence(table["n"]))
+    return sentences
+
+
+def _left(before: str, after: str) -> str:
+    """What temperature scaling leaves of a difference, from its verdicts before and with prior."""
+    if before == after == "open":
+        return "Undecided before and after."
+    if before == after:
+        return f"Still {after} after scaling."
+    if after == "open":
+        return (
+            f"Of the difference nothing that n can show is left: {before} before, undecided after."
+        )
+    return (
+        f"{before.capitalize()} before, {after} after scaling."
+        if before != "open"
+        else (f"Undecided before, {after} after scaling.")
+    )
+
+
+def best_readings(rows: pd.DataFrame) -> list[str]:
+    """Name the method with the lowest mean test loss and smallest gap, as trained and scaled."""
+    table, sentences = scaled(rows).reset_index(), []
+    for dataset, lines in table.groupby("dataset", sort=False):
+        for measure, word in (("loss", "lowest test loss"), ("gap", "smallest gap")):
+            best = [
+                f"{name} {LABELS[str(part.loc[part[measure].idxmin(), 'method'])]} {part[measure].min():.3f}"
+                for name, part in lines.groupby("scaling", sort=False)
+            ]
+            sentences.append(f"{dataset}, {word} of all methods: {', '.join(best)}.")
+    return sentences

@@ -1,0 +1,116 @@
+"""Shares of losses around θ against counts of the losses themselves, and sentences that turn round."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.losses import run
+
+from softadlib.analysis import concentration
+from softadlib.analysis.plotting import losses as pictures
+from softadlib.analysis.plotting.curves import LINES, PALETTE
+
+
+def parts(train, test=None):
+    return {"train": train, "val": [1.0, 2.0], "test": train if test is None else test}
+
+
+def made_up(softad=0.01, flooding=0.5):
+    """SoftAD at θ = 0.5 ± softad, Flooding at 0.2 ± flooding, ERM at zero; three trials."""
+    rows = []
+    for trial in range(3):
+        draw = np.random.default_rng(trial).uniform(-1, 1, 4000)
+        rows.append(run("softad", trial, 0.5, parts(0.5 + softad * draw)))
+        rows.append(run("flooding", trial, 0.2, parts(0.2 + flooding * draw)))
+        rows.append(run("erm", trial, None, parts(np.full(100, 1e-4))))
+    return pd.concat(rows, ignore_index=True)
+
+
+def test_shares_are_those_of_counting_to_one_in_a_hundred():
+    losses = np.random.default_rng(3).exponential(0.4, 5000)
+    (line,) = (
+        concentration.shares(run("softad", 0, 0.3, parts(losses), epochs=(10,)))
+        .query("part == 'train'")
+        .itertuples()
+    )
+    assert line.near == pytest.approx(((losses > 0.2) & (losses < 0.4)).mean(), abs=0.01)
+    assert line.below == pytest.approx((losses < 0.15).mean(), abs=0.01)
+    q = np.quantile(losses, [0.25, 0.75])
+    assert line.spread == pytest.approx(q[1] - q[0], rel=1e-5)
+
+
+def test_losses_that_are_all_equal_are_all_near_or_none():
+    assert concentration.share_below(np.full(101, 0.5), 0.5) == 1
+    assert concentration.share_below(np.full(101, 0.5), 0.499) == 0
+
+
+def test_a_method_without_theta_is_measured_against_softads_of_its_trial():
+    rows = pd.concat([
+        run("softad", 0, 0.1, parts([0.1])), run("softad", 1, 0.6, parts([0.6])),
+        run("erm", 0, None, parts([0.1])), run("erm", 1, None, parts([0.1])),
+        run("sam", 2, 0.05, parts([0.1])), run("flooding", 2, 0.2, parts([0.1])),
+    ])  # fmt: skip
+    lines = concentration.with_theta(rows).drop_duplicates(["method", "trial"])
+    theta = lines.set_index(["method", "trial"])["theta"].to_dict()
+    assert theta == {("softad", 0): 0.1, ("softad", 1): 0.6, ("erm", 0): 0.1, ("erm", 1): 0.6,
+                     ("flooding", 2): 0.2}, "SAM's radius is no θ"  # fmt: skip
+
+
+def test_the_table_has_means_intervals_and_n():
+    table = concentration.concentration(made_up()).set_index("method")
+    assert list(table.index) == ["erm", "flooding", "softad"]
+    assert table.loc["softad", ["near", "below", "n"]].tolist() == [1, 0, 3]
+    assert table.loc["softad", "spread"] == pytest.approx(0.01, rel=0.05)
+    assert table.loc["flooding", "near"] == pytest.approx(0.2, abs=0.02)
+    assert table.loc["erm", ["near", "below"]].tolist() == [0, 1]
+    assert (table["near_low"] <= table["near"]).all()
+
+
+def test_sentences_turn_round_with_their_rows():
+    as_claimed = "\n".join(concentration.readings(made_up(0.01, 0.5)))
+    turned = "\n".join(concentration.readings(made_up(0.5, 0.01)))
+    for words in (
+        "No method has a larger share of training losses within 0.1 of θ than SoftAD, to one point,",
+        "More than half of SoftAD's training losses lie there",
+        "Flooding's test losses have a wider interquartile range than SoftAD's",
+    ):
+        assert f"{words} on every set here: gaussian" in as_claimed
+        assert f"{words} on no set here: not on gaussian" in turned
+    assert "Flooding 20%" in as_claimed
+    assert concentration.readings(made_up().query("method == 'erm'")) == []
+
+
+def test_development_has_a_column_for_every_stored_epoch():
+    rows = [run("softad", 0, 0.5, parts([0.69] * 900 + [0.5] * 100), epochs=(0,)),
+            run("softad", 0, 0.5, parts([0.5] * 10), epochs=(5, 10))]  # fmt: skip
+    table = concentration.development(pd.concat(rows))
+    assert list(table.columns) == ["start", "quarter", "half"]
+    assert table.iloc[0].tolist() == pytest.approx([0.1, 1, 1], abs=0.02)
+
+
+def test_the_pictures_draw_every_method_in_its_colour_and_every_part_in_its_line():
+    fig = pictures.distributions(made_up())
+    for ax, part in zip(fig.axes, ("train", "test")):
+        curves = [line for line in ax.get_lines() if len(line.get_xdata()) > 2]
+        assert [line.get_color() for line in curves] == [
+            PALETTE[m] for m in ("erm", "flooding", "softad")
+        ]
+        assert {line.get_linestyle() for line in curves} == {LINES[part]}
+        softad = curves[-1]
+        assert np.interp(-0.02, *softad.get_data()) == 0
+        assert np.interp(0.02, *softad.get_data()) == 1
+    stages = pictures.stages(made_up())
+    assert len(stages.axes[0].get_lines()) == 3
+    plt.close("all")
+
+
+def test_datasets_without_losses_and_runs_that_end_elsewhere_are_named():
+    losses = made_up()
+    ends = losses[(losses["part"] == "test") & (losses["epoch"] == 10)]
+    rows = ends.rename(columns={"loss": "loss_test"})
+    assert concentration.origin(losses, rows, "tiny") == []
+    moved = rows.assign(loss_test=rows["loss_test"] + 0.25)
+    digits = rows.assign(dataset="digits")
+    without, apart = concentration.origin(losses, pd.concat([moved, digits]), "tiny")
+    assert "of digits: `softad train tiny --dataset digits --losses`" in without
+    assert "end up to 0.25 nats from" in apart

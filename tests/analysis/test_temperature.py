@@ -1,0 +1,70 @@
+"""Losses after temperature scaling, paired with ERM: numbers by hand, and sentences that turn round."""
+
+import pandas as pd
+import pytest
+from helpers.losses import run
+from scipy import stats
+
+from softadlib.analysis import temperature
+
+TRIALS = range(4)
+
+
+def made_up(softad_scaled=0.4, erm_scaled=0.5):
+    """As trained SoftAD has test loss 0.6 + t/100, ERM 0.3; gaps 0.1 and 0.29. Scaled as told."""
+    rows = []
+    for t in TRIALS:
+        for method, knob, train, test, scaled in (
+            ("softad", 0.5, 0.5 + t / 100, 0.6 + t / 100, softad_scaled + t / 1000),
+            ("erm", None, 0.01, 0.3, erm_scaled),
+        ):
+            losses = {"train": [train], "val": [1.0], "test": [test]}
+            columns = {
+                f"{fit}_loss": {"train": scaled - 0.1 * (method == "erm"), "test": scaled}
+                for fit in ("plain", "prior")
+            }
+            columns |= {f"{fit}_temperature": {"test": 0.25} for fit in ("plain", "prior")}
+            columns["ece"] = {"test": 0.2}
+            rows.append(run(method, t, knob, losses, **columns))
+    return pd.concat(rows, ignore_index=True)
+
+
+def test_runs_have_loss_gap_and_calibration_error_of_every_scaling():
+    table = temperature.scaled(made_up())
+    trained = table.loc[("gaussian", "softad", "as trained")]
+    assert trained["loss"] == pytest.approx(0.615)
+    assert trained[["gap", "ece", "temperature", "n"]].tolist() == pytest.approx([0.1, 0.2, 1, 4])
+    scaled = table.loc[("gaussian", "erm", "fit with prior")]
+    assert scaled[["loss", "gap", "temperature"]].tolist() == pytest.approx([0.5, 0.1, 0.25])
+
+
+def test_differences_are_paired_with_students_interval():
+    table = temperature.against_erm(made_up()).set_index(["method", "scaling"])
+    row = table.loc[("softad", "as trained")]
+    differences = [0.3 + t / 100 for t in TRIALS]
+    half = stats.t.ppf(0.975, 3) * pd.Series(differences).std() / 2
+    assert row[["loss", "loss_low", "loss_high"]].tolist() == pytest.approx(
+        [0.315, 0.315 - half, 0.315 + half]
+    )
+    assert row[["loss is", "gap is", "n"]].tolist() == ["larger", "smaller", 4]
+    assert table.loc[("softad", "fit with prior"), "loss is"] == "smaller"
+
+
+def test_sentences_turn_round_with_their_rows():
+    lower = temperature.readings(made_up(0.4, 0.5))
+    assert any("Larger before, smaller after scaling." in s and "test loss" in s for s in lower)
+    assert any("Still smaller after scaling." in s and "gap" in s for s in lower)
+    higher = temperature.readings(made_up(0.5, 0.4))
+    assert any("Still larger after scaling." in s and "test loss" in s for s in higher)
+    equal = temperature.readings(made_up(0.4985, 0.5))
+    assert any("Of the difference nothing that n can show is left" in s for s in equal)
+    assert "fit with prior SoftAD 0.40" in "".join(temperature.best_readings(made_up(0.4, 0.5)))
+    assert "fit with prior ERM 0.40" in "".join(temperature.best_readings(made_up(0.5, 0.4)))
+
+
+def test_without_erm_or_without_rows_there_is_nothing_to_say():
+    rows = made_up()
+    assert temperature.readings(rows[rows["method"] == "softad"]) == []
+    assert temperature.scaled(rows[:0]).empty
+    assert temperature.against_erm(rows[:0]).empty
+    assert temperature.readings(rows[:0]) == temperature.best_readings(rows[:0]) == []
