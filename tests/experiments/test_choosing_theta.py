@@ -84,7 +84,10 @@ def test_trials_without_every_strategy_are_left_out():
     lines = compare(grid, auto[auto["trial"] != 1], low)
     assert sorted(lines["trial"].unique()) == [0, 2]
     no_oracle = compare(*rows(2, dataset="digits"))
-    assert set(no_oracle["strategy"]) == set(strategies.STRATEGIES) - {"oracle", "erm + temperature"}
+    assert set(no_oracle["strategy"]) == set(strategies.STRATEGIES) - {
+        "oracle",
+        "erm + temperature",
+    }
     with pytest.raises(UserError, match="train choosing"):
         compare(grid, auto[:0], low)
 
