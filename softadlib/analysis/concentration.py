@@ -31,7 +31,8 @@ CELLS = {
 
 def share_below(quantiles: np.ndarray, values: ArrayLike) -> np.ndarray:
     """Share of samples with a loss of at most each of `values`: the inverse of their quantiles (101,)."""
-    return np.asarray(np.interp(values, quantiles, LEVELS, left=0, right=1))
+    points = np.asarray(values, dtype=float)
+    return np.asarray(np.interp(points, quantiles, LEVELS, left=0, right=1))
 
 
 def with_theta(rows: pd.DataFrame) -> pd.DataFrame:
