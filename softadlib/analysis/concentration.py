@@ -4,6 +4,8 @@
 trial. Shares come from 101 quantiles by linear interpolation, so they are right to one in a hundred.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
@@ -120,11 +122,11 @@ def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
     """The sentences on one part, from each dataset's `concentration` by method."""
     near = {dataset: lines["near"] for dataset, lines in by_set.items()}
     sentences = [
-        split_sentence(
+        _where(
             f"No method has a larger share of {word} losses within {WIDTH} of θ than SoftAD, to one point,",
             {d: bool(values["softad"] >= values.max() - 0.01) for d, values in near.items()},
         ),
-        split_sentence(
+        _where(
             f"More than half of SoftAD's {word} losses lie there",
             {dataset: bool(values["softad"] > 0.5) for dataset, values in near.items()},
         ),
@@ -135,7 +137,7 @@ def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
     if word == "training":
         near_ln2 = {d: bool(lines.loc["softad", "start"] > 0.5) for d, lines in by_set.items()}
         sentences.append(
-            split_sentence(
+            _where(
                 "Before the first step most training losses are near SoftAD's θ already, since all "
                 "begin near ln K and that θ is close to it,",
                 near_ln2,
@@ -147,11 +149,16 @@ def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
             d: bool(t["spread"]["flooding"] > t["spread"]["softad"]) for d, t in flooding.items()
         }
         sentences.append(
-            split_sentence(
+            _where(
                 f"Flooding's {word} losses have a wider interquartile range than SoftAD's", wider
             )
         )
     return sentences
+
+
+def _where(subject: str, holds: Mapping[str, bool]) -> str:
+    """Say on which datasets a statement holds."""
+    return split_sentence(subject, pd.Series(holds, dtype=bool))
 
 
 def origin(losses: pd.DataFrame, rows: pd.DataFrame, profile: str) -> list[str]:
