@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib.analysis.statistics import paired
-from softadlib.experiments.audit.claims import OTHERS
+from softadlib.experiments.audit.claims import OTHERS, paired_trials
 from softadlib.results.selection import CASE
 
 
@@ -19,22 +19,15 @@ def compare_accuracy(chosen: pd.DataFrame, margin: float) -> pd.DataFrame:
         margin: points of accuracy that may be lost.
     """
     lines = []
-    for case, part in chosen.groupby(CASE, sort=False):
-        wide = 100 * part.pivot(index="trial", columns="method", values="acc_test")
-        for rival in OTHERS:
-            if not {"softad", rival} <= set(wide):
-                continue
-            pairs = wide[["softad", rival]].dropna()
-            if pairs.empty:
-                continue
-            mean = paired(pairs["softad"], pairs[rival])
-            finds = "open"
-            if mean.low > -margin:
-                finds = "comparable"
-            elif mean.high < -margin:
-                finds = "lower"
-            facts = {"against": rival, "mean": mean.mean, "low": mean.low, "high": mean.high}
-            lines.append({**dict(zip(CASE, case)), **facts, "finds": finds, "n": mean.n})
+    for facts, softad, rival in paired_trials(chosen, "acc_test", OTHERS):
+        mean = paired(100 * softad, 100 * rival)
+        finds = "open"
+        if mean.low > -margin:
+            finds = "comparable"
+        elif mean.high < -margin:
+            finds = "lower"
+        facts |= {"mean": mean.mean, "low": mean.low, "high": mean.high}
+        lines.append({**facts, "finds": finds, "n": mean.n})
     return pd.DataFrame(lines)
 
 

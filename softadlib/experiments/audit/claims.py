@@ -1,6 +1,6 @@
 """The paper's claims against stored rows: paired over trials, under both tie rules, with a verdict and its n."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,25 +67,32 @@ def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
     "no" where the latter is at most 0.05, by the side the mean is on, "open" elsewhere; `n` trials.
     """
     lines = []
-    for case, part in chosen.groupby(CASE, sort=False):
-        wide = part.pivot(index="trial", columns="method", values=claim.measure)
-        for other in claim.against:
-            if not {"softad", other} <= set(wide):
-                continue
-            pairs = wide[["softad", other]].dropna()
-            if pairs.empty:
-                continue
-            d = (pairs["softad"] - pairs[other]).to_numpy()
-            low, high = paired(pairs["softad"], pairs[other])[1:3]
-            p = permutation_test(d, seed=seed)
-            signs = sign_test(d)
-            with_it = d.mean() < 0 if claim.below else d.mean() > 0
-            finds = ("yes" if with_it else "no") if p <= LEVEL else "open"
-            facts = {"against": other, "mean": d.mean(), "low": low, "high": high}
-            facts |= {"above": signs.above, "equal": signs.equal, "below": signs.below}
-            facts |= {"p sign": signs.p, "p perm": p, "as claimed": with_it, "finds": finds}
-            lines.append({**dict(zip(CASE, case)), **facts, "n": len(d)})
+    for facts, softad, rival in paired_trials(chosen, claim.measure, claim.against):
+        d = (softad - rival).to_numpy()
+        low, high = paired(softad, rival)[1:3]
+        p = permutation_test(d, seed=seed)
+        signs = sign_test(d)
+        with_it = d.mean() < 0 if claim.below else d.mean() > 0
+        finds = ("yes" if with_it else "no") if p <= LEVEL else "open"
+        facts |= {"mean": d.mean(), "low": low, "high": high}
+        facts |= {"above": signs.above, "equal": signs.equal, "below": signs.below}
+        facts |= {"p sign": signs.p, "p perm": p, "as claimed": with_it, "finds": finds}
+        lines.append({**facts, "n": len(d)})
     return pd.DataFrame(lines)
+
+
+def paired_trials(
+    chosen: pd.DataFrame, measure: str, rivals: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], pd.Series, pd.Series]]:
+    """Yield SoftAD's values and a rival's over the trials that have both, with case and rival."""
+    for case, part in chosen.groupby(CASE, sort=False):
+        wide = part.pivot(index="trial", columns="method", values=measure)
+        for rival in rivals:
+            if {"softad", rival} <= set(wide):
+                pairs = wide[["softad", rival]].dropna()
+                if len(pairs):
+                    facts = {**dict(zip(CASE, case)), "against": rival}
+                    yield facts, pairs["softad"], pairs[rival]
 
 
 def holm(p: object) -> np.ndarray:
