@@ -108,7 +108,7 @@ def test_every_training_arrives_with_parameters_metrics_and_provenance(home, cap
     _, (parent,) = runs(home, kind="method", method="sam")
     assert one.data.tags["mlflow.parentRunId"] == parent.info.run_id
     files = {f.path for f in client.list_artifacts(parent.info.run_id)}
-    assert files == {"provenance.json", "metrics.parquet"}
+    assert files == {"provenance.json", "metrics.parquet", "selected.parquet"}
     chosen = selection.select(rows)
     _, selected = runs(home, kind="training", selected="True")
     assert len(selected) == len(chosen) == 12
