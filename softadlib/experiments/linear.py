@@ -75,6 +75,7 @@ def linear_sensitivity(
     sizes: Sizes = SIZES,
     epochs: int = 200,
     lr: float = 0.1,
+    batch_size: int | None = None,
     stack: int = 250,
 ) -> pd.DataFrame:
     """The linear classifier on fresh data at every (θ, σ): one row per run, final epoch.
@@ -82,12 +83,13 @@ def linear_sensitivity(
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
     scales are compared in pairs. A method without σ takes the default single column and ignores it.
-    `stack` runs are trained side by side; it bounds memory, not results.
+    `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
+    memory, not results.
     """
     cells = [
         (i, j, k) for i in range(len(thetas)) for j in range(len(sigmas)) for k in range(repeats)
     ]
-    config, frames = TrainConfig("sgd", lr, batch_size=sizes[0], epochs=epochs), []
+    config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
     for start in range(0, len(cells), stack):
         chunk = cells[start : start + stack]
         splits, networks, seeds = _fresh(dataset, chunk, seed, sizes)
