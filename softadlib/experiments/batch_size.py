@@ -5,7 +5,6 @@ that the linear classifier's trends tend to change with the mini-batch size (App
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -61,14 +60,14 @@ def last_accurate_theta(rows: pd.DataFrame, tolerance: float) -> pd.DataFrame:
 def draw_linear(rows: pd.DataFrame) -> Figure:
     """Draw mean test loss and accuracy over θ, a column per batch size; bands are min to max."""
     batch_sizes = sorted(rows["batch_size"].unique())
-    options: dict[str, Any] = {
-        "sharex": True,
-        "sharey": "row",
-        "squeeze": False,
-        "layout": "constrained",
-    }
     figure, axes = plt.subplots(
-        2, len(batch_sizes), figsize=(3.1 * len(batch_sizes), 4.6), **options
+        2,
+        len(batch_sizes),
+        figsize=(3.1 * len(batch_sizes), 4.6),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
     )
     for column, size in zip(axes.T, batch_sizes):
         for ax, (measure, label) in zip(column, MEASURES.items()):
