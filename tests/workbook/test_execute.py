@@ -72,7 +72,7 @@ def test_run_executes_every_pair_then_draws_then_reports(home, capsys):
     }
     for dataset, method in pairs:
         names = visible(folder / dataset / method)
-        assert names == ["metrics.parquet", "provenance.json", "train.ipynb"]
+        assert names == ["metrics.parquet", "provenance.json", "selected.parquet", "train.ipynb"]
     rows = store.read("tiny")
     assert set(zip(rows["dataset"], rows["method"])) == pairs
     drawn = visible(folder / "figures")
