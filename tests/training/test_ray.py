@@ -144,7 +144,7 @@ def test_a_death_costs_its_task_once_more_and_two_its_study(
     files = visible(folder)
     prepared = {f for f in files if "/held-out/" in f or "/suggested/" in f}
     assert len(prepared) == 3 + 2, "held-out losses and suggestions came back too"
-    names = ("metrics.parquet", "provenance.json")
+    names = ("metrics.parquet", "provenance.json", "selected.parquet")
     assert files - prepared == {"/".join([*p, n]) for p in PAIRS for n in names}
 
 
@@ -206,7 +206,11 @@ def test_a_task_whose_worker_dies_resumes_where_nodes_share_a_folder(
     assert units == [1] * 40 + again, "the fortieth epoch was not saved yet"
     same_as_plain(home)
     assert epochs_resumed(home) == [39 if with_checkpoints else 0]
-    assert visible(home / "outputs/tiny/gaussian/softad") == {"metrics.parquet", "provenance.json"}
+    assert visible(home / "outputs/tiny/gaussian/softad") == {
+        "metrics.parquet",
+        "provenance.json",
+        "selected.parquet",
+    }
     assert not visible(checkpoints)
 
 
@@ -287,7 +291,10 @@ def test_nodes_train_and_the_caller_executes_the_notebooks(
     folder = home / "outputs/tiny"
     assert f"the notebook as it stopped: {folder}/figures/broken.error.ipynb" in err
     assert visible(folder) == {
-        *(f"spiral/erm/{n}" for n in ("metrics.parquet", "provenance.json", "train.ipynb")),
+        *(
+            f"spiral/erm/{n}"
+            for n in ("metrics.parquet", "provenance.json", "selected.parquet", "train.ipynb")
+        ),
         "figures/tab1_3_loss_gaps.ipynb",
         "figures/broken.error.ipynb",
     }
