@@ -16,7 +16,7 @@ from softadlib.analysis.statistics import mean_interval
 from softadlib.analysis.tables import LABELS, Cell
 from softadlib.methods import METHODS
 from softadlib.results import sample_losses
-from softadlib.results.sample_losses import LEVELS
+from softadlib.results.schema import LEVELS
 
 WIDTH = 0.1
 """Losses no farther than this from θ count as near it, in nats."""

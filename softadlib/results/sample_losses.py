@@ -12,15 +12,12 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib._workspace import write
+from softadlib.data.splits import PARTS
 from softadlib.results import reader, selection
 from softadlib.results.folder import ResultFolder
-from softadlib.results.schema import DTYPES, RUN_KEY, RunKey, run_keys
+from softadlib.results.schema import DTYPES, FITS, RUN_KEY, RunKey, run_keys
 from softadlib.results.table import pack, unpack
 
-LEVELS = np.linspace(0, 1, 101)
-"""Levels of the quantiles in the column `quantiles`."""
-FITS = {"plain": 0.0, "prior": 1.0}
-"""Fit of the temperature → weight of its prior, in nats: `calibration.fit_temperature`."""
 CALIBRATION = [
     "ece",
     *(f"{fit}_{value}" for fit in FITS for value in ("temperature", "loss", "ece")),
@@ -28,7 +25,6 @@ CALIBRATION = [
 """Columns that hold numbers at the last epoch alone, NaN elsewhere."""
 COLUMNS = ["dataset", "method", *RUN_KEY, "epoch", "part", "samples", "loss", "quantiles"]
 COLUMNS += CALIBRATION
-PARTS = ("train", "val", "test")
 _ROW = ["dataset", "method", *RUN_KEY, "epoch", "part"]
 _TYPES = {c: DTYPES.get(c, "float64") for c in COLUMNS if c != "quantiles"}
 _TYPES |= {"part": "str", "samples": "int64"}

@@ -3,6 +3,8 @@
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -25,6 +27,10 @@ ROW_ORDER = ["dataset", "method", *RUN_KEY, "epoch"]
 _OTHER_TYPES = {"dataset": "str", "method": "str", "trial": "int64", "epoch": "int64"}
 DTYPES = {column: _OTHER_TYPES.get(column, "float64") for column in ALL_COLUMNS}
 """The pandas type of every column."""
+LEVELS = np.linspace(0, 1, 101)
+"""Levels of the quantiles of single losses, in the column `quantiles` of `selected.parquet`."""
+FITS = {"plain": 0.0, "prior": 1.0}
+"""Fit of the temperature → weight of its prior, in nats: `calibration.fit_temperature`."""
 
 
 class RunKey(NamedTuple):

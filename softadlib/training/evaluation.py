@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
+from softadlib.data.splits import PARTS
 from softadlib.losses.threshold.calibration import expected_calibration_error, fit_temperature
-from softadlib.results.sample_losses import FITS, LEVELS, PARTS
-from softadlib.results.schema import MEASURES
+from softadlib.results.schema import FITS, LEVELS, MEASURES
 
 
 def summed_measures(logits: Tensor, y: Tensor) -> Tensor:

@@ -5,14 +5,15 @@ import math
 import numpy as np
 import pandas as pd
 
-from softadlib.results import sample_losses
-from softadlib.results.sample_losses import CALIBRATION, LEVELS
+from softadlib.data.splits import PARTS
+from softadlib.results.sample_losses import CALIBRATION
+from softadlib.results.schema import LEVELS
 
 
 def run(method, trial, knob, losses, dataset="gaussian", epochs=(0, 10), **scaled):
     """Rows of one run: `losses` of samples by part, at every epoch; `scaled` columns by part."""
     frames = []
-    for part in sample_losses.PARTS:
+    for part in PARTS:
         values = np.asarray(losses[part], dtype=float)
         for epoch in epochs:
             line = {"dataset": dataset, "method": method, "label_noise": 0.0, "trial": trial}

@@ -250,6 +250,7 @@ def test_train_writes_the_contracts_files(home):
     assert sorted(p.name for p in (folder / "erm").iterdir()) == [
         "metrics.parquet",
         "provenance.json",
+        "selected.parquet",
     ]
     assert json.loads((folder / "erm" / "provenance.json").read_text())["profile"] == "tiny"
 

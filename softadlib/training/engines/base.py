@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softadlib.data.splits import Splits
+from softadlib.data.splits import PARTS, Splits
 from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method
-from softadlib.results.sample_losses import PARTS
 from softadlib.training.checkpoint import NO_CHECKPOINT, NullCheckpoint, State
 from softadlib.training.evaluation import loss_summary
 from softadlib.training.progress import ProgressCallback, no_progress
