@@ -91,11 +91,11 @@ def draw_linear(rows: pd.DataFrame) -> Figure:
 def train_by_batch_size(
     profile: str, dataset: str, batch_sizes: Sequence[int], theta: float, trials: int, epochs: int
 ) -> pd.DataFrame:
-    """Train ERM, Flooding, SAM and SoftAD at one value with each batch size; return the last epochs.
+    """Train ERM, Flooding and SoftAD at one θ with each batch size; return the last epochs.
 
-    θ is the value of SAM's radius too. Same data and initial weights for all. Nothing is written.
+    Same data and initial weights for all. Nothing is written.
     """
-    grids = {name: [theta] for name in ("flooding", "sam", "softad")}
+    grids = {name: [theta] for name in ("flooding", "softad")}
     changes = {"trials": trials, "epochs": epochs, "curves": "none", "device": "cpu"}
     frames = []
     for size in batch_sizes:

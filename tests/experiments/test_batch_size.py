@@ -74,7 +74,7 @@ def test_networks_are_trained_at_every_batch_size(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
     make_home(tmp_path, gaussian={})
     rows = batch_size.train_by_batch_size("tiny", "gaussian", (5, 20), 0.1, trials=2, epochs=2)
-    assert len(rows) == 2 * 4 * 2
+    assert len(rows) == 2 * 3 * 2
     assert np.isfinite(rows["gap"]).all()
     wide = rows.pivot(index=["method", "trial"], columns="batch_size", values="loss_train")
     assert (wide[5] != wide[20]).all()
