@@ -151,6 +151,11 @@ def run(
                 for task in trainings
                 if task.name not in failed
             ]
+        share = jobs // max(len(trainings), 1)
+        if share > 1:  # fewer trainings than processes: each uses several
+            trainings = [
+                replace(task, parameters={**task.parameters, "jobs": share}) for task in trainings
+            ]
         take(_execute_all(trainings, jobs, timeout))
         take(_execute_all(plan.drawings, jobs, timeout))
     return outcomes
