@@ -6,7 +6,7 @@
 A number is looked for, in this order, in the name of a figure, table, section, equation or work of the
 literature ("reference"), in the code of its notebook ("code"), in the notebook's stored outputs
 ("output"), in the paper's tables and text ("paper"), in `params/` ("params"), in `outputs/bench`
-("bench"), and in `tests/numbers_known.yaml`, which gives a reason for each of the rest ("known").
+("bench"), and in `tests/numbers_explained.yaml`, which gives a reason for each of the rest ("explained").
 Numbers count as equal if they agree to the digits written; per cents may stand for shares.
 Code, formulas, links and generated blocks of READMEs are not prose.
 """
@@ -43,7 +43,7 @@ WORDS = 10
 """Whole numbers up to this one count things at hand, as words would."""
 
 
-class Found(NamedTuple):
+class ProseNumber(NamedTuple):
     """One number of a text."""
 
     file: str
@@ -113,9 +113,9 @@ def shared() -> dict[str, list[float]]:
 
 
 @functools.cache
-def known() -> dict[str, dict[str, str]]:
+def explained() -> dict[str, dict[str, str]]:
     """File → number as written → why it is right."""
-    return yaml.safe_load((ROOT / "tests/numbers_known.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((ROOT / "tests/numbers_explained.yaml").read_text(encoding="utf-8"))
 
 
 def sources(path: Path) -> tuple[list[str], dict[str, list[float]]]:
@@ -134,9 +134,9 @@ def sources(path: Path) -> tuple[list[str], dict[str, list[float]]]:
     }
 
 
-def numbers_of(path: Path) -> Iterator[Found]:
+def numbers_of(path: Path) -> Iterator[ProseNumber]:
     """Every number in the prose of a notebook or README with its source."""
-    texts, its_own = sources(path)
+    texts, of_notebook = sources(path)
     name = str(path.relative_to(ROOT))
     for text in texts:
         plain = prose(text)
@@ -150,15 +150,15 @@ def numbers_of(path: Path) -> Iterator[Found]:
                 source = "counting"
             else:
                 percent = plain[match.end() :].lstrip("\u00a0 ").startswith("%")
-                for place, values in (its_own | shared()).items():
+                for place, values in (of_notebook | shared()).items():
                     if any(agrees(written, number, percent) for number in values):
                         source = place
                         break
                 else:
-                    if written in known().get(name, {}):
-                        source = "known"
+                    if written in explained().get(name, {}):
+                        source = "explained"
             context = " ".join(text[max(0, position - 50) : match.end() + 30].split())
-            yield Found(name, written, source, context)
+            yield ProseNumber(name, written, source, context)
 
 
 def texts() -> list[Path]:
@@ -170,11 +170,11 @@ def texts() -> list[Path]:
 
 def main() -> int:
     """Print them; with --unknown only those without a source."""
-    found = [number for path in texts() for number in numbers_of(path)]
-    unknown = [number for number in found if not number.source]
-    for number in unknown if "--unknown" in sys.argv else found:
+    listed = [number for path in texts() for number in numbers_of(path)]
+    unknown = [number for number in listed if not number.source]
+    for number in unknown if "--unknown" in sys.argv else listed:
         print(f"{number.file}: {number.text}: {number.source or 'UNKNOWN'}: {number.context}")
-    print(f"{len(found)} numbers, {len(unknown)} without a source")
+    print(f"{len(listed)} numbers, {len(unknown)} without a source")
     return 1 if unknown else 0
 
 

@@ -39,11 +39,13 @@ def share_below(quantiles: np.ndarray, values: ArrayLike) -> np.ndarray:
 
 def with_theta(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of `results.sample_losses` with a column `theta`; those without any θ are left out."""
-    own = rows["method"].map({name: method.knob == "theta" for name, method in METHODS.items()})
+    has_theta = rows["method"].map(
+        {name: method.knob == "theta" for name, method in METHODS.items()}
+    )
     case = ["dataset", "label_noise", "trial"]
     softad = rows[rows["method"] == "softad"].drop_duplicates(case).set_index(case)["knob"]
     other = rows[case].join(softad.rename("theta"), on=case)["theta"]
-    return rows.assign(theta=rows["knob"].where(own, other)).dropna(subset=["theta"])
+    return rows.assign(theta=rows["knob"].where(has_theta, other)).dropna(subset=["theta"])
 
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:

@@ -36,11 +36,16 @@ def split_sentence(subject: str, holds: pd.Series) -> str:
     return f"{subject} on {listed(yes)}; not on {listed(no)}."
 
 
+def span(counts: Iterable[int]) -> str:
+    """Write equal numbers as one, others as the smallest and the largest."""
+    low, high = min(counts := list(counts)), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def trials_sentence(counts: Iterable[int]) -> str:
     """Say what so many trials of each set can decide."""
-    low, high = min(counts := list(counts)), max(counts)
-    n = f"n = {low}" if low == high else f"n = {low} to {high}"
-    if high < DECIDABLE:
+    n = f"n = {span(counts := list(counts))}"
+    if max(counts) < DECIDABLE:
         return f"At {n} no exact test can find a difference at 5 %: all of this is what was seen."
     return f"{n}: from n = {DECIDABLE} on an exact test can decide; `beyond_audit` has the tests."
 

@@ -227,14 +227,14 @@ class ResultFolder:
         """The folder to which finished results of this protocol were moved by `set_aside`."""
         return self.path.with_name(f"{self.method}.{self.fingerprint}")
 
-    def is_taken_back(self) -> bool:
+    def can_take_back(self) -> bool:
         """True where `take_back` finds results of this protocol that another's have replaced."""
         waiting = (self.earlier / "provenance.json").exists()
         return waiting and self.stored_fingerprint() != self.fingerprint
 
     def take_back(self) -> bool:
         """Move results of this protocol, once set aside, to where they were; return whether."""
-        if not self.is_taken_back():
+        if not self.can_take_back():
             return False
         self.set_aside()
         move_back(self.path, self.earlier, self._of_study("*/*"))

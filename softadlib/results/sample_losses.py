@@ -80,14 +80,6 @@ def stored(folder: ResultFolder) -> pd.DataFrame:
     return merge(frames)
 
 
-def missing(rows: pd.DataFrame, keys: Iterable[RunKey], epochs: set[int]) -> set[RunKey]:
-    """Return the keys of the runs of which `rows` lack one of `epochs`."""
-    measured: dict[RunKey, set[int]] = {}
-    for key, epoch in zip(run_keys(rows), rows["epoch"]):
-        measured.setdefault(key, set()).add(epoch)
-    return {key for key in keys if epochs - measured.get(key, set())}
-
-
 def finish(folder: ResultFolder, keys: Iterable[RunKey]) -> None:
     """Put stored parts, as far as they are of the runs `keys`, into `selected.parquet`."""
     if not any(folder.path.glob(f"losses/{folder.fingerprint}-*")):

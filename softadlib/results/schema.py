@@ -1,6 +1,7 @@
 """Names, order and types of the columns of the metrics table, and the key of a run. No tensors."""
 
 import math
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -50,3 +51,13 @@ class RunKey(NamedTuple):
 def run_keys(rows: "pd.DataFrame") -> list[RunKey]:
     """Return the key of every row."""
     return [RunKey.from_values(*row) for row in rows[RUN_KEY].itertuples(index=False)]
+
+
+def missing_keys(
+    rows: "pd.DataFrame", keys: Iterable[RunKey], epochs: Collection[int]
+) -> set[RunKey]:
+    """Return the keys of the runs of which `rows` lack one of `epochs`."""
+    measured: dict[RunKey, set[int]] = {}
+    for key, epoch in zip(run_keys(rows), rows["epoch"]):
+        measured.setdefault(key, set()).add(epoch)
+    return {key for key in keys if set(epochs) - measured.get(key, set())}

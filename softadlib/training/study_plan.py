@@ -12,7 +12,7 @@ from softadlib._validation import UserError
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.results import sample_losses, selection
 from softadlib.results.folder import ResultFolder
-from softadlib.results.schema import MEASURES, RUN_KEY, RunKey, run_keys
+from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
 from softadlib.training import auto_theta, heldout
 from softadlib.training.checks import AUTO
 from softadlib.training.device import pick_device
@@ -92,8 +92,8 @@ class Study:
         if protocol.curves != "none" and not replays:
             self.first_epochs = curve_epochs(protocol)
         self.replay_epochs = curve_epochs(protocol) if replays else set()
-        # Losses of single samples are of interest for selected runs alone: those that are replayed,
-        # and those that had nobody to be selected from.
+        # Losses of single samples are summarised for selected runs alone: those that are replayed, and
+        # those of a method with one run in every trial.
         self.loss_epochs = loss_epochs(protocol)
         self.losses_in_first_pass = share == 1 and protocol.curves != "none"
 
@@ -118,10 +118,8 @@ class Study:
 
     def missing(self, rows: pd.DataFrame, runs: Sequence[Run], epochs: set[int]) -> list[Run]:
         """Return the runs of which a row at one of `epochs` is missing."""
-        measured: dict[RunKey, set[int]] = {}
-        for key, epoch in zip(run_keys(rows), rows["epoch"]):
-            measured.setdefault(key, set()).add(epoch)
-        return [run for run in runs if epochs - measured.get(run.key, set())]
+        keys = missing_keys(rows, [run.key for run in runs], epochs)
+        return [run for run in runs if run.key in keys]
 
     def selected(self, rows: pd.DataFrame) -> list[Run]:
         """Return the runs whose curves are shown."""
@@ -144,8 +142,7 @@ class Study:
         """Return the selected runs whose losses of single samples are not stored."""
         selected = self.selected(rows)
         stored = sample_losses.stored(self.folder)
-        keys = sample_losses.missing(stored, [run.key for run in selected], self.loss_epochs)
-        return [run for run in selected if run.key in keys]
+        return self.missing(stored, selected, self.loss_epochs)
 
     def replays(self, rows: pd.DataFrame, trained: Sequence[Run]) -> list[Run]:
         """Return the runs to train again, once `trained` are: the selected whose curves are missing."""

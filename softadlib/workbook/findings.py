@@ -10,6 +10,7 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.analysis import paper, statistics, tables
+from softadlib.analysis.readings import DECIDABLE
 from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import SWEEP, select
@@ -36,8 +37,6 @@ CLAIMED = {
 """Measures of which the paper's text says that SoftAD's is the smallest, and how it says so."""
 COMPARED = ("erm", "flooding", "sam", "softad")
 """The methods that the paper's main text compares."""
-FEW = 6
-"""Trials below which no exact two-sided test of paired differences reaches 5 %."""
 
 
 def readable(body: str) -> str:
@@ -104,8 +103,10 @@ def what_was_run(facts: pd.DataFrame) -> list[str]:
         f"{', '.join(names)}: {'each ' if len(names) > 1 else ''}{words}"
         for words, names in alike.items()
     ]
-    if facts["trials"].max() < FEW:
-        lines.append(f"With fewer than {FEW} trials no exact test can decide at the 5 % level.")
+    if facts["trials"].max() < DECIDABLE:
+        lines.append(
+            f"With fewer than {DECIDABLE} trials no exact test can decide at the 5 % level."
+        )
     return lines
 
 

@@ -73,7 +73,7 @@ class Work:
             pair = f"{study.protocol.dataset} × {study.method}"
             if study.folder.stored_fingerprint() not in (None, study.folder.fingerprint):
                 replaced.append(pair)
-            if study.folder.is_taken_back():
+            if study.folder.can_take_back():
                 returning.append(pair)
         if replaced:
             yield (

@@ -301,13 +301,12 @@ def test_of_two_protocols_in_turn_neither_uses_nor_destroys_the_others(home):
     assert not again.equals(rows)
 
 
-@pytest.mark.parametrize("moment", range(6))
-def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, moment):
-    study.run(protocol(curves="none"), "softad")
-    before = place(protocol()).metrics.read_bytes()
-    smaller, count = protocol(grids={"softad": [0.05]}, curves="none"), 0
+@contextlib.contextmanager
+def accident_after(moment, *calls):
+    """Raise and suppress an `Accident` in the first of the calls (object, name) after `moment` of them."""
+    count = 0
 
-    def until(function):
+    def counted(function):
         def call(*args, **kwargs):
             nonlocal count
             count += 1
@@ -317,11 +316,19 @@ def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, monkeypatch, m
 
         return call
 
-    with monkeypatch.context() as patch:
-        for where, name in ((shutil, "copy2"), (os, "replace"), (Path, "mkdir")):
-            patch.setattr(where, name, until(getattr(where, name)))
-        with contextlib.suppress(Accident):
-            study.run(smaller, "softad")
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Accident):
+        for where, name in calls:
+            patch.setattr(where, name, counted(getattr(where, name)))
+        yield
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_killed_while_a_result_is_set_aside_nothing_is_lost(home, moment):
+    study.run(protocol(curves="none"), "softad")
+    before = place(protocol()).metrics.read_bytes()
+    smaller = protocol(grids={"softad": [0.05]}, curves="none")
+    with accident_after(moment, (shutil, "copy2"), (os, "replace"), (Path, "mkdir")):
+        study.run(smaller, "softad")
     rows = study.run(smaller, "softad")
     assert rows["knob"].unique().tolist() == [0.05]
     asides = list(home.glob("outputs/tiny/gaussian/softad.*"))
@@ -335,43 +342,24 @@ def test_results_set_aside_are_taken_back_in_place_of_being_trained_again(home):
     rows = study.run(first, "softad")
     before = place(first).metrics.read_bytes()
     study.run(second, "softad")
-    assert place(first).is_taken_back()
+    assert place(first).can_take_back()
     pd.testing.assert_frame_equal(study.run(first, "softad"), rows)
     assert place(first).metrics.read_bytes() == before
     assert sum(trained(first)) == 4, "by the first call alone"
-    assert not place(first).is_taken_back()
-    assert place(second).is_taken_back()
+    assert not place(first).can_take_back()
+    assert place(second).can_take_back()
     (aside,) = home.glob("outputs/tiny/gaussian/softad.*")
     assert aside == place(second).earlier
 
 
 @pytest.mark.parametrize("moment", range(9))
-def test_killed_while_results_are_taken_back_nothing_is_lost(home, monkeypatch, moment):
+def test_killed_while_results_are_taken_back_nothing_is_lost(home, moment):
     first, second = protocol(curves="none"), protocol(curves="none", epochs=3)
     for each in (first, second):
         study.run(each, "softad")
-    count = 0
-
-    def until(function):
-        def call(*args, **kwargs):
-            nonlocal count
-            count += 1
-            if count > moment:
-                raise Accident
-            return function(*args, **kwargs)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for where, name in (
-            (shutil, "copy2"),
-            (os, "replace"),
-            (Path, "mkdir"),
-            (shutil, "rmtree"),
-        ):
-            patch.setattr(where, name, until(getattr(where, name)))
-        with contextlib.suppress(Accident):
-            study.run(first, "softad")
+    calls = (shutil, "copy2"), (os, "replace"), (Path, "mkdir"), (shutil, "rmtree")
+    with accident_after(moment, *calls):
+        study.run(first, "softad")
     for each in (first, second):
         study.run(each, "softad")
         assert sum(trained(each)) == 4, "it is not trained again"

@@ -141,33 +141,34 @@ def test_nbval_fails_when_one_digit_is_changed(tmp_path):
     assert "1 failed" in done.stdout
 
 
-def test_every_number_in_prose_has_a_source():
-    """`python tests/numbers_in_text.py` lists them; an entry of the list of known ones is used."""
+@pytest.fixture
+def listing():
+    """The module `tests/numbers_in_text.py`."""
     spec = importlib.util.spec_from_file_location(
         "listing", REPOSITORY / "tests/numbers_in_text.py"
     )
-    listing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(listing)
-    found = [number for path in listing.texts() for number in listing.numbers_of(path)]
-    assert len(found) > 400
-    assert [number for number in found if not number.source] == []
-    used = {(number.file, number.text) for number in found if number.source == "known"}
-    listed = {(file, text) for file, texts in listing.known().items() for text in texts}
-    assert listed == used, "a known number that no text has"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_a_changed_number_in_prose_is_found_out(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location(
-        "listing", REPOSITORY / "tests/numbers_in_text.py"
-    )
-    listing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(listing)
+def test_every_number_in_prose_has_a_source(listing):
+    """`python tests/numbers_in_text.py` lists them; every explained number is in a text."""
+    numbers = [number for path in listing.texts() for number in listing.numbers_of(path)]
+    assert len(numbers) > 400
+    assert [number for number in numbers if not number.source] == []
+    used = {(number.file, number.text) for number in numbers if number.source == "explained"}
+    explained = {(file, text) for file, texts in listing.explained().items() for text in texts}
+    assert explained == used, "an explained number that no text has"
+
+
+def test_a_changed_number_in_prose_is_found_out(tmp_path, monkeypatch, listing):
     path = REPOSITORY / "notebooks" / "fig11_linear_classifier.ipynb"
     changed = tmp_path / "notebooks" / path.name
     changed.parent.mkdir()
     changed.write_text(path.read_text().replace("errs on 484 points", "errs on 485 points"))
-    known = listing.known()
-    monkeypatch.setattr(listing, "known", lambda: known)
+    explained = listing.explained()
+    monkeypatch.setattr(listing, "explained", lambda: explained)
     shared = listing.shared()
     monkeypatch.setattr(listing, "shared", lambda: shared)
     monkeypatch.setattr(listing, "ROOT", tmp_path)

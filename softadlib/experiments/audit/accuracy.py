@@ -2,7 +2,9 @@
 
 import numpy as np
 import pandas as pd
+from pandas.api.typing import SeriesGroupBy
 
+from softadlib.analysis.readings import span
 from softadlib.analysis.statistics import paired
 from softadlib.experiments.audit.claims import OTHERS, paired_trials
 from softadlib.results.selection import CASE
@@ -51,13 +53,18 @@ def epochs_to_loss(rows: pd.DataFrame, chosen: pd.DataFrame, factor: float) -> p
     return curves.groupby(key, as_index=False)["epochs"].min()
 
 
+def _by_method(epochs: pd.DataFrame) -> SeriesGroupBy:
+    """Group the epochs by case and method; a run that never gets there is later than all others."""
+    late = epochs.assign(epochs=epochs["epochs"].fillna(np.inf))
+    return late.groupby([*CASE, "method"])["epochs"]
+
+
 def fastest(epochs: pd.DataFrame) -> pd.DataFrame:
     """Median epochs of every method, and how many of its runs got there: a line per case.
 
     A run that never gets there counts as later than all others.
     """
-    late = epochs.assign(epochs=epochs["epochs"].fillna(np.inf))
-    groups = late.groupby([*CASE, "method"])["epochs"]
+    groups = _by_method(epochs)
     reached = groups.agg(lambda e: f"{np.isfinite(e).sum()} of {len(e)}")
     table = pd.DataFrame({"median epoch": groups.median(), "reached": reached})
     return table.unstack("method")
@@ -71,23 +78,16 @@ def readings(accuracy: pd.DataFrame, epochs: pd.DataFrame, margin: float) -> lis
         sentences.append(
             f"*Comparable accuracy*, to within {margin:g} points: shown in {counts['comparable']} of "
             f"{len(accuracy)} comparisons, contradicted in {counts['lower']}, open in the others "
-            f"(n = {_span(accuracy['n'])}). The mean difference lies between "
+            f"(n = {span(accuracy['n'])}). The mean difference lies between "
             f"{accuracy['mean'].min():+.1f} and {accuracy['mean'].max():+.1f} points."
         )
     if len(epochs) and "softad" in set(epochs["method"]):
-        late = epochs.assign(epochs=epochs["epochs"].fillna(np.inf))
-        median = late.groupby([*CASE, "method"])["epochs"].median().unstack("method")
+        groups = _by_method(epochs)
+        median = groups.median().unstack("method")
         others = median.drop(columns="softad").min(axis=1)
         first = (median["softad"] < others).sum()
-        trials = late.groupby([*CASE, "method"]).size()
         sentences.append(
             f"*Often converging faster*: SoftAD's median epoch is the smallest in {first} of "
-            f"{len(median)} cases (n = {_span(trials)} trials)."
+            f"{len(median)} cases (n = {span(groups.size())} trials)."
         )
     return sentences
-
-
-def _span(counts: pd.Series) -> str:
-    """Return one number, or the smallest and the largest."""
-    low, high = counts.min(), counts.max()
-    return f"{low}" if low == high else f"{low} to {high}"

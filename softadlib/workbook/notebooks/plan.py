@@ -124,7 +124,7 @@ def plan_figures() -> Plan:
     for stem, source in _sources().items():
         defaults = parameters_of(source)
         if packages := missing_packages(source):
-            install = "pip install 'softadlib[recipes]'"
+            install = "pip install 'softadlib[workbook,recipes]'"
             result.lacking[stem] = f"{', '.join(packages)}; install them: {install}"
         elif "profile" not in defaults:
             reads = f"{defaults['profile_read']}*" if "profile_read" in defaults else ""
