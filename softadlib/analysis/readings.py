@@ -36,15 +36,15 @@ def split_sentence(subject: str, holds: pd.Series) -> str:
     return f"{subject} on {listed(yes)}; not on {listed(no)}."
 
 
-def span(counts: Iterable[int]) -> str:
-    """Write equal numbers as one, others as the smallest and the largest."""
-    low, high = min(counts := list(counts)), max(counts)
-    return f"{low}" if low == high else f"{low} to {high}"
+def span(ordered: Iterable[object]) -> str:
+    """Write the first and the last of ordered values, or one where they are alike."""
+    values = [str(value) for value in ordered]
+    return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
 def trials_sentence(counts: Iterable[int]) -> str:
     """Say what so many trials of each set can decide."""
-    n = f"n = {span(counts := list(counts))}"
+    n = f"n = {span(sorted(counts := list(counts)))}"
     if max(counts) < DECIDABLE:
         return f"At {n} no exact test can find a difference at 5 %: all of this is what was seen."
     return f"{n}: from n = {DECIDABLE} on an exact test can decide; `beyond_audit` has the tests."

@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from helpers.workspace import make_home
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -288,3 +290,42 @@ class TestLinearSensitivity:
         assert cliff["softad"][0.6] > 0.95
         assert cliff["softad"][0.85] < 0.05
         assert cliff["flooding"][0.85] > 0.1
+
+    def test_a_grid_is_trained_once_and_then_read(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path)))
+        grid = {"dataset": "gaussian", "seed": 1, "repeats": 2, "sizes": SMALL, "epochs": 1}
+        trained, origin = linear.stored_sensitivity("fig12", [0.1, 0.2], [0.5, 1.0], **grid)
+        assert len(trained) == 2 * 2 + 2 * 2 * 2 * 2
+        assert origin == "20 runs, trained here and stored in outputs/fig12/gaussian.parquet"
+        monkeypatch.setattr(linear, "linear_sensitivity", lambda *_, **__: trained[:1])
+        read, origin = linear.stored_sensitivity("fig12", [0.1, 0.2], [0.5, 1.0], **grid, stack=3)
+        pd.testing.assert_frame_equal(read, trained)
+        assert origin == "20 runs, read from outputs/fig12/gaussian.parquet"
+        for changed in ({"repeats": 3}, {"seed": 2}, {"epochs": 2}):
+            other = linear.stored_sensitivity("fig12", [0.1, 0.2], [0.5, 1.0], **grid | changed)
+            assert "trained here; outputs/fig12/gaussian.parquet keeps another grid" in other[1]
+        stored = tmp_path / "outputs/fig12/gaussian.parquet"
+        stored.write_bytes(stored.read_bytes()[:99])
+        with pytest.raises(UserError, match=r"gaussian\.parquet is broken.*delete it"):
+            linear.stored_sensitivity("fig12", [0.1, 0.2], [0.5, 1.0], **grid)
+
+    def test_readings_follow_the_cells(self):
+        def runs(scale, *cells):
+            names = ["sigma", "theta", "acc_test", "loss_test"]
+            method = "softad" if scale else "flooding"
+            return pd.DataFrame(cells, columns=names).assign(method=method, scale=scale or "code")
+
+        flooding = runs("", (1, 0.1, 0.95, 0.1), (1, 0.5, 0.85, 0.6), (1, 0.9, 0.4, 0.5))
+        (sentence,) = linear.sensitivity_readings(flooding)
+        assert sentence == (
+            "Flooding: mean accuracy first falls below 90% at θ = 0.50 and below one half at θ = 0.90; "
+            "at the largest θ it is 40.0%. Mean loss rises in 50% of the steps of θ."
+        )
+        soft = runs("text", (1, 0.1, 0.99, 0.1), (1, 0.9, 0.02, 0.5), (2, 0.1, 0.95, 0.1),
+                    (2, 0.9, 0.6, 0.2), (4, 0.1, 0.7, 0.1), (4, 0.9, 0.3, 0.05))  # fmt: skip
+        stuck, falls = linear.sensitivity_readings(soft)
+        assert stuck == ("SoftAD, text: at 1 of 3 values of σ, 4, no θ reaches an accuracy of 90%.")
+        assert falls == (
+            "SoftAD, text: mean accuracy first falls below 90% at θ = 0.90 and below one half at θ = "
+            "0.90 to no value; at the largest θ it is 2.0% to 60.0%. Mean loss rises in 67% of the steps of θ."
+        )

@@ -103,10 +103,11 @@ def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> No
     ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
-def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
+def mark_log(ax: Axes, classes: int = 2, label: bool = True, **line: Any) -> None:
     """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
     level = np.log(classes)
-    ax.axvline(level, color="0.25", linestyle=":", linewidth=1.4, zorder=3, path_effects=HALO)
+    dotted = {"color": "0.25", "linestyle": ":", "linewidth": 1.4, "path_effects": HALO}
+    ax.axvline(level, zorder=3, **(line or dotted))
     if label:
         position: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
@@ -124,7 +125,7 @@ def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
     if len(table) > 1:
         ax.set(yscale="log", ylabel="σ")
         _plain_log(ax.yaxis)
-    mark_log(ax, label=len(table) == 1)
+    mark_log(ax, label=len(table) == 1, color="white", linewidth=1.4)
     return mesh
 
 

@@ -78,7 +78,7 @@ def readings(accuracy: pd.DataFrame, epochs: pd.DataFrame, margin: float) -> lis
         sentences.append(
             f"*Comparable accuracy*, to within {margin:g} points: shown in {counts['comparable']} of "
             f"{len(accuracy)} comparisons, contradicted in {counts['lower']}, open in the others "
-            f"(n = {span(accuracy['n'])}). The mean difference lies between "
+            f"(n = {span(sorted(accuracy['n']))}). The mean difference lies between "
             f"{accuracy['mean'].min():+.1f} and {accuracy['mean'].max():+.1f} points."
         )
     if len(epochs) and "softad" in set(epochs["method"]):
@@ -88,6 +88,6 @@ def readings(accuracy: pd.DataFrame, epochs: pd.DataFrame, margin: float) -> lis
         first = (median["softad"] < others).sum()
         sentences.append(
             f"*Often converging faster*: SoftAD's median epoch is the smallest in {first} of "
-            f"{len(median)} cases (n = {span(groups.size())} trials)."
+            f"{len(median)} cases (n = {span(sorted(groups.size()))} trials)."
         )
     return sentences
