@@ -14,9 +14,16 @@ BOUNDS: dict[str, tuple[Literal["--", ":"], float]] = {
 """Line style and width of each bound."""
 
 
-def against_bounds(ax: Axes, rows: pd.DataFrame, colour: str, trivial: float | None = None) -> None:
-    """Column `mean` against T beside `stated` and `corrected`; `trivial` is a level that always holds."""
+def against_bounds(
+    ax: Axes, rows: pd.DataFrame, colour: str, rate: float, trivial: float | None = None
+) -> None:
+    """Column `mean` against T beside `stated`, `corrected` and a line ∝ T^rate.
+
+    `trivial`: a level that holds without any proof.
+    """
     ax.loglog(rows["T"], rows["mean"], "o-", color=colour, markersize=5)
+    guide = 0.6 * rows["mean"].iloc[0] * (rows["T"] / rows["T"].iloc[0]) ** rate
+    ax.loglog(rows["T"], guide, ":", color=colour, linewidth=1.2)
     for name, (dash, width) in BOUNDS.items():
         ax.loglog(rows["T"], rows[name], dash, color="0.2", linewidth=width)
     if trivial is not None:
@@ -38,11 +45,11 @@ def against_factors(ax: Axes, ratios: pd.DataFrame, factors: dict[str, float], c
 
 
 def bound_legend(fig: Figure) -> None:
-    """One legend above: measured, both bounds, the level that always holds."""
+    """One legend above: measured, both bounds, the trivial one."""
     handles = [Line2D([], [], color="0.2", marker="o", label="measured")]
     for name, (dash, width) in BOUNDS.items():
         handles.append(
             Line2D([], [], color="0.2", linestyle=dash, linewidth=width, label=f"bound, {name}")
         )
-    handles.append(Line2D([], [], color="0.6", linewidth=1.2, label="holds everywhere"))
+    handles.append(Line2D([], [], color="0.6", linewidth=1.2, label="trivial bound G, or G²"))
     fig.legend(handles=handles, loc="outside upper center", ncols=4)
