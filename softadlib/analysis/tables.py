@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib.analysis import paper
-from softadlib.analysis.statistics import mean_interval
+from softadlib.analysis.statistics import Mean, mean_interval, paired
 from softadlib.methods import METHODS
 from softadlib.results.selection import SWEEP, TIES, select
 
@@ -81,6 +81,43 @@ def _interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str
 
 def _mean_sd(cell: Cell, mean: float, sd: float) -> str:
     return cell.text(mean) if pd.isna(sd) else f"{cell.text(mean)} ({cell.text(sd)})"
+
+
+def differences(
+    runs: pd.DataFrame,
+    case: Sequence[str],
+    measures: Sequence[str],
+    name: str = "method",
+    reference: str = "erm",
+) -> pd.DataFrame:
+    """Return every method minus `reference`, paired by trial: a line per case and method.
+
+    Args:
+        runs: a row per case, method and trial.
+        case: columns within which methods are compared.
+        measures: columns to subtract. Each becomes the mean difference, with `_low` and `_high` the ends
+            of Student's 95 % interval, and ` is`: smaller, larger, or open where the interval holds 0.
+        name: the column that tells methods apart; lines follow its first appearance.
+        reference: one of its values; cases without it have no lines.
+    """
+    lines = []
+    for key, part in runs.groupby(list(case), sort=False):
+        facts = dict(zip(case, key))
+        by_name = dict(iter(part.set_index("trial").groupby(name, sort=False)[list(measures)]))
+        for label in [label for label in by_name if label != reference and reference in by_name]:
+            both = by_name[label].merge(by_name[reference], on="trial", suffixes=("", "_reference"))
+            line = {**facts, name: label}
+            for measure in measures:
+                mean = paired(both[measure], both[f"{measure}_reference"])
+                line |= {measure: mean.mean, f"{measure}_low": mean.low}
+                line |= {f"{measure}_high": mean.high, f"{measure} is": _side(mean)}
+            lines.append(line | {"n": len(both)})
+    columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high", " is")]
+    return pd.DataFrame(lines, columns=[*case, name, *columns, "n"])
+
+
+def _side(mean: Mean) -> str:
+    return "smaller" if mean.high < 0 else "larger" if mean.low > 0 else "open"
 
 
 def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:

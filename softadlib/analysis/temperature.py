@@ -9,8 +9,7 @@ import pandas as pd
 from softadlib.analysis import paper
 from softadlib.analysis.concentration import last
 from softadlib.analysis.readings import trials_sentence
-from softadlib.analysis.statistics import Mean, paired
-from softadlib.analysis.tables import LABELS, Cell
+from softadlib.analysis.tables import LABELS, Cell, differences
 from softadlib.methods import METHODS
 
 SCALINGS = {"": "as trained", "plain_": "plain fit", "prior_": "fit with prior"}
@@ -61,41 +60,12 @@ def scaled(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_erm(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each method minus ERM, paired by trial: test loss and gap with intervals and verdicts.
-
-    A line per dataset, method and scaling. Verdicts: "smaller" or "larger" where the interval
-    excludes 0, "open" otherwise.
-    """
+    """Return `tables.differences` from ERM: test loss and gap per dataset, scaling and method."""
     lines = runs(rows)
-    table = []
-    for dataset in paper.in_order(lines["dataset"]):
-        for scaling in SCALINGS.values():
-            of_case = lines[(lines["dataset"] == dataset) & (lines["scaling"] == scaling)]
-            by_method = {m: part.set_index("trial") for m, part in of_case.groupby("method")}
-            erm = by_method.get("erm")
-            for method in METHODS:
-                if erm is None or method == "erm" or method not in by_method:
-                    continue
-                both = by_method[method].merge(erm, on="trial", suffixes=("", "_erm"))
-                line = {"dataset": dataset, "method": method, "scaling": scaling, "n": len(both)}
-                for measure in ("loss", "gap"):
-                    mean = paired(both[measure], both[f"{measure}_erm"])
-                    line |= {
-                        measure: mean.mean,
-                        f"{measure}_low": mean.low,
-                        f"{measure}_high": mean.high,
-                        f"{measure} is": verdict(mean),
-                    }
-                table.append(line)
-    columns = ["dataset", "method", "scaling"]
-    for measure in ("loss", "gap"):
-        columns += [measure, f"{measure}_low", f"{measure}_high", f"{measure} is"]
-    return pd.DataFrame(table, columns=[*columns, "n"])
-
-
-def verdict(mean: Mean) -> str:
-    """Return smaller, larger, or open where the interval holds 0."""
-    return "smaller" if mean.high < 0 else "larger" if mean.low > 0 else "open"
+    names = [*paper.in_order(lines["dataset"]), *SCALINGS.values(), *METHODS]
+    rank = {name: i for i, name in enumerate(names)}
+    lines = lines.sort_values(["dataset", "scaling", "method"], key=lambda c: c.map(rank))
+    return differences(lines, ["dataset", "scaling"], ("loss", "gap"))
 
 
 def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:

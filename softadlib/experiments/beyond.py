@@ -1,0 +1,138 @@
+"""Methods that the paper does not train, beside those that it does: selected runs, differences, a picture."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from softadlib.analysis import coverage, paper
+from softadlib.analysis.plotting.curves import PALETTE
+from softadlib.analysis.readings import listed, split_sentence, trials_sentence
+from softadlib.analysis.tables import LABELS, differences
+from softadlib.methods import METHODS, PAPER
+from softadlib.results import reader, selection
+
+MEASURES = {
+    "gap": "gap (nats)",
+    "loss_test": "test loss (nats)",
+    "acc_test": "test accuracy",
+    "model_norm": "model norm",
+}
+"""What is compared, and the label of its axis."""
+
+
+def selected(
+    profile: str, paper_profile: str, label_noise: float = 0.0, ties: str = "largest"
+) -> pd.DataFrame:
+    """Select one run of every dataset, method and trial of two profiles.
+
+    A method with a grid is read from `paper_profile` where that has it on the dataset. A θ in place
+    of a grid is a method of its own, "SoftAD (θ: auto)". Adds `name` and `gap`, test minus train
+    cross-entropy in nats.
+    """
+    words = coverage.auto_words(reader.provenances(profile))
+    frames, grids = [], set()
+    for source in (paper_profile, profile):
+        rows = reader.read(source, label_noise=label_noise, final=True)
+        for case, part in rows.groupby(["dataset", "method"]):
+            word = words.get(case, "") if source == profile else ""
+            if word or case not in grids:
+                name = LABELS[case[1]] + (f" (θ: {word})" if word else "")
+                frames.append(selection.select(part, ties).assign(name=name))
+            grids |= set() if word else {case}
+    runs = pd.concat(frames, ignore_index=True)
+    return runs.assign(gap=runs["loss_test"] - runs["loss_train"])
+
+
+def names_in(runs: pd.DataFrame) -> list[str]:
+    """Return the names in the order of the registry, a method with a grid before one without."""
+    rank = {method: i for i, method in enumerate(METHODS)}
+    names = runs[["name", "method"]].drop_duplicates()
+    names = names.assign(rank=names["method"].map(rank)).sort_values(["rank", "name"])
+    return list(names["name"])
+
+
+def means(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean of every measure and the number of trials: a line per dataset and name."""
+    groups = runs.groupby(["dataset", "name"])
+    table = groups[["knob", *MEASURES]].mean().assign(n=groups.size())
+    names = names_in(runs)
+    lines = [
+        (d, n) for d in paper.in_order(runs["dataset"]) for n in names if (d, n) in table.index
+    ]
+    return table.loc[lines]
+
+
+def against_erm(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return `tables.differences` from ERM: test loss ("loss") and gap per dataset and name."""
+    names = [*paper.in_order(runs["dataset"]), *names_in(runs)]
+    rank = {name: i for i, name in enumerate(names)}
+    runs = runs.sort_values(["dataset", "name"], key=lambda c: c.map(rank))
+    runs = runs.rename(columns={"loss_test": "loss"})
+    return differences(runs, ["dataset"], ("loss", "gap"), name="name", reference=LABELS["erm"])
+
+
+def readings(runs: pd.DataFrame) -> list[str]:
+    """Say in words who has the smallest gap and test loss, and what methods beyond the paper's change."""
+    sentences = []
+    for dataset, part in means(runs).groupby(level="dataset", sort=False):
+        best = part.droplevel("dataset")
+        gap, loss, accuracy = (best[name] for name in ("gap", "loss_test", "acc_test"))
+        sentences.append(
+            f"{dataset}: the smallest gap is {gap.idxmin()}'s {gap.min():.3f}, the smallest test loss "
+            f"{loss.idxmin()}'s {loss.min():.3f}, the highest accuracy {accuracy.idxmax()}'s "
+            f"{accuracy.max():.1%}."
+        )
+    table = against_erm(runs).set_index("dataset")
+    for name in [n for n in table["name"].unique() if n not in [LABELS[m] for m in PAPER]]:
+        part = table[table["name"] == name]
+        for measure, word in {"gap": "gap", "loss": "test loss"}.items():
+            sentence = split_sentence(f"{name}'s mean {word} is below ERM's", part[measure] < 0)
+            clear = part.index[part[f"{measure} is"] != "open"]
+            sentences.append(f"{sentence} The interval excludes zero on {listed(clear)}.")
+    if len(table):
+        sentences.append(trials_sentence(table["n"]))
+    return sentences
+
+
+def untrained(runs: pd.DataFrame) -> list[str]:
+    """Return the labels of the registry's methods that `runs` lacks."""
+    return [LABELS[name] for name in METHODS if name not in set(runs["method"])]
+
+
+def method_panels(
+    runs: pd.DataFrame, datasets: Sequence[str], measures: Mapping[str, str]
+) -> Figure:
+    """Draw a row a dataset, a column a measure (name → axis label), a line a method; ERM's mean dashed.
+
+    `runs`: one run per dataset, name and trial, with a column for every measure.
+    """
+    names = names_in(runs)
+    size = (9.5, (0.22 * len(names) + 0.7) * len(datasets))
+    grid: dict[str, Any] = {"squeeze": False, "sharey": True, "figsize": size}
+    fig: Figure
+    fig, axes = plt.subplots(len(datasets), len(measures), **grid)
+    for row, dataset in zip(axes, datasets):
+        for ax, (measure, label) in zip(row, measures.items()):
+            part = runs[runs["dataset"] == dataset]
+            values = part.groupby("name")[measure]
+            for line, name in enumerate(names):
+                if name not in values.groups:
+                    continue
+                trials = values.get_group(name)
+                colour = PALETTE[part.loc[part["name"] == name, "method"].iloc[0]]
+                ax.scatter(
+                    trials, [line] * len(trials), s=16, color=colour, alpha=0.55, linewidths=0
+                )
+                ax.vlines(trials.mean(), line - 0.36, line + 0.36, color=colour, linewidth=2.4)
+            if LABELS["erm"] in values.groups:
+                level = values.get_group(LABELS["erm"]).mean()
+                ax.axvline(level, color=PALETTE["erm"], linestyle="--", linewidth=0.9, zorder=0)
+            ax.set_xlabel(label)
+            ax.locator_params(axis="x", nbins=4)
+        row[0].set_ylabel(dataset)
+        row[0].set_yticks(range(len(names)), names)
+        row[0].set_ylim(len(names) - 0.4, -0.6)
+    return fig
