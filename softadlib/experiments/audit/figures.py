@@ -28,28 +28,30 @@ STAT_LABELS = {
 def intervals(
     tables: Mapping[str, pd.DataFrame], claim: str, unit: str, order: Sequence[str]
 ) -> Figure:
-    """SoftAD minus each rival with Student's 95 % interval: a column per dataset, a row per label noise.
+    """Draw SoftAD minus each rival with Student's 95 % interval: a panel per dataset and label noise.
 
     `tables`: tie rule → `audit.compare`. A hollow mark is a comparison that the
     exact test leaves open; a single trial has no interval.
     """
     every = pd.concat(tables.values())
-    datasets, noises = paper.in_order(every["dataset"]), sorted(every["label_noise"].unique())
+    cases = every.groupby(["dataset", "label_noise"]).groups
+    cases = {
+        (d, q): cases[d, q] for d in paper.in_order(every["dataset"]) for c, q in cases if c == d
+    }
     rivals = [r for r in order if (every["against"] == r).any()]
-    width, height = min(2.7 * len(datasets) + 0.8, 13), 0.42 * len(rivals) + 0.9
-    size = (max(width, 4), height * len(noises) + 0.7)
+    columns = min(len(cases), 3)
+    rows = -(-len(cases) // columns)
+    size = (2.9 * columns + 0.8, (0.3 * len(rivals) + 0.75) * rows + 0.7)
     grid: dict[str, Any] = {"figsize": size, "sharey": True, "squeeze": False}
     fig: Figure
-    fig, axes = plt.subplots(len(noises), len(datasets), **grid)
-    for (i, j), ax in np.ndenumerate(axes):
-        case = every[(every["dataset"] == datasets[j]) & (every["label_noise"] == noises[i])]
-        if case.empty:
-            ax.set_axis_off()
-            continue
+    fig, axes = plt.subplots(rows, columns, **grid)
+    for ax in axes.flat[len(cases) :]:
+        ax.set_axis_off()
+    for ax, ((dataset, noise), case) in zip(axes.flat, cases.items()):
         for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
-            _marks(ax, table.loc[table.index.isin(case.index)], rivals, shift, *RULES[rule])
+            _marks(ax, table.loc[table.index.isin(case)], rivals, shift, *RULES[rule])
         ax.axvline(0, color="0.3", linewidth=1)
-        ax.set_title(datasets[j] + (f", {noises[i]:.0%} flipped" if noises[i] else ""))
+        ax.set_title(dataset + (f", {noise:.0%} flipped" if noise else ""))
         ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
         ax.set_ylim(len(rivals) - 0.5, -0.5)
         ax.xaxis.set_major_locator(MaxNLocator(4))
@@ -88,7 +90,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     shape: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig: Figure
     fig, axes = plt.subplots(
-        len(STAT_LABELS), len(datasets), figsize=(2.6 * len(datasets), 6), **shape
+        len(STAT_LABELS), len(datasets), figsize=(min(2.6 * len(datasets), 9.5), 6), **shape
     )
     for column, dataset in zip(axes.T, datasets):
         for rule, rows in chosen.items():
