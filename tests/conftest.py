@@ -9,7 +9,7 @@ torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=40)
 settings.load_profile("fixed")
 
-LONGEST = ("reference_erm", "execute", "reference_cliff", "ray", "crashes", "shards", "notebooks")
+LONGEST = ("reference_erm", "execute", "crashes", "ray", "engines", "notebooks", "bench", "study")
 """Modules to begin with, so that no process is left alone with one of them at the end."""
 
 

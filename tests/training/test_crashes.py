@@ -22,7 +22,7 @@ SETTINGS = {
     "trials": 2,
     "checkpoint_every": 7,
     "curve_every": 10,
-    "grids": {"softad": [0.05, 0.3], "sam": [0.1]},
+    "grids": {"softad": [0.05, 0.3]},
     "stack": 2,
 }
 CLEAN = ["metrics.parquet", "provenance.json", "selected.parquet"]
@@ -222,11 +222,11 @@ def test_two_at_once_the_second_is_refused_and_a_killed_one_holds_nothing(softad
     long(home)
     first = softad.start("train", "tiny", "-j", "1")
     await_file(home, "progress.json")
-    for verb in (("train",), ("run",), ("train", "--method", "sam"), ("train", "--fresh")):
+    for verb in (("train",), ("run",), ("train", "--method", "softad"), ("train", "--fresh")):
         before = sorted(p for p in tree(home / "outputs") if not p.endswith("progress.json"))
         assert softad.run(verb[0], "tiny", "-j", "1", *verb[1:]) == 2
         (line,) = softad.said()
-        method = "sam" if "sam" in verb else "erm"
+        method = "softad" if "softad" in verb else "erm"
         assert f"tiny: gaussian × {method} is under way already, by process {first} on" in line
         assert "wait for it or stop it" in line
         after = sorted(p for p in tree(home / "outputs") if not p.endswith("progress.json"))

@@ -167,10 +167,20 @@ def test_a_lock_that_is_refused_to_all_is_not_let_go_of(tmp_path, monkeypatch):
 DAMAGE = {"empty": b"", "garbage": os.urandom(300), "cut": None, "list": b"[1, 2]", "other": b"{}"}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """`outputs/` of a profile whose every method is trained."""
+    folder = make_home(tmp_path_factory.mktemp("trained"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOFTAD_HOME", str(folder))
+        assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    return folder / "outputs"
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["metrics.parquet", "provenance.json"])
-def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, capsys, name, damage):
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, trained, capsys, name, damage):
+    shutil.copytree(trained, home / "outputs")
     whole = store.read("tiny")
     path = home / "outputs/tiny/gaussian/softad" / name
     old = path.read_bytes()
