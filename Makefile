@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
 
-.PHONY: setup quick paper figures test lint lab gpu readme record clean
+.PHONY: setup quick paper figures test tests-and-notebooks lint lab gpu readme record clean
 
 quick: $(READY)
 	$(BIN)/softad run $(PROFILE)
@@ -57,10 +57,13 @@ lint: $(TESTING)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope --nbval --nbval-current-env \
-	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 notebooks
+# Side by side: mypy has one process, and tests wait for kernels and nodes now and then.
+test: $(TESTING)
+	$(MAKE) --jobs 2 lint tests-and-notebooks
+
+tests-and-notebooks: $(TESTING)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env \
+	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks

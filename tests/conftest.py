@@ -1,9 +1,12 @@
 """One thread and one fixed set of hypothesis examples: the same numbers at every run."""
 
+import os
 from pathlib import Path
 
-import torch
-from hypothesis import settings
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; waiting threads spin
+
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=40)

@@ -146,7 +146,11 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument("--case", action="append", metavar="C", help="only this case (repeatable)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     command.add_argument(
-        "--rounds", type=int, default=3, metavar="N", help="take the median of N (default 3)"
+        "--rounds",
+        type=int,
+        default=5,
+        metavar="N",
+        help="at most N rounds, the median counts (default 5)",
     )
     command.add_argument("--json", metavar="FILE", help="write the figures there too")
     command = add(

@@ -168,7 +168,7 @@ DAMAGE = {"empty": b"", "garbage": os.urandom(300), "cut": None, "list": b"[1, 2
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_outputs(tmp_path_factory):
     """`outputs/` of a profile whose every method is trained."""
     folder = make_home(tmp_path_factory.mktemp("trained"))
     with pytest.MonkeyPatch.context() as patch:
@@ -179,8 +179,10 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["metrics.parquet", "provenance.json"])
-def test_a_damaged_result_is_one_line_and_deleting_it_mends(home, trained, capsys, name, damage):
-    shutil.copytree(trained, home / "outputs")
+def test_a_damaged_result_is_one_line_and_deleting_it_mends(
+    home, trained_outputs, capsys, name, damage
+):
+    shutil.copytree(trained_outputs, home / "outputs")
     whole = store.read("tiny")
     path = home / "outputs/tiny/gaussian/softad" / name
     old = path.read_bytes()

@@ -15,7 +15,8 @@ from softadlib.workbook import cli
 from softadlib.workbook.bench import cases as bench_cases
 from softadlib.workbook.bench import reference
 from softadlib.workbook.bench import run as bench
-from softadlib.workbook.bench.cases import CASES, Clock, Side, cases, work_through
+from softadlib.workbook.bench.cases import CASES, Clock, Seconds, Side, cases, work_through
+from softadlib.workbook.bench.lines import row_line
 
 TINY = {"n_test": 40, "model": "linear"}
 
@@ -55,13 +56,16 @@ def test_every_case_gives_a_row_in_each_layout(tiny, tmp_path, capsys):
         assert row["published_s"] > 0
         assert row["rounds"] == 1
         assert row["ratio_range"] == [row["ratio"]] * 2
-        assert row["cpu_ratio"] > 0
+        assert row["cpu_ratio"] == pytest.approx(row["published_cpu_s"] / row["ours_cpu_s"])
+        assert row["cpu_ratio_range"] == [row["cpu_ratio"]] * 2
+        assert 0 < row["core_share"] < 1.1
         studied = row["case"].startswith("study")
         assert studied == (row["share_of_peak"] is None)
         if not studied:
             assert 0 < row["share_of_peak"] < 1
     steps = {row["method"]: row for row in table["methods"]}
     assert steps["erm"]["over_erm"] == 1
+    assert all(row["over_erm_range"] == [row["over_erm"]] * 2 for row in steps.values())
     assert {"softad", "sam", "fdgr"} < set(steps)
     assert all(row["step_s"] > 0 for row in steps.values())
     grown = table["growth"]
@@ -157,12 +161,65 @@ def test_one_case_runs_alone_and_is_written_as_it_ends(tiny, monkeypatch):
     assert sum("train-sam" in line for line in lines) == 2
 
 
+def scripted(monkeypatch, seconds, **changes):
+    """A bench whose calls take the seconds given, one after another, on a clock of its own."""
+    now, left = [0.0], iter(seconds)
+
+    def work(case, who, runs, evals, threads):
+        wall = next(left) if case.epochs > 1 else 0.0  # one epoch prepares
+        now[0] += wall
+        return Seconds(wall or 1.0, 2 * wall or 1.0, changes.get("share", 1.0))
+
+    monkeypatch.setattr(bench, "work_through", work)
+    monkeypatch.setattr(bench.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(bench.peaks, "peak_gflops", lambda device: 100.0)
+    made = bench.Bench("cpu", changes.get("rounds", 3))
+    made.cores = made.processes = 1
+    return made
+
+
+def test_sides_take_turns_and_ratios_are_those_of_a_round(tiny, monkeypatch):
+    case = tiny(["train-erm"], "cpu")[0]
+    # published 2 runs, ours 8: a machine that grows slower changes no ratio
+    made = scripted(monkeypatch, [2, 4, 4, 8, 8, 24])
+    row = made.row(case, "same")
+    assert (row["ratio"], row["ratio_range"]) == (2, [4 / 3, 2])
+    assert (row["cpu_ratio"], row["cpu_ratio_range"]) == (2, [4 / 3, 2])
+    assert (row["ours_s"], row["ours_cpu_s"]) == (1 / 4, 1 / 2), "8 s for 8 runs of 4 steps"
+    assert "others used" not in row_line(row)
+
+
+def test_no_round_is_begun_that_would_end_too_late(tiny, monkeypatch):
+    case = tiny(["train-erm"], "cpu")[0]
+    made = scripted(monkeypatch, [5] * 10, rounds=5)
+    assert made.row(case, "same")["rounds"] == bench.ROW // 10
+    made = scripted(monkeypatch, [5] * 10, rounds=5)
+    made.deadline, made.rows_left = 45.0, 2
+    assert made.row(case, "same")["rounds"] == 2, "half of what is left"
+    made = scripted(monkeypatch, [500] * 2, rounds=5)
+    assert made.row(case, "same")["rounds"] == 1
+
+
+def test_the_published_loop_is_timed_on_fewer_epochs_of_a_study():
+    case = cases(["study-all"], "cpu")[0]
+    short, factor = case.shortened()
+    assert (short.epochs, factor) == (4, 21 / 5), "measured before training and after each epoch"
+    whole = cases(["train-erm"], "cpu")[0]
+    assert whole.shortened() == (whole, 1)
+
+
+def test_a_row_says_that_others_used_the_cores(tiny, monkeypatch):
+    row = scripted(monkeypatch, [1] * 6, share=0.6).row(tiny(["train-erm"], "cpu")[0], "same")
+    assert row["core_share"] == 0.6
+    assert "(others used the cores: a process got 60% of one)" in row_line(row)
+
+
 def test_replaying_trains_without_curves_and_then_one_run_a_trial_with_them(tiny, monkeypatch):
     calls = []
 
     def record(case, who, runs, evals, threads):
         calls.append((who, len(runs), evals, threads))
-        return 2.0, 1.0
+        return Seconds(2.0, 1.0)
 
     monkeypatch.setattr(bench, "work_through", record)
     made = bench.Bench("cpu", 1)

@@ -38,9 +38,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def spiral_with_erm(tmp_path_factory):
     """A home where one method of one dataset was run, and a notebook with a parameter drawn."""
-    home = make_home(
-        tmp_path_factory.mktemp("spiral"), ("train", *READING), gaussian={}, spiral={}
-    )
+    home = make_home(tmp_path_factory.mktemp("spiral"), ("train", *READING), gaussian={}, spiral={})
     write_notebook(
         home / "notebooks" / "drawing.ipynb",
         "print(size)",

@@ -23,14 +23,17 @@ from softadlib.methods import METHODS
 from softadlib.training.device import device_name, pick_device
 from softadlib.training.protocol import Run
 from softadlib.workbook.bench import peaks
-from softadlib.workbook.bench.cases import CASES, STUDY, Case, cases, side_of, work_through
+from softadlib.workbook.bench.cases import CASES, STUDY, Case, Seconds, cases, side_of, work_through
+from softadlib.workbook.bench.lines import heading, range_text, readable, row_line
 
 LAYOUTS = ("as-shipped", "same")
 TABLES = ("methods", "growth")
 """What is timed beside the cases: a step of each method, and growth with runs, epochs and width."""
 NAMES = (*CASES, *TABLES)
-BUDGET = 280.0
-"""Seconds for everything: a case stops its rounds when its share is used up."""
+BUDGET = 240.0
+"""Seconds for everything: a row begins no round that would end after its share."""
+ROW = 40.0
+"""Seconds for a row at most, where few are asked for."""
 BUSY = 0.5
 """Processes per core that wait to run, from which the machine is too busy for a timing."""
 
@@ -48,7 +51,7 @@ class Bench:
 
     Args:
         device: as of `pick_device`.
-        rounds: of each case at most; both sides take turns.
+        rounds: of each case at most, fewer where time is up; both sides take turns.
         say: gets a line as each row ends.
         save: gets the table as each row ends.
     """
@@ -65,10 +68,10 @@ class Bench:
         self.on_cpu = self.device.type == "cpu"
         self.processes = self.cores if self.on_cpu else 1
         self.pool: ProcessPoolExecutor | None = None
-        self.seconds_per_row = BUDGET
+        self.deadline, self.rows_left = time.monotonic() + BUDGET, 1
 
-    def _timed(self, case: Case, who: str, count: int, layout: str) -> tuple[float, float]:
-        """Return wall seconds (of the slowest process) and CPU seconds (of all) for `count` runs."""
+    def _timed(self, case: Case, who: str, count: int, layout: str) -> Seconds:
+        """Time `count` runs."""
         alone = who == "published" and layout == "as-shipped"
         processes, threads = (1, self.cores) if alone else (self.processes, 1)
         steps: list[tuple[list[Run], str]] = [(case.runs(count), case.evals)]
@@ -77,49 +80,55 @@ class Bench:
             again = (STUDY["trials"], "all") if self.on_cpu else (count, "selected")
             steps = [(case.runs(count), "end"), (case.runs(again[0]), again[1])]
         wall = cpu = 0.0
+        share = 1.0
         for runs, evals in steps:
-            shares = [runs[i::processes] for i in range(processes)]
-            jobs = [(case, who, share, evals, threads) for share in shares if share]
+            parts = [runs[i::processes] for i in range(processes)]
+            jobs = [(case, who, part, evals, threads) for part in parts if part]
             seconds = self._work(jobs)
-            wall += max(w for w, _ in seconds)
-            cpu += sum(c for _, c in seconds)
-        return wall, cpu
+            wall += max(s.wall for s in seconds)
+            cpu += sum(s.cpu for s in seconds)
+            if self.on_cpu and threads == 1:
+                share = min(share, *(s.share for s in seconds))
+        return Seconds(wall, cpu, share)
 
-    def _work(self, jobs: list[tuple[Any, ...]]) -> list[tuple[float, float]]:
+    def _work(self, jobs: list[tuple[Any, ...]]) -> list[Seconds]:
         if self.pool is None:
             return [work_through(*job) for job in jobs]
         return list(self.pool.map(work_through, *zip(*jobs)))
 
+    def _alternate(self, case: Case, layout: str) -> dict[str, list[Seconds]]:
+        """Time both sides in turns, in at least one round; seconds are those of one run."""
+        counts, started = self._counts(case, layout), time.monotonic()
+        share = min(ROW, (self.deadline - started) / self.rows_left)
+        warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
+        times: dict[str, list[Seconds]] = {"published": [], "ours": []}
+        sides = {"published": case.shortened(), "ours": (case, 1.0)}
+        for who in times:
+            self._timed(warm, who, self.processes, layout)
+        for _ in range(self.rounds):
+            begun = time.monotonic()
+            for who, (timed, factor) in sides.items():
+                seconds = self._timed(timed, who, counts[who], layout)
+                scale = factor / counts[who]
+                times[who].append(Seconds(seconds.wall * scale, seconds.cpu * scale, seconds.share))
+            now = time.monotonic()
+            if now + (now - begun) > started + share:
+                break
+        return times
+
     def row(self, case: Case, layout: str) -> dict[str, Any]:
         """Time both sides in turns; medians over the rounds, and ratios of each round."""
-        counts, started = self._counts(case, layout), time.monotonic()
-        warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
-        wall: dict[str, list[float]] = {"published": [], "ours": []}
-        cpu: dict[str, list[float]] = {"published": [], "ours": []}
-        for who in wall:
-            self._timed(warm, who, self.processes, layout)
-        for done in range(self.rounds):
-            if done and time.monotonic() - started > self.seconds_per_row:
-                break
-            for who in wall:
-                seconds = self._timed(case, who, counts[who], layout)
-                wall[who].append(seconds[0] / counts[who])
-                cpu[who].append(seconds[1] / counts[who])
+        times = self._alternate(case, layout)
+        published, ours = times["published"], times["ours"]
         scale = self._scale(case)
-        ratios = sorted(a / b for a, b in zip(wall["published"], wall["ours"]))
-        row: dict[str, Any] = {
-            "case": case.name,
-            "layout": layout,
-            "per": case.per,
-            "published_s": statistics.median(wall["published"]) * scale,
-            "ours_s": statistics.median(wall["ours"]) * scale,
-            "ratio": statistics.median(ratios),
-            "ratio_range": [ratios[0], ratios[-1]],
-            "cpu_ratio": statistics.median(a / b for a, b in zip(cpu["published"], cpu["ours"])),
-            "rounds": len(ratios),
-            "runs": counts,
-            "note": case.note,
-        }
+        row: dict[str, Any] = {"case": case.name, "layout": layout, "per": case.per}
+        for who, all_seconds in times.items():
+            row[f"{who}_s"] = statistics.median(s.wall for s in all_seconds) * scale
+            row[f"{who}_cpu_s"] = statistics.median(s.cpu for s in all_seconds) * scale
+        row |= _ratios("ratio", [a.wall / b.wall for a, b in zip(published, ours)])
+        row |= _ratios("cpu_ratio", [a.cpu / b.cpu for a, b in zip(published, ours)])
+        row["core_share"] = min(s.share for s in (*published, *ours))
+        row |= {"rounds": len(ours), "runs": self._counts(case, layout), "note": case.note}
         flops = side_of(case).flops()
         row["gflops"] = flops and flops / row["ours_s"] / 1e9
         row["share_of_peak"] = flops and row["gflops"] / peaks.peak_gflops(self.device)
@@ -154,7 +163,9 @@ class Bench:
             choose("case", name, NAMES)
         layouts = LAYOUTS if self.on_cpu else LAYOUTS[:1]
         chosen = cases([name for name in names if name in CASES], self.device.type)
-        self.seconds_per_row = BUDGET / (len(chosen) * len(layouts) + len(TABLES))
+        tables = [name for name in TABLES if name in names]
+        self.deadline = time.monotonic() + BUDGET
+        self.rows_left = len(chosen) * len(layouts) + len(tables)
         table: dict[str, Any] = {
             "hardware": {
                 "device": device_name(self.device),
@@ -181,10 +192,11 @@ class Bench:
                     table["rows"].append(self.row(case, layout))
                     self.say(row_line(table["rows"][-1]))
                     self.save(table)
-            for name in TABLES:
-                if name in names:
-                    table[name] = getattr(self, name)()
-                    self.save(table)
+                    self.rows_left -= 1
+            for name in tables:
+                table[name] = getattr(self, name)()
+                self.save(table)
+                self.rows_left -= 1
         finally:
             if self.pool:
                 self.pool.shutdown()
@@ -193,50 +205,53 @@ class Bench:
     def methods(self) -> list[dict[str, Any]]:
         """Time a step of each method in our trainer, taking turns with ERM's."""
         base = cases(["train-erm"], self.device.type)[0]
-        base = dataclasses.replace(base, epochs=min(base.epochs, 20))
         names = [m.name for m in METHODS.values() if not m.samples]
         grids = {name: (0.1,) for name in names if METHODS[name].knob}
         protocol = base.protocol.replace(grids=grids)
         count = self.processes if self.on_cpu else 64
         times: dict[str, list[float]] = {name: [] for name in names}
+        ends = time.monotonic() + min(ROW, (self.deadline - time.monotonic()) / self.rows_left)
         for round_ in range(self.rounds + 1):  # the first one prepares
+            if round_ > 1 and time.monotonic() > ends:
+                break
             for name in names:
                 case = dataclasses.replace(
                     base, name=f"step {name}", method=name, protocol=protocol
                 )
-                seconds = self._timed(case, "ours", count, "same")[0] / count
+                seconds = self._timed(case, "ours", count, "same").wall / count
                 if round_:
                     times[name].append(seconds * self._scale(base))
         rows = []
         for name in names:
             ratios = [a / b for a, b in zip(times[name], times["erm"])]
             row: dict[str, Any] = {"method": name, "step_s": statistics.median(times[name])}
-            row |= {"over_erm": statistics.median(ratios), "gradients": METHODS[name].gradients}
+            row |= _ratios("over_erm", ratios) | {"gradients": METHODS[name].gradients}
             rows.append(row)
             self.say(
-                f"step of {name:9} {_readable(row['step_s']):>9}, {row['over_erm']:.2f} times "
-                f"ERM's, {row['gradients']} gradients"
+                f"step of {name:9} {readable(row['step_s']):>9}, {row['over_erm']:.2f} "
+                f"({range_text(row['over_erm_range'])}) times ERM's, {row['gradients']} gradients"
             )
         return rows
 
     def growth(self) -> list[dict[str, Any]]:
         """Time ours, and estimate its memory, as runs, epochs and width grow."""
         base = cases(["train-erm"], self.device.type)[0]
-        sizes = [(runs, 10, "mlp4x500") for runs in (2, 4, 8, 16)]
-        sizes += [(4, epochs, "mlp4x500") for epochs in (20, 40)]
-        sizes += [(4, 10, "linear"), (4, 10, "mlp1x1000")]
+        few = base.epochs // 2
+        sizes = [(runs, few, "mlp4x500") for runs in (2, 4, 8, 16)]
+        sizes += [(4, epochs, "mlp4x500") for epochs in (2 * few, 4 * few)]
+        sizes += [(4, few, "linear"), (4, few, "mlp1x1000")]
         rows = []
         for runs, epochs, model in sizes:
             protocol = base.protocol.replace(model=model)
             name = f"growth {model}"  # its own data and networks in each process
             case = dataclasses.replace(base, name=name, epochs=epochs, protocol=protocol)
             self._timed(dataclasses.replace(case, epochs=1), "ours", self.processes, "same")
-            seconds = min(self._timed(case, "ours", runs, "same")[0] for _ in range(2))
+            seconds = min(self._timed(case, "ours", runs, "same").wall for _ in range(2))
             needs = side_of(case).trainer.needs(1 if self.on_cpu else runs).total
             row = {"runs": runs, "epochs": epochs, "model": model, "seconds": seconds}
             rows.append({**row, "bytes_per_process": needs})
             self.say(
-                f"{model}, {runs:3} runs × {epochs:3} epochs: {_readable(seconds)}, "
+                f"{model}, {runs:3} runs × {epochs:3} epochs: {readable(seconds)}, "
                 f"{needs / 2**20:.0f} MiB a process"
             )
         return rows
@@ -246,32 +261,6 @@ def _pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def _readable(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
-
-
-def heading(table: dict[str, Any]) -> str:
-    """Name the machine and the columns of `row_line`."""
-    facts, best = table["hardware"], table["peaks"]
-    lines = [
-        f"{facts['device']}, {facts['cores']} cores, torch {facts['torch']}, "
-        f"numpy {facts['numpy']}, softadlib {facts['softadlib']}",
-        f"best measured here: {best['gflops']:.0f} GFLOP/s, {best['gbps']:.0f} GB/s",
-        *([f"warning: {table['warning']}"] if table["warning"] else []),
-        "",
-        f"{'case':20} {'layout':11} {'published':>11} {'ours':>11}   {'per':6} {'ratio':>6} "
-        f"{'range':>12} {'of CPU':>7} {'of peak':>8}  rounds",
-    ]
-    return "\n".join(lines)
-
-
-def row_line(row: dict[str, Any]) -> str:
-    """Write one row of the table a person reads."""
-    share = "" if row["share_of_peak"] is None else f"{row['share_of_peak']:.0%}"
-    low, high = row["ratio_range"]
-    line = (
-        f"{row['case']:20} {row['layout']:11} {_readable(row['published_s']):>11} "
-        f"{_readable(row['ours_s']):>11}   {row['per']:6} {row['ratio']:6.2f} "
-        f"{f'{low:.2f}-{high:.2f}':>12} {row['cpu_ratio']:7.2f} {share:>8}  {row['rounds']}"
-    )
-    return f"{line}  ({row['note']})" if row["note"] else line
+def _ratios(name: str, ratios: Sequence[float]) -> dict[str, Any]:
+    """Return the median and the range of the rounds' ratios."""
+    return {name: statistics.median(ratios), f"{name}_range": [min(ratios), max(ratios)]}
