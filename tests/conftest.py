@@ -5,8 +5,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; waiting threads spin
 
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=40)
