@@ -30,10 +30,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("run --shard is now: softad train PROFILE --shard i/N")
     if args.timeout is not None and args.timeout < 1:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
+    from softadlib.workbook.notebooks import kernels
+
+    started = time.monotonic()
+    if not args.dry_run:
+        kernels.start_server()  # it imports while this process plans
     from softadlib.workbook.notebooks import execute, plan
     from softadlib.workbook.prepare import prepare
 
-    started = time.monotonic()
     if args.profile == plan.FIGURES:
         return _run_figures(args)
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:

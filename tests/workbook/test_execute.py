@@ -5,11 +5,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -239,7 +237,7 @@ def test_a_failure_names_notebook_and_cell_and_lets_the_others_finish(home, caps
     assert not (figures / "broken.error.ipynb").exists()
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for orphaned kernels in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere kernels live a second longer")
 def test_sigkill_in_the_middle_then_again(tmp_path, monkeypatch):
     """No unreadable file, nothing done twice but what was in flight, the same tables."""
     settings = {"grids": {"softad": [0.05, 0.1, 0.2, 0.3]}, "trials": 4, "epochs": 60,
@@ -256,11 +254,8 @@ def test_sigkill_in_the_middle_then_again(tmp_path, monkeypatch):
     deadline = time.time() + 120
     while not list(parts.glob("*.parquet")) and time.time() < deadline:
         time.sleep(0.02)
-    os.killpg(
-        run.pid, signal.SIGKILL
-    )  # the driver and its workers; then the kernels, which lead groups
+    run.kill()  # the kernels end with it
     run.wait()
-    _kill_kernels(homes[0])
     kept = {p.name: p.read_bytes() for p in parts.glob("*.parquet")}
     assert kept, "the accident came while the sweep was under way"
     for path in (homes[0] / "outputs").rglob("*.parquet"):
@@ -285,19 +280,6 @@ def test_sigkill_in_the_middle_then_again(tmp_path, monkeypatch):
         for nb in shown
     ]
     assert texts[0] == texts[1]
-
-
-def _kill_kernels(home):
-    """Kernels outlive a driver that was killed; end those of this home."""
-    for folder in os.listdir("/proc"):
-        if folder.isdigit():
-            try:
-                environment = Path(f"/proc/{folder}/environ").read_bytes()
-                command = Path(f"/proc/{folder}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if f"SOFTAD_HOME={home}\0".encode() in environment and b"ipykernel" in command:
-                os.kill(int(folder), signal.SIGKILL)
 
 
 def test_a_plan_knows_what_is_left(home):

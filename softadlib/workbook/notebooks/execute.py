@@ -3,16 +3,17 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softadlib import _workspace
-from softadlib.results import locks
 from softadlib.results.folder import lock_results
-from softadlib.training.executors import processes
+from softadlib.workbook.notebooks.kernels import KernelManager, Provisioner
 from softadlib.workbook.notebooks.plan import Plan, Task, silence_papermill
 from softadlib.workbook.notebooks.progress_bar import ProgressBar
 from softadlib.workbook.prepare import Work
@@ -31,29 +32,28 @@ class NotebookResult:
     error: str = ""
 
 
-def execute(task: Task, home: str, timeout: int | None, owner: str = "") -> NotebookResult:
+def execute(task: Task, timeout: int | None, stopped: threading.Event) -> NotebookResult:
     """Execute one notebook; the result appears whole at its target, a failed one beside it.
 
-    `owner`: holder of the locks of the results, so that the kernel may write them.
+    `stopped`: set when the command is interrupted; a notebook that fails then leaves nothing.
     """
     import papermill
+    from jupyter_core.utils import ensure_event_loop
 
-    os.environ.update(SOFTAD_HOME=home, OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-    os.environ[locks.OWNER] = owner
     started = time.monotonic()
     running = task.target.with_name(f".{task.target.stem}.{os.getpid()}.ipynb")
     failed = task.target.with_name(f"{task.target.stem}.error.ipynb")
     digest = "" if task.units else task.digest()
-    log = Path(home) / "outputs" / ".log"  # kernels write to stderr, which the bar uses
     error = ""
     try:
         running.parent.mkdir(parents=True, exist_ok=True)
-        with silence_papermill(), _stderr_to(log):
+        with contextlib.closing(ensure_event_loop()):  # nbclient takes the loop of this thread
             papermill.execute_notebook(
                 str(task.source),
                 str(running),
                 dict(task.parameters),
                 kernel_name="python3",
+                kernel_manager_class=KernelManager,
                 progress_bar=False,
                 execution_timeout=timeout,
                 start_timeout=180,
@@ -63,25 +63,12 @@ def execute(task: Task, home: str, timeout: int | None, owner: str = "") -> Note
         _workspace.write(task.target, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
         failed.unlink(missing_ok=True)
     except Exception as problem:  # one failure must not stop the other notebooks
-        if running.exists():
+        if running.exists() and not stopped.is_set():
             os.replace(running, failed)
         error = _explain(problem, task, failed)
     finally:
         running.unlink(missing_ok=True)
     return NotebookResult(task, time.monotonic() - started, error)
-
-
-@contextlib.contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    saved = os.dup(2)
-    with open(path, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 def _explain(problem: Exception, task: Task, failed: Path) -> str:
@@ -119,7 +106,9 @@ def run(
     work: Work | None = None,
     cluster: "RayCluster | None" = None,
 ) -> list[NotebookResult]:
-    """Execute a plan in `jobs` processes, trainings first; a failure does not stop the others.
+    """Execute a plan in `jobs` kernels at a time; a failure does not stop the others.
+
+    Notebooks that draw what the profile trains come last, and of the others the longest first.
 
     With a `cluster` it trains `work` first, and the notebooks then show results that are stored.
     Raises UserError where another process is at work on one of the trainings.
@@ -127,7 +116,8 @@ def run(
     outcomes: list[NotebookResult] = []
     tasks = [*plan.trainings, *plan.drawings]
     locked = lock_results(plan.profile, work.pairs if work else [])
-    with locked, ProgressBar([(t.name, t.units, t.progress) for t in tasks]) as bar:
+    units = [(t.name, t.units, t.progress) for t in tasks]
+    with locked, silence_papermill(), ProgressBar(units) as bar:
 
         def take(results: Iterable[NotebookResult]) -> None:
             for outcome in results:
@@ -156,27 +146,26 @@ def run(
             trainings = [
                 replace(task, parameters={**task.parameters, "jobs": share}) for task in trainings
             ]
-        take(_execute_all(trainings, jobs, timeout))
-        take(_execute_all(plan.drawings, jobs, timeout))
+        independent = [task for task in plan.drawings if not task.reads]
+        take(_execute_all([*independent, *trainings], jobs, timeout))
+        take(_execute_all([task for task in plan.drawings if task.reads], jobs, timeout))
     return outcomes
 
 
 def _execute_all(tasks: Sequence[Task], jobs: int, timeout: int | None) -> Iterator[NotebookResult]:
-    """Yield the results as they end; a process that is killed fails the tasks that are left."""
-    from joblib import Parallel, delayed
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    ended: set[str] = set()
-    context = (str(_workspace.home()), timeout, os.environ.get(locks.OWNER, ""))
-    calls = (
-        delayed(processes.run_with_parent)(os.getpid(), execute, task, *context) for task in tasks
-    )
+    """Yield the results as they end. An interruption kills the kernels and leaves no notebook."""
+    stopped = threading.Event()
+    pool = ThreadPoolExecutor(jobs)
+    futures = [pool.submit(execute, task, timeout, stopped) for task in tasks]
     try:
-        for outcome in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(calls):
-            ended.add(outcome.task.name)
-            yield outcome
-    except TerminatedWorkerError:
-        for task in tasks:
-            if task.name not in ended:
-                error = f"{task.name}: its process was killed (out of memory?); run again"
-                yield NotebookResult(task, 0.0, error)
+        for future in as_completed(futures):
+            yield future.result()
+    except BaseException:
+        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        while any(future.running() for future in futures):
+            Provisioner.kill_all()
+            time.sleep(0.1)
+        raise
+    finally:
+        pool.shutdown()

@@ -204,7 +204,7 @@ def silence_papermill() -> Iterator[None]:
     """Hide papermill's own lines."""
     logger = logging.getLogger("papermill")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

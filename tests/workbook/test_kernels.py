@@ -1,0 +1,137 @@
+"""Kernels forked from one process: each as a stock kernel is, none left behind. Real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+from helpers.workspace import make_home, write_notebook
+
+from softadlib.workbook import cli
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+
+PROCESS = (
+    "import os, sys; fresh = 'seaborn' not in sys.modules; print(os.getpid(), os.getppid(), fresh)"
+)
+DISTURB = """
+import os, random, sys, matplotlib.pyplot as plt, numpy as np, seaborn, torch
+os.environ["DISTURBED"] = "1"
+os.chdir("/")
+sys.path.insert(0, "/disturbed")
+random.seed(0), np.random.seed(0), torch.manual_seed(0)
+torch.set_num_threads(2), torch.set_default_dtype(torch.float64)
+seaborn.set_theme(style="darkgrid"), plt.rcParams.update({"lines.linewidth": 9})
+np.disturbed = True
+"""
+STATE = """
+import json, os, sys, matplotlib.pyplot as plt, numpy as np, torch
+session = ("JPY_", "PYDEVD", "PYTEST", "OMP_", "MPLBACKEND", "SOFTAD_LOCK", "COLUMNS", "LINES")
+state = {
+    "environment": {k: v for k, v in os.environ.items() if not k.startswith(session)},
+    "threads": [torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]],
+    "backend": [plt.get_backend(), os.environ["MPLBACKEND"]],
+    "folder": os.getcwd(), "path": sys.path, "argv": os.path.basename(sys.argv[0]).split(".")[0],
+    "dtype": str(torch.get_default_dtype()),
+    "rc": {k: str(v) for k, v in plt.rcParams.items()}, "disturbed": hasattr(np, "disturbed"),
+    "main": __name__,
+}
+print(json.dumps(state))
+"""
+PICTURE = """
+import matplotlib.pyplot as plt
+from softadlib.analysis.plotting import curves
+curves.use_style()
+plt.plot([1, 3, 2], label="loss"); plt.legend(); plt.title("θ = 0.1"); plt.show()
+"""
+RANDOM = (
+    "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return make_home(tmp_path)
+
+
+def outputs(path):
+    """What the cells of a notebook put out, by cell."""
+    cells = nbformat.read(path, as_version=4).cells
+    return [
+        [dict(o.get("data", {"text/plain": o.get("text", "")})) for o in c.outputs] for c in cells
+    ]
+
+
+def printed(path, cell):
+    """The text that a cell prints."""
+    return outputs(path)[cell][0]["text/plain"]
+
+
+def test_a_kernel_is_as_a_stock_one_whatever_ran_before(home):
+    sources = home / "notebooks"
+    write_notebook(sources / "a.ipynb", PROCESS, DISTURB, RANDOM, parameters="size = 1")
+    write_notebook(sources / "b.ipynb", PROCESS, STATE, PICTURE, RANDOM, parameters="size = 1")
+    write_notebook(sources / "c.ipynb", PROCESS, STATE, PICTURE, RANDOM, parameters="size = 1")
+    assert cli.main(["run", "figures", "-j", "1"]) == 0
+    command = ["-m", "papermill", sources / "b.ipynb", home / "stock.ipynb", "-k", "python3"]
+    stock = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    assert stock.returncode == 0, stock.stderr[-2000:]
+
+    a, b, c = (home / "outputs" / "figures" / f"{name}.ipynb" for name in "abc")
+    kernels = [printed(path, 1).split() for path in (a, b, c)]
+    assert len({kernel[0] for kernel in kernels}) == 3, "a process for each"
+    assert len({kernel[1] for kernel in kernels}) == 1, "forked from one"
+    assert {kernel[2] for kernel in kernels} == {"False"}, "which has imported the packages"
+    assert printed(home / "stock.ipynb", 1).split()[2] == "True"
+
+    expected = json.loads(printed(home / "stock.ipynb", 2))
+    for path in (b, c):
+        state = json.loads(printed(path, 2))
+        for name, value in expected.items():
+            assert state[name] == value, name
+        assert outputs(path)[3] == outputs(home / "stock.ipynb")[3], "the same picture, bit for bit"
+    draws = [number for path in (b, c) for number in printed(path, 4).split()]
+    assert len(set(draws)) == 6, "unseeded random numbers differ"
+
+
+def wait_until_gone(pids, seconds=15):
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < deadline, f"processes {left} stay"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("number", "status"), [
+    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9),
+])  # fmt: skip
+def test_no_process_outlives_the_command(home, number, status):
+    note = "; open(f'{os.environ[\"SOFTAD_HOME\"]}/{name}.pids', 'w').write(f'{os.getpid()} {os.getppid()}')"
+    for name in "ab":
+        cell = f"import os, subprocess, time; name = {name!r}{note}; time.sleep(600)"
+        write_notebook(home / "notebooks" / f"{name}.ipynb", cell, parameters="size = 1")
+    run = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler)\n"
+         "from softadlib.workbook import cli; raise SystemExit(cli.main(['run', 'figures', '-j', '2']))"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    notes = [home / "a.pids", home / "b.pids"]
+    deadline = time.monotonic() + 120
+    while not all(path.exists() and path.read_text() for path in notes):
+        assert time.monotonic() < deadline
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.1)
+    run.send_signal(number)
+    started = time.monotonic()
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == status
+    assert time.monotonic() - started < 10
+    assert "Traceback" not in err
+    wait_until_gone({pid for path in notes for pid in path.read_text().split()})
+    left = [p.name for p in (home / "outputs" / "figures").iterdir() if not p.name.endswith("lock")]
+    assert not left or number == signal.SIGKILL, left
