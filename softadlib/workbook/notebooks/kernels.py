@@ -116,6 +116,7 @@ def _be_kernel(
 ) -> None:
     """Run an IPython kernel in this process, which was forked for it, as its command would."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)

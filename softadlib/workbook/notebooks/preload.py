@@ -3,9 +3,9 @@
 Imports alone: no thread, figure, random number or CUDA context may exist when a kernel is forked.
 """
 
-import gc
 import importlib
 import os
+import signal
 import sys
 
 PARENT = os.getppid()
@@ -33,8 +33,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command that wants kernels
 for name in MODULES:
     if os.getppid() != PARENT:
-        os._exit(1)  # the command that wants kernels has ended meanwhile
+        os._exit(1)  # that command has ended meanwhile
     importlib.import_module(name)
-gc.freeze()  # a kernel's collector leaves these objects alone, so that their pages stay shared
