@@ -32,9 +32,12 @@ class NotebookResult:
     error: str = ""
 
 
-def execute(task: Task, timeout: int | None, stopped: threading.Event) -> NotebookResult:
+def execute(
+    task: Task, digest: str, timeout: int | None, stopped: threading.Event
+) -> NotebookResult:
     """Execute one notebook; the result appears whole at its target, a failed one beside it.
 
+    `digest`: stored in it, to tell later whether it is current.
     `stopped`: set when the command is interrupted; a notebook that fails then leaves nothing.
     """
     import papermill
@@ -43,7 +46,6 @@ def execute(task: Task, timeout: int | None, stopped: threading.Event) -> Notebo
     started = time.monotonic()
     running = task.target.with_name(f".{task.target.stem}.{os.getpid()}.ipynb")
     failed = task.target.with_name(f"{task.target.stem}.error.ipynb")
-    digest = "" if task.units else task.digest()
     error = ""
     try:
         running.parent.mkdir(parents=True, exist_ok=True)
@@ -154,9 +156,11 @@ def run(
 
 def _execute_all(tasks: Sequence[Task], jobs: int, timeout: int | None) -> Iterator[NotebookResult]:
     """Yield the results as they end. An interruption kills the kernels and leaves no notebook."""
+    # Before any thread starts: `ast.parse` of Python 3.11 fails where two threads are in it.
+    digests = ["" if task.units else task.digest() for task in tasks]
     stopped = threading.Event()
     pool = ThreadPoolExecutor(jobs)
-    futures = [pool.submit(execute, task, timeout, stopped) for task in tasks]
+    futures = [pool.submit(execute, *pair, timeout, stopped) for pair in zip(tasks, digests)]
     try:
         for future in as_completed(futures):
             yield future.result()
