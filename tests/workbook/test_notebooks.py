@@ -77,6 +77,8 @@ def test_a_notebook_is_a_page(path):
         assert not any(o.get("name") == "stderr" for o in cell.outputs)
         assert not any("image/svg+xml" in o.get("data", {}) for o in cell.outputs)
     assert any(c.outputs for c in cells), "nbval would check nothing"
+    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    assert "**Try** " in prose, "a page ends with something to try"
     assert path.stat().st_size < 600_000
 
 
