@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.workspace import make_home
 
+from softadlib.analysis.tables import differences
 from softadlib.experiments import batch_size, linear
 from softadlib.functional import flooding
 
@@ -60,7 +61,7 @@ def test_sentences_turn_round_with_the_rows():
                 for method, value in (("erm", 1.0), ("softad", 1 + sign * (1 + trial / 100)))
             ]
         )
-        compared = batch_size.compare_with_erm(rows, NAMES)
+        compared = differences(rows, ["batch_size"], NAMES)
         lines = batch_size.readings(limits, compared, 0.02)
         assert lines[0].endswith("up to θ = 0.50 with batches of 10, 0.60 with batches of 100.")
         assert all(f"below ERM's at {count} batch sizes" in line for line in lines[1:])
