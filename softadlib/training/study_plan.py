@@ -223,6 +223,15 @@ class Study:
         runs = self.runs if self.replays_lots else range(self.n_selected)
         return len(runs) * self.units_per_run
 
+    def stored_work(self, losses: bool) -> int:
+        """Return the units that earlier calls have done and stored."""
+        if not self.done():
+            return self.n_stored() * self.units_per_run
+        if not losses:
+            return self.total_work()
+        left = self.with_lots(self.without_losses(self.stored_rows()[0]))
+        return self.total_work() + self.losses_work() - len(left) * self.units_per_run
+
     def chunks(self, runs: Sequence[Run], workers: int) -> list[list[Run]]:
         """Split runs of one label noise into tasks: on a CPU a few for each process."""
         size = self.protocol.stack or max(1, -(-len(runs) // workers))

@@ -33,28 +33,42 @@ def train(
     `losses`: as of `study.run`.
     """
     names = {pair: " × ".join(pair) for pair in work.pairs}
-    tasks = []
+    tasks, stored = [], {}
     for pair, part in zip(work.pairs, work.studies):
         units = part.total_work() + (part.losses_work() if losses else 0)
         tasks.append((names[pair], units, None))
+        stored[pair] = 0 if fresh else part.stored_work(losses)
     locked = lock_results(work.profile, work.pairs, shared=work.selection.shard is not None)
-    with locked, ProgressBar(tasks, "trainings") as bar:
+    with locked, ProgressBar(tasks, "trainings", sum(stored.values())) as bar:
         if cluster:
-            return list(train_on_ray(work.studies, cluster, bar.advance, fresh, losses).values())
-        for part in work.studies:
+            progress = after(sum(stored.values()), bar.advance)
+            return list(train_on_ray(work.studies, cluster, progress, fresh, losses).values())
+        for pair, part in zip(work.pairs, work.studies):
             started = time.monotonic()
             study.run(
                 part.protocol,
                 part.method,
                 jobs=jobs,
                 resume=not fresh,
-                progress=bar.advance,
+                progress=after(stored[pair], bar.advance),
                 trials=part.trials,
                 losses=losses,
             )
-            pair = (part.protocol.dataset, part.method)
             bar.finished(names[pair], time.monotonic() - started)
     return []
+
+
+def after(stored: int, progress: ProgressCallback) -> ProgressCallback:
+    """Report all units but the first `stored`, which are those of earlier calls."""
+    left = stored
+
+    def report(units: int) -> None:
+        nonlocal left
+        earlier = min(units, left)
+        left -= earlier
+        progress(units - earlier)
+
+    return report
 
 
 def train_on_ray(

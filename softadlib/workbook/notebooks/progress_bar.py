@@ -24,20 +24,26 @@ def duration(seconds: float) -> str:
 class ProgressBar:
     """Context: `tasks` as (name, units, progress file); call `finished` as each of them ends.
 
-    `noun` says what a task is. A task without a file is followed by calls of `advance`.
+    `noun` says what a task is. A task without a file is followed by calls of `advance`; `stored` units
+    of such tasks were done by earlier calls.
     """
 
-    def __init__(self, tasks: Sequence[tuple[str, int, Path | None]], noun: str = "notebooks"):
+    def __init__(
+        self,
+        tasks: Sequence[tuple[str, int, Path | None]],
+        noun: str = "notebooks",
+        stored: int = 0,
+    ):
         self.tasks = {name: (units, progress) for name, units, progress in tasks}
         self.noun, self.total = noun, sum(units for units, _ in self.tasks.values())
         self.ended: set[str] = set()
-        self.advanced = 0
+        self.advanced = stored
         self.started = self.spoken = time.monotonic()
 
     def __enter__(self) -> "ProgressBar":
         from tqdm import tqdm
 
-        self.before = sum(map(self._done, self.tasks))  # work of an interrupted call
+        self.before = self._units_done()  # work of an interrupted call
         self.bar = tqdm(
             total=max(self.total, 1), initial=self.before, bar_format=BAR_FORMAT, disable=None
         )
