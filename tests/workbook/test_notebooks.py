@@ -13,6 +13,7 @@ import papermill
 import pytest
 from helpers.workspace import REPOSITORY
 
+from softadlib.methods import METHODS
 from softadlib.training.profiles import from_parameters, load
 from softadlib.workbook.notebooks.plan import TRAIN
 
@@ -80,6 +81,15 @@ def test_a_notebook_is_a_page(path):
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     assert "**Try** " in prose, "a page ends with something to try"
     assert path.stat().st_size < 600_000
+
+
+def test_a_methods_colour_is_written_in_the_registry_alone():
+    """What is drawn for a method takes its colour from there; nothing else has it."""
+    colours = {method.colour for method in METHODS.values()} - {"xkcd:black"}
+    sources = [*(REPOSITORY / "softadlib").rglob("*.py"), *NOTEBOOKS]
+    for path in sources:
+        used = set(re.findall(r"xkcd:[a-z ]+", path.read_text(encoding="utf-8")))
+        assert not used & colours or path.name == "methods.py", path
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

@@ -11,7 +11,7 @@ from softadlib.analysis.statistics import Mean, paired
 from softadlib.experiments.choosing_theta.strategies import BAYES_RISK, STRATEGIES, differences
 from softadlib.functional import LN2
 
-NOISE = {0.0: ("0.1", "o"), 0.05: ("xkcd:teal", "s"), 0.1: ("xkcd:orange", "^")}
+NOISE = {0.0: ("0.1", "o"), 0.05: ("0.45", "s"), 0.1: ("0.7", "^")}
 """Colour and marker of each label noise."""
 COMPARED_WITH_ERM = [name for name in STRATEGIES if name != "erm"]
 
@@ -37,7 +37,7 @@ def levels(lines: pd.DataFrame) -> Figure:
                 words = f"no θ in {thetas.isna().sum()} of {len(thetas)}"
                 ax.text(0.7, row, words, ha="left", va="center", fontsize="small")
     risks = [(BAYES_RISK[case], row) for row, case in enumerate(cases) if case in BAYES_RISK]
-    ax.plot(*zip(*risks), "|", color="xkcd:teal", markersize=14, label="R*")
+    ax.plot(*zip(*risks), "|", color="0.1", markersize=14, label="R*")
     ax.axvline(LN2, color="0.25", linestyle=":", label="ln 2")
     ax.set_yticks(range(len(cases)), [_case_name(*case) for case in cases])
     ax.invert_yaxis()
