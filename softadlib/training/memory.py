@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from softadlib.data.splits import PARTS, Splits
@@ -18,24 +18,20 @@ OPTIMIZER_STATES = {"adam": 2, "sgd": 1}
 """Copies of the parameters that an optimizer keeps; SGD's is its momentum."""
 
 
-def _probe(network: nn.Module, samples: int, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
-    """Return a copy of `network` on the CPU, in evaluation mode, and an input for it.
-
-    Real tensors rather than `meta` ones: those import `torch._dynamo`, seconds in every process.
-    """
-    network = copy.deepcopy(network).cpu().eval()
-    return network, torch.zeros(samples, *shape, dtype=next(network.parameters()).dtype)
+def _on_meta(network: nn.Module) -> nn.Module:
+    """Return a copy without values, in evaluation mode: it knows shapes and costs nothing to run."""
+    return copy.deepcopy(network).to("meta").eval()
 
 
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
     """Count the floats that the layers of `network` put out for one sample of `shape`."""
     sizes: list[int] = []
-    network, x = _probe(network, 2, shape)
+    network = _on_meta(network)
     for module in network.modules():
         if not any(True for _ in module.children()):
             module.register_forward_hook(lambda m, args, out: sizes.append(out[0].numel()))
     with torch.no_grad():
-        network(x)
+        network(torch.empty(2, *shape, device="meta", dtype=next(network.parameters()).dtype))
     return sum(sizes)
 
 
@@ -44,9 +40,10 @@ def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> int:
 
     A multiplication and an addition count two.
     """
-    network, x = _probe(network, 1, shape)
+    network = _on_meta(network)
+    dtype = next(network.parameters()).dtype
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(x)
+        network(torch.empty(1, *shape, device="meta", dtype=dtype))
     flops: int = counter.get_total_flops()
     return flops
 
