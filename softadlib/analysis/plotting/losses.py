@@ -1,5 +1,6 @@
 """Pictures of the losses of single samples, from `selected.parquet`."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -26,7 +27,7 @@ def distributions(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> F
     ends = with_theta(last(rows))
     datasets = paper.in_order(ends["dataset"])
     x = np.linspace(LEFT, RIGHT, 701)
-    size = (max(4.4, 0.6 + 2.9 * len(datasets)), 5.2)
+    size = (_width(datasets), 5.2)
     fig, axes = plt.subplots(
         2, len(datasets), figsize=size, sharex=True, sharey=True, squeeze=False
     )
@@ -44,9 +45,9 @@ def distributions(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> F
             style["markevery"] = (14 * place, 90)
             ax.plot(x, np.mean(curves, axis=0), LINES[part], color=PALETTE[method], **style)
         if i == 0:
-            ax.set_title((labels or {}).get(datasets[j], datasets[j]))
+            ax.set_title(_title(datasets[j], labels))
     for ax, part in zip(axes[:, 0], ("training", "test")):
-        ax.set_ylabel(f"share of {part} losses below")
+        ax.set_ylabel(f"share of\n{part} losses below")
     for ax in axes[-1]:
         ax.set_xlabel("loss − θ (nats)")
     axes[0, 0].set(xlim=(LEFT, RIGHT), ylim=(-0.02, 1.02))
@@ -58,7 +59,7 @@ def stages(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> Figure:
     """Share of training losses within WIDTH of θ at the five stored epochs, a panel per dataset."""
     table = development(rows)
     datasets = list(dict.fromkeys(table.index.get_level_values("dataset")))
-    size = (max(4.4, 0.6 + 2.9 * len(datasets)), 3.0)
+    size = (_width(datasets), 3.0)
     fig, axes = plt.subplots(1, len(datasets), figsize=size, sharey=True, squeeze=False)
     for ax, dataset in zip(axes[0], datasets):
         for method, values in table.loc[dataset].iterrows():
@@ -66,11 +67,20 @@ def stages(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> Figure:
             shown = values.dropna()
             places = np.linspace(0, 1, len(shown))
             ax.plot(places, shown, LINES["train"], color=PALETTE[str(method)], **style)
-        ax.set(title=(labels or {}).get(dataset, dataset), xlabel="part of training")
+        ax.set(title=_title(dataset, labels), xlabel="part of training")
         ax.set_xticks(np.linspace(0, 1, 5), STAGES)
     axes[0, 0].set(ylabel=f"share within {WIDTH} of θ", ylim=(-0.03, 1.03))
     _legend(fig, _methods(rows))
     return fig
+
+
+def _width(datasets: Sequence[str]) -> float:
+    return min(max(4.4, 0.6 + 2.9 * len(datasets)), 9.5)
+
+
+def _title(dataset: str, labels: Mapping[str, str] | None) -> str:
+    """A dataset's label, what it has less of in lines below its name."""
+    return (labels or {}).get(dataset, dataset).replace(" (", "\n(").replace(", ", ",\n")
 
 
 def _methods(rows: pd.DataFrame) -> list[str]:
