@@ -193,8 +193,8 @@ def test_pictures_show_every_comparison_and_hollow_what_is_open():
     tables = {"largest": both.iloc[:3], "smallest": both.iloc[3:]}
     fig = audit_figures.intervals(tables, "gap", "nats", [*audit.OTHERS, MATCHED])
     shown = [ax for ax in fig.axes if ax.axison]
-    assert [ax.get_title() for ax in shown] == ["spiral", "digits", "spiral, 5% flipped"]
-    for ax, filled in zip(shown, (True, False, True)):
+    assert [ax.get_title() for ax in shown] == ["spiral", "spiral, 5% flipped", "digits"]
+    for ax, filled in zip(shown, (True, True, False)):
         marks = [line for line in ax.lines if line.get_marker() in ("o", "s")]
         assert len(marks) == 2
         assert all((m.get_markerfacecolor() != "white") == filled for m in marks)
