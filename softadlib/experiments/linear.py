@@ -165,7 +165,7 @@ def sensitivity_readings(runs: pd.DataFrame, high: float = 0.9) -> list[str]:
             )
         if trained.empty:
             continue
-        falls = [_falls(trained, level) for level in (high, 0.5)]
+        falls = [_first_below(trained, level) for level in (high, 0.5)]
         rising = (loss.diff(axis=1).iloc[:, 1:] > 0).to_numpy().mean()
         ends = span(f"{share:.1%}" for share in sorted(trained.iloc[:, -1]))
         sentences.append(
@@ -175,7 +175,7 @@ def sensitivity_readings(runs: pd.DataFrame, high: float = 0.9) -> list[str]:
     return sentences
 
 
-def _falls(accuracy: pd.DataFrame, level: float) -> str:
+def _first_below(accuracy: pd.DataFrame, level: float) -> str:
     """Write the first θ (columns) after the maximum of each row where accuracy is below `level`."""
     first = []
     for _, row in accuracy.iterrows():

@@ -41,7 +41,7 @@ def train(
     locked = lock_results(work.profile, work.pairs, shared=work.selection.shard is not None)
     with locked, ProgressBar(tasks, "trainings", sum(stored.values())) as bar:
         if cluster:
-            progress = after(sum(stored.values()), bar.advance)
+            progress = skip_stored(sum(stored.values()), bar.advance)
             return list(train_on_ray(work.studies, cluster, progress, fresh, losses).values())
         for pair, part in zip(work.pairs, work.studies):
             started = time.monotonic()
@@ -50,7 +50,7 @@ def train(
                 part.method,
                 jobs=jobs,
                 resume=not fresh,
-                progress=after(stored[pair], bar.advance),
+                progress=skip_stored(stored[pair], bar.advance),
                 trials=part.trials,
                 losses=losses,
             )
@@ -58,7 +58,7 @@ def train(
     return []
 
 
-def after(stored: int, progress: ProgressCallback) -> ProgressCallback:
+def skip_stored(stored: int, progress: ProgressCallback) -> ProgressCallback:
     """Report all units but the first `stored`, which are those of earlier calls."""
     left = stored
 

@@ -259,9 +259,8 @@ def test_a_kernel_that_dies_or_never_ends(softad, home):
     driver = softad.start(*argv)
     await_file(home, "*.pt")
     below = psutil.Process(driver).children(recursive=True)
-    (kernel,) = [
-        p for p in below if os.getsid(p.pid) == p.pid
-    ]  # a kernel leads a session of its own
+    # Of these a kernel alone leads a session.
+    (kernel,) = [process for process in below if os.getsid(process.pid) == process.pid]
     kernel.kill()
     assert softad.wait() == 1
     assert "failed in notebooks/train.ipynb In [" in softad.said()[0]

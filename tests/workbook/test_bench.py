@@ -192,7 +192,7 @@ def test_sides_take_turns_and_ratios_are_those_of_a_round(tiny, monkeypatch):
 def test_no_round_is_begun_that_would_end_too_late(tiny, monkeypatch):
     case = tiny(["train-erm"], "cpu")[0]
     made = scripted(monkeypatch, [5] * 10, rounds=5)
-    assert made.row(case, "same")["rounds"] == bench.ROW // 10
+    assert made.row(case, "same")["rounds"] == bench.ROW_BUDGET // 10
     made = scripted(monkeypatch, [5] * 10, rounds=5)
     made.deadline, made.rows_left = 45.0, 2
     assert made.row(case, "same")["rounds"] == 2, "half of what is left"

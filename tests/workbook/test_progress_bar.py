@@ -5,7 +5,7 @@ import types
 import pytest
 
 from softadlib.workbook.notebooks import progress_bar
-from softadlib.workbook.train import after
+from softadlib.workbook.train import skip_stored
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def test_stored_work_counts_as_done_and_not_as_speed(clock, capsys):
     """Of 200 units 100 are stored, those of the second training: 50 in 10 s leave 50 for 10 s."""
     tasks = [("first", 100, None), ("second", 100, None)]
     with progress_bar.ProgressBar(tasks, "trainings", stored=100) as bar:
-        first, second = after(0, bar.advance), after(100, bar.advance)
+        first, second = skip_stored(0, bar.advance), skip_stored(100, bar.advance)
         first(50)
         clock.seconds = 10
         bar.finished("first", 10)
@@ -34,7 +34,7 @@ def test_stored_work_counts_as_done_and_not_as_speed(clock, capsys):
 
 def test_units_of_earlier_calls_may_come_in_parts():
     heard = []
-    report = after(30, heard.append)
+    report = skip_stored(30, heard.append)
     for units in (10, 25, 5):
         report(units)
     assert heard == [0, 5, 5]

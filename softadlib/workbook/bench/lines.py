@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-WAITED = 0.9
+LEAST_CORE_SHARE = 0.9
 """Share of a core below which a row's wall times are marked."""
 
 
@@ -37,7 +37,7 @@ def row_line(row: dict[str, Any]) -> str:
     """Write one row of the table a person reads."""
     share = "" if row["share_of_peak"] is None else f"{row['share_of_peak']:.0%}"
     notes = [row["note"]] if row["note"] else []
-    if row["core_share"] < WAITED:
+    if row["core_share"] < LEAST_CORE_SHARE:
         notes.append(f"others used the cores: a process got {row['core_share']:.0%} of one")
     line = (
         f"{row['case']:20} {row['layout']:11} {readable(row['published_s']):>9} "

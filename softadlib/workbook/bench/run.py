@@ -32,7 +32,7 @@ TABLES = ("methods", "growth")
 NAMES = (*CASES, *TABLES)
 BUDGET = 240.0
 """Seconds for everything: a row begins no round that would end after its share."""
-ROW = 40.0
+ROW_BUDGET = 40.0
 """Seconds for a row at most, where few are asked for."""
 BUSY = 0.5
 """Processes per core that wait to run, from which the machine is too busy for a timing."""
@@ -99,7 +99,7 @@ class Bench:
     def _alternate(self, case: Case, layout: str) -> dict[str, list[Seconds]]:
         """Time both sides in turns, in at least one round; seconds are those of one run."""
         counts, started = self._counts(case, layout), time.monotonic()
-        share = min(ROW, (self.deadline - started) / self.rows_left)
+        share = min(ROW_BUDGET, (self.deadline - started) / self.rows_left)
         warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
         times: dict[str, list[Seconds]] = {"published": [], "ours": []}
         sides = {"published": case.shortened(), "ours": (case, 1.0)}
@@ -210,7 +210,9 @@ class Bench:
         protocol = base.protocol.replace(grids=grids)
         count = self.processes if self.on_cpu else 64
         times: dict[str, list[float]] = {name: [] for name in names}
-        ends = time.monotonic() + min(ROW, (self.deadline - time.monotonic()) / self.rows_left)
+        ends = time.monotonic() + min(
+            ROW_BUDGET, (self.deadline - time.monotonic()) / self.rows_left
+        )
         for round_ in range(self.rounds + 1):  # the first one prepares
             if round_ > 1 and time.monotonic() > ends:
                 break

@@ -23,7 +23,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from softadlib import _workspace
 
 FORKS = sys.platform == "linux"
-"""The system libraries of macOS do not bear a fork without exec."""
+"""On macOS a process that has used system libraries must not fork without exec."""
 LAUNCHER = "ipykernel_launcher"
 """The module that the command of an IPython kernel names."""
 

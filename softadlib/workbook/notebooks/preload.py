@@ -33,8 +33,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command that wants kernels
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command that started this process handles Ctrl-C
 for name in MODULES:
     if os.getppid() != PARENT:
-        os._exit(1)  # that command has ended meanwhile
+        os._exit(1)  # the command has ended meanwhile
     importlib.import_module(name)
