@@ -1,5 +1,7 @@
 """Gradients written by hand are those of autograd, of the stack and of the plain loop."""
 
+import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -26,7 +28,7 @@ from softadlib.methods import METHODS
 from softadlib.models import mlp
 from softadlib.results.schema import MEASURES
 from softadlib.training.engines.base import RunBatch
-from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient
+from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient, partial_step
 from softadlib.training.engines.mlp_layers import (
     backward,
     forward,
@@ -41,6 +43,7 @@ from softadlib.training.memory import activations, forward_flops
 
 NETWORKS = {
     "mlp": lambda: mlp((2,), 2, width=16, depth=2),
+    "deep": lambda: mlp((2,), 2, width=16, depth=3),
     "linear": lambda: nn.Linear(2, 3),
     "images": lambda: mlp((3, 4, 5), 4, width=20, depth=1),
     "bare": lambda: nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)),
@@ -171,6 +174,37 @@ def test_the_weights_by_hand():
 
 def test_is_the_stack_where_every_parameter_is_large_or_none_is_packed():
     assert_is_the_stack("softad", SGD, "large")
+
+
+@pytest.mark.parametrize("method", ["erm", "softad", "sam", "gnp", "fdgr"])
+def test_is_the_stack_where_large_weights_are_stepped_in_the_backward_pass(method, monkeypatch):
+    """Weights (16, 16) count as large: two of one shape under every rule, with one buffer or more."""
+    monkeypatch.setattr("softadlib.training.engines.mlp_cpu.PACKED_BELOW", 200)
+    assert_is_the_stack(method, ADAM, "deep")
+
+
+@pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])
+def test_steps_of_some_parameters_are_those_of_the_whole_optimizer(recipe):
+    """One parameter after another, in another order, after a restart too: bit for bit."""
+    recipe = dataclasses.replace(recipe, weight_decay=0.01)
+    torch.manual_seed(0)
+    values = [torch.randn(3, 5), torch.randn(7)]
+    sides = [[v.clone() for v in values] for _ in range(2)]
+    whole, partial = (recipe.build(side) for side in sides)
+    for round_ in range(6):
+        gradients = [torch.randn_like(v) for v in values]
+        for p, g in zip(sides[0], gradients):
+            p.grad = g
+        whole.step()
+        for i in (1, 0):
+            partial_step(partial)([sides[1][i]], [gradients[i]])
+        if round_ == 2:
+            restored = recipe.build(sides[1])
+            restored.load_state_dict(copy.deepcopy(partial.state_dict()))
+            partial = restored
+        assert all(torch.equal(*pair) for pair in zip(*sides))
+    states = [optimizer.state_dict()["state"] for optimizer in (whole, partial)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])

@@ -84,6 +84,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = F
     return out.relu() if relu else out
 
 
+def weight_gradient(name: str, g: Tensor, x: Tensor) -> Tensor:
+    """Compute gᵀx, the gradient in the weight `name` of x Wᵀ: (n, m), (n, k) → (m, k)."""
+    return linear(g.mT, x.mT)
+
+
 def forward(
     layers: Sequence[Layer], params: Grads, buffers: Grads, x: Tensor, track: bool
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
@@ -117,19 +122,28 @@ def forward(
 
 
 def backward(
-    layers: Sequence[Layer], params: Grads, tape: list[tuple[Tensor, ...]], g: Tensor
+    layers: Sequence[Layer],
+    params: Grads,
+    tape: list[tuple[Tensor, ...]],
+    g: Tensor,
+    weight_gradient: Callable[[str, Tensor, Tensor], Tensor | None] = weight_gradient,
 ) -> Grads:
-    """Return the gradients of all parameters, given `g`, the gradient in the logits."""
+    """Return the gradients of all parameters, given `g`, the gradient in the logits.
+
+    `weight_gradient` may return None where it has stepped the weight: nothing reads the weight later.
+    """
     grads: Grads = {}
     first = 1 if layers[0].kind == "flatten" else 0
     for i in reversed(range(first, len(layers))):
         layer, saved = layers[i], tape[i]
         if layer.kind == "linear":
-            grads[layer.weight] = linear(g.mT, saved[0].mT)
             if layer.bias:
                 grads[layer.bias] = g.sum(0)
-            if i > first:
-                g = linear(g, params[layer.weight].mT)
+            below = linear(g, params[layer.weight].mT) if i > first else g
+            gradient = weight_gradient(layer.weight, g, saved[0])
+            if gradient is not None:
+                grads[layer.weight] = gradient
+            g = below
         elif layer.kind == "relu":
             g = _RELU_BACK(g, saved[0], 0)
         else:
