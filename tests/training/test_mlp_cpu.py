@@ -27,6 +27,7 @@ from softadlib import functional as F
 from softadlib.methods import METHODS
 from softadlib.models import mlp
 from softadlib.results.schema import MEASURES
+from softadlib.training.engines import mlp_layers
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient, partial_step
 from softadlib.training.engines.mlp_layers import (
@@ -35,6 +36,7 @@ from softadlib.training.engines.mlp_layers import (
     fuse_batchnorm,
     linear,
     parse_mlp,
+    weight_gradient,
 )
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
@@ -181,6 +183,23 @@ def test_is_the_stack_where_large_weights_are_stepped_in_the_backward_pass(metho
     """Weights (16, 16) count as large: two of one shape under every rule, with one buffer or more."""
     monkeypatch.setattr("softadlib.training.engines.mlp_cpu.PACKED_BELOW", 200)
     assert_is_the_stack(method, ADAM, "deep")
+
+
+@pytest.mark.skipif(not mlp_layers.ON_INTEL, reason="needs an Intel processor")
+@pytest.mark.parametrize("shape", [(50, 500, 500), (100, 64, 1000), (200, 784, 1000), (33, 17, 40)])
+def test_gradients_of_weights_have_the_same_bits_in_given_memory(shape):
+    n, k, m = shape
+    x, g = torch.randn(n, k), torch.randn(n, m)
+    memory = torch.full((m, k), math.nan)
+    assert torch.equal(weight_gradient(g, x, memory), weight_gradient(g, x))
+    assert torch.equal(memory, weight_gradient(g, x)), "written there"
+
+
+@pytest.mark.parametrize("on_intel", [True, False])
+def test_gradients_of_weights_are_the_product(on_intel, monkeypatch):
+    monkeypatch.setattr(mlp_layers, "ON_INTEL", on_intel)
+    g, x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0], [6.0]])
+    assert weight_gradient(g, x, torch.empty(2, 1)).tolist() == [[23.0], [34.0]]
 
 
 @pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])

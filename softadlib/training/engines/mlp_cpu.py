@@ -155,12 +155,12 @@ class MLPEngine(VmapEngine):
         the rule is the gradient itself, a large weight is stepped at once, while it is in the cache.
         """
         if name not in self.stepped:
-            return weight_gradient(name, g, x)
+            return weight_gradient(g, x)
         weight, at_once = self.stepped[name], self.method.rule is plain_gradient
         place = weight.shape if at_once else (evaluation, name)
         if place not in self.memory:
             self.memory[place] = torch.empty_like(weight)
-        gradient = torch.mm(g.mT, x, out=self.memory[place])
+        gradient = weight_gradient(g, x, self.memory[place])
         if not at_once:
             return gradient
         self.step_only([weight], [gradient])
