@@ -51,6 +51,7 @@ def test_every_case_gives_a_row_in_each_layout(tiny, tmp_path, capsys):
     ]
     assert {"device", "cores", "torch"} <= set(table["hardware"])
     assert set(table["peaks"]) == {"gflops", "gbps"}
+    assert set(table["step_products"]) == {"mkl", "onednn"}
     for row in table["rows"]:
         assert row["ratio"] == pytest.approx(row["published_s"] / row["ours_s"])
         assert row["published_s"] > 0

@@ -17,6 +17,16 @@ def range_text(ends: Sequence[float]) -> str:
     return f"{ends[0]:.2f}-{ends[1]:.2f}"
 
 
+def products_line(table: dict[str, Any]) -> list[str]:
+    """Name the speed of the step's own products, which the ratios depend on; nothing for a GPU."""
+    if not (speed := table.get("step_products")):
+        return []
+    return [
+        f"products of the perceptron's step, one core: MKL (published) {speed['mkl']:.0f} GFLOP/s, "
+        f"oneDNN (ours) {speed['onednn']:.0f} GFLOP/s"
+    ]
+
+
 def heading(table: dict[str, Any]) -> str:
     """Name the machine and the columns of `row_line`."""
     facts, best = table["hardware"], table["peaks"]
@@ -24,6 +34,7 @@ def heading(table: dict[str, Any]) -> str:
         f"{facts['device']}, {facts['cores']} cores, torch {facts['torch']}, "
         f"numpy {facts['numpy']}, softadlib {facts['softadlib']}",
         f"best measured here: {best['gflops']:.0f} GFLOP/s, {best['gbps']:.0f} GB/s",
+        *products_line(table),
         *([f"warning: {table['warning']}"] if table["warning"] else []),
         "",
         f"{'':54} {'by wall time':>19}  {'by CPU time':>19}",

@@ -179,6 +179,7 @@ class Bench:
                 "gflops": round(peaks.peak_gflops(self.device), 1),
                 "gbps": round(peaks.peak_gbps(self.device), 1),
             },
+            "step_products": peaks.step_products() if self.on_cpu else {},
             "study": STUDY,
             "rows": [],
             "growth": [],
