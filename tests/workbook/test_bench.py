@@ -151,14 +151,14 @@ def test_a_busy_machine_is_said(monkeypatch):
     assert bench.load_warning().startswith("the load is 2.5 on 4 cores")
 
 
-def test_one_case_runs_alone_and_is_written_as_it_ends(tiny, monkeypatch):
+def test_the_cases_asked_for_run_alone_and_are_written_as_they_end(tiny, monkeypatch):
     saved, lines = [], []
     made = bench.Bench("cpu", 1, lines.append, lambda table: saved.append(len(table["rows"])))
     made.processes = 1
-    table = made.table(["train-sam"])
-    assert [row["case"] for row in table["rows"]] == ["train-sam"] * 2
+    table = made.table(["train-erm", "train-sam"])
+    assert [row["case"] for row in table["rows"]] == ["train-erm"] * 2 + ["train-sam"] * 2
     assert table["growth"] == table["methods"] == []
-    assert saved == [1, 2]
+    assert saved == [2, 4]
     assert sum("train-sam" in line for line in lines) == 2
 
 
@@ -183,22 +183,32 @@ def test_sides_take_turns_and_ratios_are_those_of_a_round(tiny, monkeypatch):
     case = tiny(["train-erm"], "cpu")[0]
     # published 2 runs, ours 8: a machine that grows slower changes no ratio
     made = scripted(monkeypatch, [2, 4, 4, 8, 8, 24])
-    row = made.row(case, "same")
+    (row,) = made.rows(case, ["same"])
     assert (row["ratio"], row["ratio_range"]) == (2, [4 / 3, 2])
     assert (row["cpu_ratio"], row["cpu_ratio_range"]) == (2, [4 / 3, 2])
     assert (row["ours_s"], row["ours_cpu_s"]) == (1 / 4, 1 / 2), "8 s for 8 runs of 4 steps"
     assert "others used" not in row_line(row)
 
 
+def test_both_layouts_of_the_published_loop_take_turns_with_one_timing_of_ours(tiny, monkeypatch):
+    case = tiny(["train-erm"], "cpu")[0]
+    made = scripted(monkeypatch, [6, 8, 2, 12, 8, 4], rounds=2)
+    shipped, same = made.rows(case, bench.LAYOUTS)
+    assert (shipped["layout"], same["layout"]) == ("as-shipped", "same")
+    assert (shipped["ratio"], shipped["ratio_range"]) == (4.5, [3, 6]), "6/2, 12/2 over 8/8"
+    assert (same["ratio"], same["ratio_range"]) == (1.5, [1, 2])
+    assert shipped["ours_s"] == same["ours_s"] == 1 / 4
+
+
 def test_no_round_is_begun_that_would_end_too_late(tiny, monkeypatch):
     case = tiny(["train-erm"], "cpu")[0]
     made = scripted(monkeypatch, [5] * 10, rounds=5)
-    assert made.row(case, "same")["rounds"] == bench.ROW_BUDGET // 10
+    assert made.rows(case, ["same"])[0]["rounds"] == bench.ROW_BUDGET // 10
     made = scripted(monkeypatch, [5] * 10, rounds=5)
     made.deadline, made.rows_left = 45.0, 2
-    assert made.row(case, "same")["rounds"] == 2, "half of what is left"
+    assert made.rows(case, ["same"])[0]["rounds"] == 2, "half of what is left"
     made = scripted(monkeypatch, [500] * 2, rounds=5)
-    assert made.row(case, "same")["rounds"] == 1
+    assert made.rows(case, ["same"])[0]["rounds"] == 1
 
 
 def test_the_published_loop_is_timed_on_fewer_epochs_of_a_study():
@@ -210,7 +220,8 @@ def test_the_published_loop_is_timed_on_fewer_epochs_of_a_study():
 
 
 def test_a_row_says_that_others_used_the_cores(tiny, monkeypatch):
-    row = scripted(monkeypatch, [1] * 6, share=0.6).row(tiny(["train-erm"], "cpu")[0], "same")
+    case = tiny(["train-erm"], "cpu")[0]
+    (row,) = scripted(monkeypatch, [1] * 6, share=0.6).rows(case, ["same"])
     assert row["core_share"] == 0.6
     assert "(others used the cores: a process got 60% of one)" in row_line(row)
 

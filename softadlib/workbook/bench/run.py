@@ -96,33 +96,46 @@ class Bench:
             return [work_through(*job) for job in jobs]
         return list(self.pool.map(work_through, *zip(*jobs)))
 
-    def _alternate(self, case: Case, layout: str) -> dict[str, list[Seconds]]:
-        """Time both sides in turns, in at least one round; seconds are those of one run."""
-        counts, started = self._counts(case, layout), time.monotonic()
-        share = min(ROW_BUDGET, (self.deadline - started) / self.rows_left)
+    def _alternate(self, case: Case, layouts: Sequence[str]) -> dict[str, list[Seconds]]:
+        """Time ours, and the published loop in each layout, in turns; seconds are those of one run.
+
+        At least one round. Ours has one layout: a process for each core.
+        """
+        started = time.monotonic()
+        share = len(layouts) * min(ROW_BUDGET, (self.deadline - started) / self.rows_left)
         warm = dataclasses.replace(case, epochs=min(case.epochs, 1), replay=False)
-        times: dict[str, list[Seconds]] = {"published": [], "ours": []}
-        sides = {"published": case.shortened(), "ours": (case, 1.0)}
-        for who in times:
+        # Ours is the second of three, so that neither layout is farther from it.
+        sides = [(layout, "published", layout, *case.shortened()) for layout in layouts]
+        sides.insert(1, ("ours", "ours", layouts[-1], case, 1.0))
+        times: dict[str, list[Seconds]] = {side: [] for side, *_ in sides}
+        for _, who, layout, *_ in sides:
             self._timed(warm, who, self.processes, layout)
         for _ in range(self.rounds):
             begun = time.monotonic()
-            for who, (timed, factor) in sides.items():
-                seconds = self._timed(timed, who, counts[who], layout)
-                scale = factor / counts[who]
-                times[who].append(Seconds(seconds.wall * scale, seconds.cpu * scale, seconds.share))
+            for side, who, layout, timed, factor in sides:
+                count = self._counts(case, layout)[who]
+                seconds = self._timed(timed, who, count, layout)
+                scale = factor / count
+                times[side].append(
+                    Seconds(seconds.wall * scale, seconds.cpu * scale, seconds.share)
+                )
             now = time.monotonic()
             if now + (now - begun) > started + share:
                 break
         return times
 
-    def row(self, case: Case, layout: str) -> dict[str, Any]:
-        """Time both sides in turns; medians over the rounds, and ratios of each round."""
-        times = self._alternate(case, layout)
-        published, ours = times["published"], times["ours"]
+    def rows(self, case: Case, layouts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a row for each layout: medians over the rounds, and ratios of each round."""
+        times = self._alternate(case, layouts)
+        return [self._row(case, layout, times[layout], times["ours"]) for layout in layouts]
+
+    def _row(
+        self, case: Case, layout: str, published: list[Seconds], ours: list[Seconds]
+    ) -> dict[str, Any]:
+        """Compare the rounds of the published loop in one layout with ours."""
         scale = self._scale(case)
         row: dict[str, Any] = {"case": case.name, "layout": layout, "per": case.per}
-        for who, all_seconds in times.items():
+        for who, all_seconds in {"published": published, "ours": ours}.items():
             row[f"{who}_s"] = statistics.median(s.wall for s in all_seconds) * scale
             row[f"{who}_cpu_s"] = statistics.median(s.cpu for s in all_seconds) * scale
         row |= _ratios("ratio", [a.wall / b.wall for a, b in zip(published, ours)])
@@ -189,11 +202,11 @@ class Bench:
         self.pool = _pool(self.processes) if self.processes > 1 else None
         try:
             for case in chosen:
-                for layout in layouts:
-                    table["rows"].append(self.row(case, layout))
-                    self.say(row_line(table["rows"][-1]))
-                    self.save(table)
+                for row in self.rows(case, layouts):
+                    table["rows"].append(row)
+                    self.say(row_line(row))
                     self.rows_left -= 1
+                self.save(table)
             for name in tables:
                 table[name] = getattr(self, name)()
                 self.save(table)
