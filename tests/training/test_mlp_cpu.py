@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import platform
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from softadlib import functional as F
 from softadlib.methods import METHODS
 from softadlib.models import mlp
 from softadlib.results.schema import MEASURES
+from softadlib.training.device import processor_name
 from softadlib.training.engines import mlp_layers
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient, partial_step
@@ -183,6 +185,17 @@ def test_is_the_stack_where_large_weights_are_stepped_in_the_backward_pass(metho
     """Weights (16, 16) count as large: two of one shape under every rule, with one buffer or more."""
     monkeypatch.setattr("softadlib.training.engines.mlp_cpu.PACKED_BELOW", 200)
     assert_is_the_stack(method, ADAM, "deep")
+
+
+def test_the_processor_is_named_as_the_system_names_it(tmp_path, monkeypatch):
+    listed = tmp_path / "cpuinfo"
+    listed.write_text(
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC: 9\n\nflags\n"
+    )
+    monkeypatch.setattr("softadlib.training.device.Path", lambda path: listed)
+    assert processor_name() == "AuthenticAMD AMD EPYC: 9"
+    listed.unlink()
+    assert processor_name() == platform.processor()
 
 
 @pytest.mark.skipif(not mlp_layers.ON_INTEL, reason="needs an Intel processor")

@@ -3,27 +3,17 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from softadlib.functional.gradient_rules import Grads
+from softadlib.training.device import processor_name
 
 ONEDNN_FROM = 16
 """Shortest side of a product worth handing to oneDNN."""
-
-
-def _is_intel() -> bool:
-    """Tell whether the processor is Intel's; False where the system does not say."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
-ON_INTEL = _is_intel()
+ON_INTEL = "Intel" in processor_name()
 """MKL is as fast as oneDNN here: on other processors it uses no AVX-512."""
 
 

@@ -1,5 +1,6 @@
 """Pictures of `softad bench --json`: ratios as bars, growth as lines."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,32 @@ def ratios(table: dict[str, Any]) -> pd.DataFrame:
     rows = pd.DataFrame(table["rows"])
     wide = rows.pivot(index="case", columns="layout", values="ratio")
     return wide.loc[rows["case"].unique(), [name for name in LAYOUTS if name in wide]]
+
+
+def over_machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
+    """Smallest and largest ratio of each case over the machines of `tables`, and those of each.
+
+    One row a case and layout: columns `min` and `max`, then one for each machine.
+    """
+    rows = {name: pd.DataFrame(table["rows"]) for name, table in tables.items()}
+    each = [frame.set_index(["case", "layout"])["ratio"] for frame in rows.values()]
+    wide = pd.concat(each, axis=1, keys=list(rows))
+    return pd.concat([wide.agg(["min", "max"], axis=1), wide], axis=1)
+
+
+def machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
+    """One row a machine: its processor, GFLOP/s at best and of the step's own products, and its load."""
+    rows = {}
+    for name, table in tables.items():
+        products = table.get("step_products", {})
+        rows[name] = {
+            "processor": table["hardware"].get("processor", "not recorded"),
+            "best GFLOP/s": table["peaks"]["gflops"],
+            "MKL, step": products.get("mkl"),
+            "oneDNN, step": products.get("onednn"),
+            "ERM's step, ms": 1000 * table["methods"][0]["step_s"],
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def ratio_bars(ax: Axes, wide: pd.DataFrame) -> None:

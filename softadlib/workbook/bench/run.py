@@ -20,7 +20,7 @@ import torch
 from softadlib import __version__
 from softadlib._validation import choose
 from softadlib.methods import METHODS
-from softadlib.training.device import device_name, pick_device
+from softadlib.training.device import device_name, pick_device, processor_name
 from softadlib.training.protocol import Run
 from softadlib.workbook.bench import peaks
 from softadlib.workbook.bench.cases import CASES, STUDY, Case, Seconds, cases, side_of, work_through
@@ -182,6 +182,7 @@ class Bench:
         table: dict[str, Any] = {
             "hardware": {
                 "device": device_name(self.device),
+                "processor": processor_name(),
                 "cores": self.cores,
                 "torch": torch.__version__,
                 "numpy": np.__version__,
