@@ -50,11 +50,16 @@ def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
 
 
 def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """Return all epochs of the selected runs."""
+    """Return all epochs of the selected runs.
+
+    Runs that were measured at fewer epochs than others of their case are left out, so that a mean over
+    trials is one of the same trials at every epoch.
+    """
     chosen = select(rows, ties)[[*SWEEP, "trial", "knob"]]
-    return rows.merge(chosen, on=list(chosen.columns)).sort_values(
-        [*SWEEP, "trial", "epoch"], ignore_index=True
-    )
+    found = rows.merge(chosen, on=list(chosen.columns))
+    epochs = found.groupby([*SWEEP, "trial"])["epoch"].transform("size")
+    whole = found[epochs == epochs.groupby([found[name] for name in CASE]).transform("max")]
+    return whole.sort_values([*SWEEP, "trial", "epoch"], ignore_index=True)
 
 
 TIES = ("largest", "smallest")

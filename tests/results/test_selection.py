@@ -102,5 +102,18 @@ def test_curves_are_all_epochs_of_the_selected():
     ]  # fmt: skip
 
 
+def test_curves_leave_out_runs_that_were_measured_at_the_end_alone():
+    """Trial 1 has no curve: a mean over trials would jump at the last epoch."""
+    rows = table([(0, 0.1, 0.9), (1, 0.1, 0.8)])
+    last = rows["epoch"].max()
+    assert set(selection.curves(rows[(rows["trial"] == 0) | (rows["epoch"] == last)])["trial"]) == {
+        0
+    }
+    assert set(selection.curves(rows[rows["epoch"] == last])["trial"]) == {0, 1}, "no run has one"
+    other = rows[rows["epoch"] == last].assign(dataset="another")
+    both = selection.curves(pd.concat([rows, other]))
+    assert both.groupby("dataset")["trial"].nunique().to_dict() == {"gaussian": 2, "another": 2}
+
+
 def test_curves_of_a_method_without_a_knob():
     assert len(selection.curves(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))) == 4
