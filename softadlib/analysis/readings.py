@@ -60,8 +60,21 @@ def gap_readings(rows: pd.DataFrame) -> list[str]:
             lines = _gap_lines(means.loc[paper.in_order(complete.index)])
             sentences += [f"{RULES[ties]}: {line}" for line in lines]
     if sentences:
+        sentences += _unequal_lines(rows)
         sentences.append(trials_sentence(rows.groupby("dataset")["trial"].nunique()))
     return sentences
+
+
+def _unequal_lines(rows: pd.DataFrame) -> list[str]:
+    """Name the datasets on which methods have different trials, whose means therefore differ in data too."""
+    trials = rows.groupby(["dataset", "method"])["trial"].nunique().groupby("dataset")
+    ends = trials.agg(["min", "max"])
+    ends = ends[ends["min"] < ends["max"]]
+    return [
+        f"On {d} methods have {ends['min'][d]} to {ends['max'][d]} trials: means of two methods may be "
+        "over different data."
+        for d in paper.in_order(ends.index)
+    ]
 
 
 def _gap_lines(means: pd.DataFrame) -> list[str]:

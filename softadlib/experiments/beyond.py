@@ -29,7 +29,8 @@ def selected(
     """Select one run of every dataset, method and trial of two profiles.
 
     A method with a grid is read from `paper_profile` where that has it on the dataset. A θ in place
-    of a grid is a method of its own, "SoftAD (θ: auto)". Adds `name` and `gap`, test minus train
+    of a grid is a method of its own, "SoftAD (θ: auto)". Trials that a method lacks are left out on
+    that dataset, so that all means are over the same. Adds `name` and `gap`, test minus train
     cross-entropy in nats.
     """
     words = coverage.auto_words(reader.provenances(profile))
@@ -42,7 +43,10 @@ def selected(
                 name = LABELS[case[1]] + (f" (θ: {word})" if word else "")
                 frames.append(selection.select(part, ties).assign(name=name))
             grids |= set() if word else {case}
-    runs = pd.concat(frames, ignore_index=True)
+    runs = pd.concat(frames)
+    names = runs.groupby("dataset")["name"].transform("nunique")
+    runs = runs[runs.groupby(["dataset", "trial"])["name"].transform("nunique") == names]
+    runs = runs.reset_index(drop=True)
     return runs.assign(gap=runs["loss_test"] - runs["loss_train"])
 
 

@@ -85,6 +85,17 @@ def test_gaps_that_are_not_apart_are_named_only_then():
     )
 
 
+def test_unequal_numbers_of_trials_are_named_only_then():
+    assert not any("different data" in s for s in readings.gap_readings(AS_CLAIMED))
+    more = pd.concat([AS_CLAIMED, pd.DataFrame([row("erm", trial=2, train=0.0, test=0.3)])])
+    other = AS_CLAIMED.assign(dataset="spiral")
+    assert [
+        s for s in readings.gap_readings(pd.concat([more, other])) if "different data" in s
+    ] == [
+        "On gaussian methods have 2 to 3 trials: means of two methods may be over different data."
+    ]
+
+
 def test_theta_sentences_turn_round():
     above = pd.concat([rows(softad={"knob": 0.5}), rows(softad={"knob": 0.6, "val": 0.5})])
     below = rows(softad={"knob": 0.05})

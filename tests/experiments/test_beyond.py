@@ -8,6 +8,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from scipy import stats
 
 from softadlib.experiments import beyond
+from softadlib.results import reader
 from softadlib.training import study
 from softadlib.training.protocol import Protocol
 
@@ -49,6 +50,17 @@ def test_a_grid_is_read_from_the_paper_and_a_suggested_theta_is_a_method_of_its_
     assert runs["gap"].tolist() == (runs["loss_test"] - runs["loss_train"]).tolist()
     assert "AdaFlood" in beyond.untrained(runs)
     assert "ASAM" not in beyond.untrained(runs)
+
+
+def test_means_are_over_the_trials_that_every_method_has(home):
+    """The paper's grid gets a third trial, which the other methods lack."""
+    before = beyond.selected("more", "paper")
+    values = TINY | {"profile": "paper", "dataset": "gaussian", "trials": TINY["trials"] + 1}
+    values |= {"grids": {"softad": [0.05, 0.2]}, "curves": "none", "device": "cpu"}
+    study.run(Protocol.from_dict(values), "softad")
+    stored = reader.read("paper", final=True)
+    assert stored.groupby("method")["trial"].nunique().to_dict() == {"erm": 2, "softad": 3}
+    pd.testing.assert_frame_equal(beyond.selected("more", "paper"), before)
 
 
 def test_differences_are_paired_by_trial_with_students_interval():
