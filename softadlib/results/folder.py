@@ -19,9 +19,10 @@ import contextlib
 import hashlib
 import io
 import json
+import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,14 @@ class ResultFolder:
 
     # Results of a study under way
 
+    def aside(self) -> list["ResultFolder"]:
+        """Return the folders of results of this protocol that were set aside.
+
+        They hold runs that a later call did not ask for: further trials, or values of a grid.
+        """
+        paths = sorted(self.path.parent.glob(f"{self.method}.{self.fingerprint}*"))
+        return [replace(self, method=path.name) for path in paths if self.fingerprint]
+
     def stored_rows(self, label_noise: Sequence[float]) -> pd.DataFrame:
         """Return every row of this protocol: finished ones and those of an interrupted study.
 
@@ -241,8 +250,10 @@ class ResultFolder:
         return True
 
     def clear(self) -> None:
-        """Delete everything that is stored of this protocol, and the finished results."""
+        """Delete everything that is stored of this protocol, also aside, and the finished results."""
         with os_error_as_user_error(self.path):
+            for folder in self.aside():
+                shutil.rmtree(folder.path)
             for path in (*self.files(), self.progress, *self._of_study("*/*")):
                 path.unlink(missing_ok=True)
 

@@ -71,9 +71,14 @@ def save_part(folder: ResultFolder, rows: pd.DataFrame) -> None:
 
 
 def stored(folder: ResultFolder) -> pd.DataFrame:
-    """Return every row of this protocol, parts included; a broken file counts as none."""
+    """Return every row of this protocol, parts and results set aside included.
+
+    A broken file counts as none.
+    """
     frames = []
-    for path in (folder.selected, *sorted(folder.path.glob(f"losses/{folder.fingerprint}-*"))):
+    aside = [earlier.selected for earlier in folder.aside()]
+    parts = sorted(folder.path.glob(f"losses/{folder.fingerprint}-*"))
+    for path in (*aside, folder.selected, *parts):
         with contextlib.suppress(UserError):
             rows, fingerprint = unpack(path, COLUMNS)
             frames += [rows] if fingerprint == folder.fingerprint else []
@@ -81,8 +86,8 @@ def stored(folder: ResultFolder) -> pd.DataFrame:
 
 
 def finish(folder: ResultFolder, keys: Iterable[RunKey]) -> None:
-    """Put stored parts, as far as they are of the runs `keys`, into `selected.parquet`."""
-    if not any(folder.path.glob(f"losses/{folder.fingerprint}-*")):
+    """Put what is stored of the runs `keys` into `selected.parquet`."""
+    if not any(folder.path.glob(f"losses/{folder.fingerprint}-*")) and not folder.aside():
         return
     rows, wanted = stored(folder), set(keys)
     rows = rows[[key in wanted for key in run_keys(rows)]]

@@ -1,5 +1,6 @@
 """What one dataset × method consists of: its runs, what is stored of them, and what is left."""
 
+import contextlib
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from softadlib.data.synthetic import SYNTHETIC
 from softadlib.results import sample_losses, selection
 from softadlib.results.folder import ResultFolder
 from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
+from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
 from softadlib.training.checks import AUTO
 from softadlib.training.device import pick_device
@@ -110,11 +112,23 @@ class Study:
         return protocol_flops(self.protocol)
 
     def stored_rows(self) -> tuple[pd.DataFrame, bool]:
-        """Return the stored rows of this study's runs, and whether there are rows of others."""
-        rows = self.folder.stored_rows(self.protocol.label_noise)
+        """Return the stored rows of this study's runs, and whether there are rows of others.
+
+        Rows of results that were set aside count too: nothing of them is trained again.
+        """
+        noises = self.protocol.label_noise
+        rows = self.folder.stored_rows(noises)
+        others = len(self._of_runs(rows)) < len(rows)
+        earlier = []
+        for folder in self.folder.aside():
+            with contextlib.suppress(UserError):  # the runs of a broken file are trained again
+                earlier.append(self._of_runs(folder.stored_rows(noises)))
+        return merge([*earlier, self._of_runs(rows)]), others
+
+    def _of_runs(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of this study's runs."""
         wanted = {run.key for run in self.runs}
-        belongs = np.array([key in wanted for key in run_keys(rows)], dtype=bool)
-        return rows[belongs], not belongs.all()
+        return rows[np.array([key in wanted for key in run_keys(rows)], dtype=bool)]
 
     def missing(self, rows: pd.DataFrame, runs: Sequence[Run], epochs: set[int]) -> list[Run]:
         """Return the runs of which a row at one of `epochs` is missing."""

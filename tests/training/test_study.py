@@ -315,6 +315,26 @@ def test_a_smaller_grid_keeps_the_dropped_runs_aside(monkeypatch):
     assert any(p.name.startswith("softad.") for p in folder.iterdir())
 
 
+@pytest.mark.parametrize("fewer", [{"trials": 1}, {"grids": {"softad": [0.05]}}])
+def test_runs_that_a_smaller_study_set_aside_are_not_trained_again(monkeypatch, fewer):
+    whole = study.run(protocol(), "softad")
+    folder = study.Study(protocol(), "softad").folder
+    losses = folder.selected.read_bytes()
+    small = study.run(protocol(**fewer), "softad")
+    assert len(small) < len(whole)
+    calls = trained(monkeypatch)
+    again = study.run(protocol(), "softad")
+    assert calls == []
+    # Among fewer values another run may be selected, whose curve is measured then.
+    pd.testing.assert_frame_equal(again.merge(whole[[*RUN_KEY, "epoch"]]), whole)
+    assert len(again[again["epoch"] == protocol().epochs]) == 4
+    assert folder.read_provenance().runs == 4
+    assert folder.selected.read_bytes() == losses
+    assert study.Study(protocol(), "softad").done()
+    study.run(protocol(), "softad", resume=False)
+    assert sum(len(runs) for runs, epochs in calls if 0 not in epochs) == 4, "fresh forgets them"
+
+
 def test_fresh_forgets(monkeypatch):
     study.run(protocol(), "softad")
     calls = trained(monkeypatch)
