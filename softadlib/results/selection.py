@@ -56,10 +56,12 @@ def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     trials is one of the same trials at every epoch.
     """
     chosen = select(rows, ties)[[*SWEEP, "trial", "knob"]]
-    found = rows.merge(chosen, on=list(chosen.columns))
-    epochs = found.groupby([*SWEEP, "trial"])["epoch"].transform("size")
-    whole = found[epochs == epochs.groupby([found[name] for name in CASE]).transform("max")]
-    return whole.sort_values([*SWEEP, "trial", "epoch"], ignore_index=True)
+    selected = rows.merge(chosen, on=list(chosen.columns))
+    n_epochs = selected.groupby([*SWEEP, "trial"])["epoch"].transform("size")
+    selected = selected.assign(n_epochs=n_epochs)
+    complete = n_epochs == selected.groupby(CASE)["n_epochs"].transform("max")
+    selected = selected[complete].drop(columns="n_epochs")
+    return selected.sort_values([*SWEEP, "trial", "epoch"], ignore_index=True)
 
 
 TIES = ("largest", "smallest")

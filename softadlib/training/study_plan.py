@@ -118,14 +118,14 @@ class Study:
         """
         noises = self.protocol.label_noise
         rows = self.folder.stored_rows(noises)
-        others = len(self._of_runs(rows)) < len(rows)
+        others = len(self._rows_of_runs(rows)) < len(rows)
         earlier = []
         for folder in self.folder.aside():
             with contextlib.suppress(UserError):  # the runs of a broken file are trained again
-                earlier.append(self._of_runs(folder.stored_rows(noises)))
-        return merge([*earlier, self._of_runs(rows)]), others
+                earlier.append(self._rows_of_runs(folder.stored_rows(noises)))
+        return merge([*earlier, self._rows_of_runs(rows)]), others
 
-    def _of_runs(self, rows: pd.DataFrame) -> pd.DataFrame:
+    def _rows_of_runs(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of this study's runs."""
         wanted = {run.key for run in self.runs}
         return rows[np.array([key in wanted for key in run_keys(rows)], dtype=bool)]

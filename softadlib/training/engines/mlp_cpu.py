@@ -154,16 +154,16 @@ class MLPEngine(VmapEngine):
         Gradients of large weights are written over earlier ones, whose memory is in the cache. Where
         the rule is the gradient itself, a large weight is stepped at once, while it is in the cache.
         """
-        if name not in self.stepped:
+        if name not in self.large_params:
             return weight_gradient(g, x)
-        weight, at_once = self.stepped[name], self.method.rule is plain_gradient
-        place = weight.shape if at_once else (evaluation, name)
-        if place not in self.memory:
-            self.memory[place] = torch.empty_like(weight)
-        gradient = weight_gradient(g, x, self.memory[place])
+        weight, at_once = self.large_params[name], self.method.rule is plain_gradient
+        buffer = weight.shape if at_once else (evaluation, name)
+        if buffer not in self.gradient_buffers:
+            self.gradient_buffers[buffer] = torch.empty_like(weight)
+        gradient = weight_gradient(g, x, self.gradient_buffers[buffer])
         if not at_once:
             return gradient
-        self.step_only([weight], [gradient])
+        self.partial_step([weight], [gradient])
         return None
 
     def _direction(self) -> Callable[..., Grads]:
@@ -182,8 +182,8 @@ class MLPEngine(VmapEngine):
             def gradient(params: Grads, track: bool = True) -> Grads:
                 logits, tape = forward(layers, params, buffers, x, track)
                 g = logit_gradient(method.objective, logits, y, knob, **objective, **samples)
-                of_weight = functools.partial(self._weight_gradient, next(evaluations))
-                return backward(layers, params, tape, g, of_weight)
+                gradient_of_weight = functools.partial(self._weight_gradient, next(evaluations))
+                return backward(layers, params, tape, g, gradient_of_weight)
 
             return method.rule(gradient, params, knob, **rule)
 
@@ -191,11 +191,11 @@ class MLPEngine(VmapEngine):
 
     def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
         direction, trial, data = self._direction(), self.trials[0], self.splits
-        self.stepped = {name: self.params[name][0] for name in self.large}
-        self.memory: dict[Hashable, Tensor] = {}
+        self.large_params = {name: self.params[name][0] for name in self.large}
+        self.gradient_buffers: dict[Hashable, Tensor] = {}
         packed = [self.packed] if self.small else []
-        self.optimizer = config.build([*self.stepped.values(), *packed])
-        self.step_only = partial_step(self.optimizer)
+        self.optimizer = config.build([*self.large_params.values(), *packed])
+        self.partial_step = partial_step(self.optimizer)
         train, samples = data.train[trial], {k: v[0] for k, v in self.samples.items()}
 
         @torch.no_grad()
@@ -209,6 +209,8 @@ class MLPEngine(VmapEngine):
                 directions = [grads[name] for name in left]
                 if self.small:
                     directions.append(torch.cat([grads[name].flatten() for name in self.small]))
-                self.step_only([*(self.stepped[name] for name in left), *packed], directions)
+                self.partial_step(
+                    [*(self.large_params[name] for name in left), *packed], directions
+                )
 
         return run_epoch

@@ -135,11 +135,11 @@ def backward(
     params: Grads,
     tape: list[tuple[Tensor, ...]],
     g: Tensor,
-    of_weight: Callable[[str, Tensor, Tensor], Tensor | None] | None = None,
+    gradient_of_weight: Callable[[str, Tensor, Tensor], Tensor | None] | None = None,
 ) -> Grads:
     """Return the gradients of all parameters, given `g`, the gradient in the logits.
 
-    `of_weight` makes those of weights from (name, g, x), in place of `weight_gradient`. It may return
+    `gradient_of_weight` makes those of weights from (name, g, x), in place of `weight_gradient`. It may return
     None where it has stepped the weight: nothing reads the weight later.
     """
     grads: Grads = {}
@@ -151,7 +151,11 @@ def backward(
                 grads[layer.bias] = g.sum(0)
             below = linear(g, params[layer.weight].mT) if i > first else g
             x = saved[0]
-            gradient = of_weight(layer.weight, g, x) if of_weight else weight_gradient(g, x)
+            gradient = (
+                gradient_of_weight(layer.weight, g, x)
+                if gradient_of_weight
+                else weight_gradient(g, x)
+            )
             if gradient is not None:
                 grads[layer.weight] = gradient
             g = below

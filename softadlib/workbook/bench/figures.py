@@ -28,7 +28,7 @@ def over_machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
 
 
 def machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
-    """One row a machine: its processor, GFLOP/s at best and of the step's own products, and its load."""
+    """One row a machine: its processor, GFLOP/s at best and in the step's products, ERM's step."""
     rows = {}
     for name, table in tables.items():
         products = table.get("step_products", {})

@@ -23,7 +23,7 @@ def products_line(table: dict[str, Any]) -> list[str]:
         return []
     return [
         f"products of the perceptron's step, one core: MKL (published) {speed['mkl']:.0f} GFLOP/s, "
-        f"oneDNN (ours) {speed['onednn']:.0f} GFLOP/s"
+        f"oneDNN (most of ours) {speed['onednn']:.0f} GFLOP/s"
     ]
 
 

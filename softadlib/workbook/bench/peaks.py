@@ -35,7 +35,8 @@ def step_products() -> dict[str, float]:
     """Return GFLOP/s of one core in the three products of a 500 × 500 layer, by library.
 
     They are the forward pass and the gradients in the input and the weight of 50 samples, in float32.
-    The published loop takes MKL, the engine for perceptrons oneDNN.
+    The published loop takes MKL. The engine for perceptrons takes oneDNN, but for the gradients of
+    large weights on Intel's processors.
     """
     n, width = STEP_SAMPLES, STEP_WIDTH
     x, g, weight = torch.randn(n, width), torch.randn(n, width), torch.randn(width, width)
