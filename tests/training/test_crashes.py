@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from helpers.workspace import REPOSITORY, make_home, tree
+from helpers.workspace import REPOSITORY, make_home, tree, without_progress
 
 MOMENTS = 20
 SETTINGS = {
@@ -26,7 +27,6 @@ SETTINGS = {
     "stack": 2,
 }
 CLEAN = ["metrics.parquet", "provenance.json", "selected.parquet"]
-PROGRESS = (" under way (", " took ", "softad: done: ")
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +80,6 @@ class Command:
     def said(self):
         """The lines that the last one printed, without those of progress."""
         return without_progress(self.log.read_text().splitlines())
-
-
-def without_progress(lines):
-    return [line for line in lines if not any(words in line for words in PROGRESS)]
 
 
 def processes(home):
@@ -218,21 +214,27 @@ def long(home, **changes):
     make_home(home, ("train",), gaussian={**SETTINGS, "epochs": 10**6, **changes})
 
 
+def lasting(home):
+    """The paths of the outputs that no training under way writes anew: not progress, not checkpoints."""
+    return [
+        path
+        for path in tree(home / "outputs")
+        if not re.search(r"progress\.json|checkpoints", path)
+    ]
+
+
 def test_two_at_once_the_second_is_refused_and_a_killed_one_holds_nothing(softad, home):
     long(home)
     first = softad.start("train", "tiny", "-j", "1")
     await_file(home, "progress.json")
     for verb in (("train",), ("run",), ("train", "--method", "softad"), ("train", "--fresh")):
-        before = sorted(p for p in tree(home / "outputs") if not p.endswith("progress.json"))
+        before = lasting(home)
         assert softad.run(verb[0], "tiny", "-j", "1", *verb[1:]) == 2
         (line,) = softad.said()
         method = "softad" if "softad" in verb else "erm"
         assert f"tiny: gaussian × {method} is under way already, by process {first} on" in line
         assert "wait for it or stop it" in line
-        after = sorted(p for p in tree(home / "outputs") if not p.endswith("progress.json"))
-        assert [p for p in after if "checkpoints" not in p] == [
-            p for p in before if "checkpoints" not in p
-        ]
+        assert lasting(home) == before
     os.kill(first, signal.SIGKILL)
     softad.wait()
     assert softad.run("train", "tiny", "-j", "1", "-p", "epochs", "4") == 0

@@ -13,7 +13,14 @@ import time
 import nbformat
 import pandas as pd
 import pytest
-from helpers.workspace import TINY, make_home, read_provenance, tree, write_notebook
+from helpers.workspace import (
+    TINY,
+    make_home,
+    read_provenance,
+    tree,
+    without_progress,
+    write_notebook,
+)
 
 from softadlib._validation import UserError
 from softadlib.training import checkpoint, study
@@ -267,7 +274,7 @@ def test_a_caller_that_ends_leaves_no_task_and_the_next_one_resumes(home, addres
         assert process.wait(60) == status
     if status > 0:
         lines = (home / "stderr").read_text().splitlines()
-        assert lines == ["softad: stopped; the same command resumes"]
+        assert without_progress(lines) == ["softad: stopped; the same command resumes"]
     until = time.monotonic() + 60
     while ray.available_resources().get("CPU") != 4:
         assert time.monotonic() < until, "a task runs on without its caller"
