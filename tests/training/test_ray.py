@@ -128,8 +128,7 @@ def test_a_death_costs_its_task_once_more_and_two_its_study(
     cursed.touch()
     argv = ["train", "tiny", "--engine", "ray", "--address", address]
     assert cli.main(argv) == 1
-    lines = capsys.readouterr().err.strip().splitlines()
-    lines = [line for line in lines if not line.startswith("softad: under way (")]  # each minute
+    lines = without_progress(capsys.readouterr().err.strip().splitlines())
     assert len(lines) == 1, lines
     assert "1 tasks were lost with their workers 2 times" in lines[0]
     times = executions()
@@ -319,7 +318,7 @@ def test_nodes_train_and_the_caller_executes_the_notebooks(
 def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
     def refused(*argv):
         assert cli.main(["train", "tiny", "--engine", "ray", "--address", address, *argv]) in (1, 2)
-        (line,) = capsys.readouterr().err.strip().splitlines()
+        (line,) = without_progress(capsys.readouterr().err.strip().splitlines())
         return line
 
     # three folds of 20 samples leave 13 or 14 to train on, and a batch of one: a node says so
