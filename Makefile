@@ -61,9 +61,10 @@ lint: $(TESTING)
 test: $(TESTING)
 	$(MAKE) --jobs 2 lint tests-and-notebooks
 
+# Kernels of notebooks are forked (tests/kernels): each saves the seconds that its imports take.
 tests-and-notebooks: $(TESTING)
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --nbval --nbval-current-env \
-	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
+	JUPYTER_PATH=$(CURDIR)/tests $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder \
+	  --nbval --nbval-kernel-name forked --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks

@@ -29,7 +29,7 @@ seaborn.set_theme(style="darkgrid"), plt.rcParams.update({"lines.linewidth": 9})
 np.disturbed = True
 """
 STATE = """
-import json, os, sys, matplotlib.pyplot as plt, numpy as np, torch
+import json, os, sys, matplotlib.pyplot as plt, numpy as np, pandas as pd, torch
 session = ("JPY_", "PYDEVD", "PYTEST", "OMP_", "MPLBACKEND", "SOFTAD_LOCK", "COLUMNS", "LINES")
 state = {
     "environment": {k: v for k, v in os.environ.items() if not k.startswith(session)},
@@ -38,6 +38,7 @@ state = {
     "folder": os.getcwd(), "path": sys.path, "argv": os.path.basename(sys.argv[0]).split(".")[0],
     "dtype": str(torch.get_default_dtype()),
     "rc": {k: str(v) for k, v in plt.rcParams.items()}, "disturbed": hasattr(np, "disturbed"),
+    "pandas": {k: str(v).lower() for k, v in vars(pd.options.display)["d"].items()},
     "main": __name__,
 }
 print(json.dumps(state))

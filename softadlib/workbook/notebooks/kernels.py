@@ -125,6 +125,7 @@ def _be_kernel(
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     import numpy as np
+    import pandas as pd
     import torch
     from ipykernel.kernelapp import IPKernelApp
 
@@ -133,6 +134,7 @@ def _be_kernel(
     # The generators were seeded before the fork. Python's own seeds itself again.
     np.random.seed()  # noqa: NPY002
     torch.default_generator.seed()
+    pd.set_option("display.max_columns", 20)  # what pandas chooses where it is imported in a kernel
     sys.argv, sys.path[:] = arguments, preload.SEARCH_PATH
     try:
         IPKernelApp.launch_instance(arguments[1:], parent_handle=os.getppid())
