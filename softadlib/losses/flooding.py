@@ -15,7 +15,7 @@ from softadlib.losses.base import Base, Criterion, OverBase, Thresholded, per_sa
 
 
 class CalibrationWarning(UserWarning):
-    """θ ≥ ln 2 (nats) with cross-entropy: the minimiser is no longer sure to predict the likeliest class."""
+    """θ ≥ ln 2 (nats) with cross-entropy: the minimiser may predict a class that is not the likeliest."""
 
 
 def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
@@ -29,20 +29,20 @@ def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
     smoothing = getattr(base, "label_smoothing", 0.0)
     loss = f"cross-entropy smoothed by {smoothing:g}" if smoothing else "cross-entropy"
     if binary:
-        what = f"binary cross-entropy and theta >= {level:.4f} (ln 2 times the smallest weight)"
-        why = f"{what} the minimiser predicts the wrong class"
-    else:
         why = (
-            f"{loss} and theta >= ln 2 = {level:.4f} the minimiser predicts the wrong class of two"
+            f"from theta = {level:.4f} on (ln 2 times the smallest weight) the minimiser of binary "
+            "cross-entropy predicts the wrong class"
         )
-    if smoothing:
-        why += (
-            "; of K classes it is no longer sure to be right from "
-            f"softadlib.cross_entropy_levels(K, {smoothing:g}).calibrated_below"
-        )
-    elif not binary:
-        why += "; of K classes it is no longer sure to be right, and wrong from ln K"
-    message = f"{name}(theta={theta:g}): with {why}; use a smaller theta"
+    else:
+        why = f"from theta = ln 2 = {level:.4f} on the minimiser of {loss} predicts the wrong one of two classes; "
+        if smoothing:
+            why += (
+                "with K > 2 classes it may predict a wrong one from "
+                f"softadlib.cross_entropy_levels(K, {smoothing:g}).calibrated_below on"
+            )
+        else:
+            why += "with K > 2 classes it may predict a wrong one, and from ln K on it does"
+    message = f"{name}(theta={theta:g}): {why}; use a smaller theta"
     warnings.warn(message, CalibrationWarning, stacklevel=3)
 
 

@@ -264,16 +264,17 @@ class Protocol(BaseModel):
         """Hash of what one run does: two protocols that share it may share runs."""
         return fingerprint(self.to_dict())
 
-    def cliff_note(self) -> str | None:
-        """Return a sentence where grids cross θ = ln 2, where accuracy falls off; else None."""
+    def cliff_note(self, methods: Sequence[str] | None = None) -> str | None:
+        """Return a sentence where grids of `methods` cross θ = ln 2, where accuracy falls off; else None."""
         parts = []
-        for name, grid in self.grids.items():
+        for name in self.select_methods(methods):
+            grid = self.grids.get(name, ())
             beyond = 0 if isinstance(grid, str) else sum(v >= LN2 for v in grid)
             if METHODS[name].cliff and beyond:
-                parts.append(f"{name} {beyond} of {len(grid)}")
+                parts.append(f"{beyond} of {len(grid)} of {name}")
         if not parts:
             return None
         return (
-            f"theta >= ln 2 = {LN2:.4f} for {', '.join(parts)} grid values; cross-entropy's minimiser "
-            "there predicts the wrong class of two, and of more it is no longer sure to be right"
+            f"values of theta at or above ln 2 = {LN2:.4f}: {', '.join(parts)}; there the minimiser of "
+            "cross-entropy predicts the wrong one of two classes, and with more classes it may"
         )

@@ -61,7 +61,7 @@ class Work:
         yield from self._notes_on_other_parameters()
         notes: dict[str, list[str]] = {}
         for dataset, protocol in self.protocols.items():
-            if note := protocol.cliff_note():
+            if note := protocol.cliff_note(self.selection.methods):
                 notes.setdefault(note, []).append(dataset)
         for note, datasets in notes.items():
             yield f"{', '.join(datasets)}: {note}"

@@ -299,7 +299,7 @@ def test_theta_from_ln_2_up_warns_with_cross_entropy(make, theta, base):
     assert make.__name__ in message
     assert f"theta={theta:g}" in message
     assert "ln 2" in message
-    assert "wrong class" in message
+    assert "predicts the wrong one of two classes" in message
     assert caught[0].filename == __file__  # points at the caller's line
 
 
@@ -309,9 +309,7 @@ def test_smoothed_it_names_the_level_of_more_classes(make):
     with pytest.warns(CalibrationWarning) as caught:
         make(0.7, base=nn.CrossEntropyLoss(label_smoothing=0.1))
     message = str(caught[0].message)
-    assert (
-        "predicts the wrong class of two; of K classes it is no longer sure to be right" in message
-    )
+    assert "predicts the wrong one of two classes; with K > 2 classes it may" in message
     assert "softadlib.cross_entropy_levels(K, 0.1).calibrated_below" in message
     assert caught[0].filename == __file__
     level = levels.cross_entropy_levels(3, 0.1).calibrated_below

@@ -218,7 +218,7 @@ def test_an_ordinary_run_that_diverged_is_one_line():
 
 def test_a_word_is_no_grid_value_and_crosses_no_cliff():
     p = protocol("iflood", "auto-high", grids={"iflood": "auto-high", "softad": [0.1, 0.8]})
-    assert p.cliff_note().count("softad 1 of 2") == 1
+    assert p.cliff_note().count("1 of 2 of softad") == 1
     assert "iflood" not in p.cliff_note()
     assert Protocol.from_dict(p.to_dict()) == p
     assert [math.isnan(r.knob) for r in p.runs("iflood")] == [True, True]

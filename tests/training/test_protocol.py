@@ -236,11 +236,11 @@ def test_sets_made_of_two_halves_need_even_sizes(name):
 
 
 def test_cliff_note_counts_values_at_and_above_ln2():
-    note = protocol(
-        grids={"softad": [0.1, math.log(2), 1.0], "flooding": [1.0], "iflood": [0.5]}
-    ).cliff_note()
-    assert "softad 2 of 3" in note
+    grids = {"softad": [0.1, math.log(2), 1.0], "flooding": [1.0], "iflood": [0.5]}
+    note = protocol(grids=grids).cliff_note()
+    assert "2 of 3 of softad" in note
     assert "flood" not in note, "Flooding acts on the batch mean; iFlood's value is below"
+    assert protocol(grids=grids).cliff_note(["flooding", "iflood"]) is None
     assert protocol(grids={"softad": [0.69]}).cliff_note() is None
 
 

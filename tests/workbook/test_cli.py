@@ -192,7 +192,7 @@ def test_a_note_that_several_datasets_share_is_said_once(capsys, home):
     assert cli.main(["show", "tiny"]) == 0
     (note,) = [line for line in capsys.readouterr().err.splitlines() if "ln 2" in line]
     assert note.startswith(
-        "softad: note: gaussian, sinusoid: theta >= ln 2 = 0.6931 for softad 1 of 2"
+        "softad: note: gaussian, sinusoid: values of theta at or above ln 2 = 0.6931: 1 of 2 of softad"
     )
 
 
@@ -281,23 +281,12 @@ def test_overrides_reach_the_runs(home):
 
 
 def test_a_cliff_in_the_grid_is_said_and_not_fatal(capsys):
-    assert (
-        cli.main(
-            [
-                "train",
-                "tiny",
-                "--method",
-                "softad",
-                "-p",
-                "grids",
-                "{softad: [0.1, 0.7]}",
-                "-j",
-                "1",
-            ]
-        )
-        == 0
-    )
-    assert "theta >= ln 2 = 0.6931 for softad 1 of 2 grid values" in capsys.readouterr().err
+    grids = "{softad: [0.1, 0.7], iflood: [0.8]}"
+    argv = ["train", "tiny", "--method", "softad", "-p", "grids", grids, "-j", "1"]
+    assert cli.main(argv) == 0
+    err = capsys.readouterr().err
+    assert "values of theta at or above ln 2 = 0.6931: 1 of 2 of softad; there" in err
+    assert "iflood" not in err, "it was not asked for"
 
 
 def test_the_command_is_installed_and_has_help():
