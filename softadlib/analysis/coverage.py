@@ -30,17 +30,18 @@ def labels(provenances: pd.DataFrame) -> dict[str, str]:
 
 def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
     """Dataset → what it has less of than the paper's protocol; empty for nothing."""
-    params = _workspace.params_dir()
-    if not (params / "paper").is_dir():  # a workspace with profiles of its own alone
+    if not (
+        _workspace.params_dir() / "paper"
+    ).is_dir():  # a workspace with profiles of its own alone
         return dict.fromkeys(provenances["dataset"].unique(), NO_PAPER)
-    datasets, facts = profiles.datasets_of("paper", params), tables.effort(provenances)
+    datasets, facts = profiles.datasets_of("paper"), tables.effort(provenances)
     words = {}
     for dataset in facts.index:
         if dataset not in datasets:
             words[dataset] = "not in the paper"
             continue
         stored = provenances[provenances["dataset"] == dataset]
-        protocol = profiles.load("paper", dataset, params)
+        protocol = profiles.load("paper", dataset)
         words[dataset] = ", ".join(_cuts(stored, facts.loc[dataset], protocol))
     return words
 

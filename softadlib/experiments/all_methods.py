@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from softadlib import _workspace
 from softadlib.methods import METHODS
 from softadlib.results.table import merge
 from softadlib.training import heldout, profiles
@@ -24,7 +23,7 @@ def protocols(
 ) -> list[Protocol]:
     """A profile's protocol of each dataset, for other methods and with other `changes`."""
     changes = {"grids": dict(grids), **changes}
-    return [profiles.load(profile, name, _workspace.params_dir(), changes) for name in datasets]
+    return [profiles.load(profile, name, changes) for name in datasets]
 
 
 def train_all(protocol: Protocol) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.data.images import dataset_names
 from softadlib.results.fingerprint import LEGACY_SETTINGS
@@ -70,43 +71,42 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def read_profile(path: Path, params: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The values of a profile's file on top of those of the file that it extends.
 
     `extended`: the files that lead here. Raises UserError for a file that is not there, and for
     one that extends itself.
     """
-    return _resolve(read_yaml(path), str(path), params, (path, *extended))
+    return _resolve(read_yaml(path), str(path), (path, *extended))
 
 
-def from_parameters(values: Mapping[str, Any], params: Path) -> Protocol:
+def from_parameters(values: Mapping[str, Any]) -> Protocol:
     """The protocol of a notebook's parameters; those that are None come from the file `extends`."""
     names = ("extends", *Protocol.names())
     given = {name: values[name] for name in names if values.get(name) is not None}
-    return Protocol.from_dict(_resolve(given, "the parameters", params, ()))
+    return Protocol.from_dict(_resolve(given, "the parameters", ()))
 
 
-def _resolve(
-    values: Mapping[str, Any], source: str, params: Path, files: tuple[Path, ...]
-) -> dict[str, Any]:
+def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) -> dict[str, Any]:
     """`values`, read from `source`, on top of those of the file that they extend."""
     changes = dict(values)
     base = changes.pop("extends", None)
     if base is None:
         return merge({}, changes)
-    base_path = params / f"{base}.yaml"
+    base_path = _workspace.params_dir() / f"{base}.yaml"
     if base_path in files:
         raise UserError(f"{source}: extends {base!r}, which extends it in turn; break the circle")
     if not base_path.is_file():
         raise UserError(
             f"{source}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
         )
-    inherited = read_profile(base_path, params, files)
+    inherited = read_profile(base_path, files)
     return merge({k: v for k, v in inherited.items() if k not in ("profile", "dataset")}, changes)
 
 
-def datasets_of(profile: str, params: Path) -> list[str]:
+def datasets_of(profile: str) -> list[str]:
     """The datasets a profile has a file for, the known ones first."""
+    params = _workspace.params_dir()
     profiles = sorted(p.name for p in params.iterdir() if p.is_dir()) if params.is_dir() else []
     if not profiles:
         raise UserError(
@@ -117,16 +117,14 @@ def datasets_of(profile: str, params: Path) -> list[str]:
     return [d for d in dataset_names() if d in files] + sorted(files - set(dataset_names()))
 
 
-def load(
-    profile: str, dataset: str, params: Path, overrides: Mapping[str, Any] | None = None
-) -> Protocol:
+def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None) -> Protocol:
     """`params/<profile>/<dataset>.yaml`, with `overrides` on top as `merge` puts them.
 
     Raises UserError for an unknown profile or dataset, a broken file, a bad key or value.
     """
-    choose("dataset", dataset, datasets_of(profile, params))
-    path = params / profile / f"{dataset}.yaml"
-    values = read_profile(path, params)
+    choose("dataset", dataset, datasets_of(profile))
+    path = _workspace.params_dir() / profile / f"{dataset}.yaml"
+    values = read_profile(path)
     for key, expected in (("profile", profile), ("dataset", dataset)):
         if values.setdefault(key, expected) != expected:
             raise UserError(f"{path}: {key} is {values[key]!r} but the path says {expected!r}")

@@ -126,13 +126,12 @@ def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
     A dataset of the profile whose data are missing is left out. One that was asked for by name
     raises UserError.
     """
-    params = _workspace.params_dir()
-    available = datasets_of(selection.profile, params)
+    available = datasets_of(selection.profile)
     for name in selection.datasets or ():
         choose("dataset", name, available)
     protocols, left_out = {}, []
     for dataset in dict.fromkeys(available if selection.datasets is None else selection.datasets):
-        protocol = load(selection.profile, dataset, params, selection.overrides)
+        protocol = load(selection.profile, dataset, selection.overrides)
         try:
             for noise in protocol.label_noise:
                 splits = load_splits(protocol, noise, trials=1)
@@ -157,8 +156,8 @@ def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Select
     params = _workspace.params_dir()
     target = profile_dir(name).name
     derived = {}
-    for dataset in asked.datasets or datasets_of(asked.profile, params):
-        protocol = load(asked.profile, dataset, params, asked.overrides)
+    for dataset in asked.datasets or datasets_of(asked.profile):
+        protocol = load(asked.profile, dataset, asked.overrides)
         values = {**protocol.to_dict(), "profile": target}
         if asked.methods is not None:
             methods = protocol.select_methods(asked.methods)
@@ -166,7 +165,7 @@ def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Select
         derived[dataset] = Protocol.from_dict(values)
     for dataset, protocol in derived.items():
         path = params / target / f"{dataset}.yaml"
-        if path.exists() and load(target, dataset, params) != protocol:
+        if path.exists() and load(target, dataset) != protocol:
             raise UserError(f"{path} has other parameters; choose another name for --as")
     if not write:
         return asked

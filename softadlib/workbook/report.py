@@ -149,7 +149,7 @@ def build(profile: str) -> Path:
     folder = profile_dir(profile)
     drawn = [
         (task.target, task.source.stem)
-        for task in drawings(profile, datasets_of(profile, _workspace.params_dir()))
+        for task in drawings(profile, datasets_of(profile))
         if task.target.exists()
     ]
     shared = sorted(profile_dir(FIGURES).glob("*.ipynb"))

@@ -20,7 +20,7 @@ def profiles() -> str:
     params = _workspace.params_dir()
     lines = [("profile", "finished", "datasets")]
     for folder in sorted(path for path in params.iterdir() if path.is_dir()):
-        datasets = datasets_of(folder.name, params)
+        datasets = datasets_of(folder.name)
         lines.append((folder.name, str(len(reader.finished(folder.name))), ", ".join(datasets)))
     return _table(lines)
 
@@ -53,10 +53,9 @@ def seconds_left(study: Study, jobs: int) -> float:
 
 def whole_costs(profile: str) -> dict[str, float]:
     """Return the seconds that every dataset of a profile would take one process, results or not."""
-    params = _workspace.params_dir()
     costs = {}
-    for dataset in datasets_of(profile, params):
-        protocol = load(profile, dataset, params)
+    for dataset in datasets_of(profile):
+        protocol = load(profile, dataset)
         units = shards.units([(protocol, method) for method in protocol.methods])
         costs[dataset] = sum(unit.cost for unit in units) / _speed(protocol.model)
     return costs

@@ -114,7 +114,7 @@ def home(tmp_path, monkeypatch):
 
 
 def sweep(home, **overrides):
-    protocol = load("tiny", "gaussian", home / "params", overrides)
+    protocol = load("tiny", "gaussian", overrides)
     for method in protocol.methods:
         study.run(protocol, method)
     return protocol

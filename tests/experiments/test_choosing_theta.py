@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from helpers.choosing import row, rows
 from helpers.losses import run
-from helpers.workspace import REPOSITORY
 
 from softadlib._validation import UserError
 from softadlib.experiments.choosing_theta import strategies
@@ -151,14 +150,13 @@ def test_six_problems_by_hand():
 
 
 def test_profiles_differ_in_their_grids_alone():
-    params = REPOSITORY / "params"
     for dataset in ("gaussian", "sinusoid", "spiral"):
-        grid = load("choosing", dataset, params)
-        assert set(grid.grids["softad"]) < set(load("paper", dataset, params).grids["softad"])
-        oracles = load("choosing-oracle", dataset, params).grids["softad"]
+        grid = load("choosing", dataset)
+        assert set(grid.grids["softad"]) < set(load("paper", dataset).grids["softad"])
+        oracles = load("choosing-oracle", dataset).grids["softad"]
         assert set(oracles) == {strategies.oracle(dataset, q) for q in grid.label_noise}
         for other in ("auto", "low", "oracle", "suggested"):
-            same = load(f"choosing-{other}", dataset, params)
+            same = load(f"choosing-{other}", dataset)
             assert same.fingerprint() == grid.fingerprint()
             assert (same.trials, same.label_noise) == (grid.trials, grid.label_noise)
 

@@ -244,24 +244,31 @@ def test_cliff_note_counts_values_at_and_above_ln2():
     assert protocol(grids={"softad": [0.69]}).cliff_note() is None
 
 
-def test_load_reads_overrides_and_refuses_what_does_not_fit(tmp_path):
-    params = make_home(tmp_path) / "params"
-    assert load("tiny", "gaussian", params, {"epochs": 2}).epochs == 2
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path)
+
+
+def test_load_reads_overrides_and_refuses_what_does_not_fit(home, tmp_path, monkeypatch):
+    assert load("tiny", "gaussian", {"epochs": 2}).epochs == 2
     for call, words in (
-        (lambda: load("nosuch", "gaussian", params), "profile 'nosuch' unknown; choose from tiny"),
-        (lambda: load("tiny", "moons", params), "dataset 'moons' unknown; choose from gaussian"),
-        (lambda: load("tiny", "gaussian", params, {"epoch": 2}), "parameter 'epoch' unknown"),
+        (lambda: load("nosuch", "gaussian"), "profile 'nosuch' unknown; choose from tiny"),
+        (lambda: load("tiny", "moons"), "dataset 'moons' unknown; choose from gaussian"),
+        (lambda: load("tiny", "gaussian", {"epoch": 2}), "parameter 'epoch' unknown"),
         (
-            lambda: load("tiny", "gaussian", params, {"dataset": "spiral"}),
+            lambda: load("tiny", "gaussian", {"dataset": "spiral"}),
             "parameter 'dataset' unknown",
         ),
-        (lambda: load("tiny", "gaussian", params, {"epochs": 0}), "epochs must be a whole number"),
-        (lambda: datasets_of("tiny", tmp_path / "nowhere"), "no profiles under"),
+        (lambda: load("tiny", "gaussian", {"epochs": 0}), "epochs must be a whole number"),
     ):
         with pytest.raises(UserError) as caught:
             call()
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "params"))  # no workbook
+    with pytest.raises(UserError, match="no profiles under"):
+        datasets_of("tiny")
 
 
 @pytest.mark.parametrize(
@@ -276,23 +283,22 @@ def test_load_reads_overrides_and_refuses_what_does_not_fit(tmp_path):
         ("epochs: -3", "epochs must be"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path, text, words):
-    path = make_home(tmp_path) / "params" / "tiny" / "gaussian.yaml"
+def test_a_bad_file_is_named(home, text, words):
+    path = home / "params" / "tiny" / "gaussian.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"gaussian\.yaml") as caught:
-        load("tiny", "gaussian", tmp_path / "params")
+        load("tiny", "gaussian")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_every_committed_profile_is_sound():
 
-    params = REPOSITORY / "params"
     for profile in ("smoke", "quick", "paper"):
         for dataset in ("gaussian", "sinusoid", "spiral"):
-            p = load(profile, dataset, params)
+            p = load(profile, dataset)
             assert set(p.methods) == set(PAPER)
-    paper, quick = load("paper", "gaussian", params), load("quick", "gaussian", params)
+    paper, quick = load("paper", "gaussian"), load("quick", "gaussian")
     assert (paper.trials, paper.epochs, paper.batch_size, paper.lr) == (15, 500, 50, 1e-3)
     assert (quick.trials >= 3, quick.epochs >= 150) == (True, True)
     for method, grid in quick.grids.items():
@@ -305,24 +311,24 @@ def test_fingerprints_of_all_profiles_are_those_of_the_stored_results():
     params = REPOSITORY / "params"
     frozen = json.loads((REPOSITORY / "tests/training/fingerprints.json").read_text())
     profiles = sorted(p.name for p in params.iterdir() if p.is_dir())
-    names = [(profile, dataset) for profile in profiles for dataset in datasets_of(profile, params)]
-    assert {f"{p}/{d}": load(p, d, params).fingerprint() for p, d in names} == frozen
+    names = [(profile, dataset) for profile in profiles for dataset in datasets_of(profile)]
+    assert {f"{p}/{d}": load(p, d).fingerprint() for p, d in names} == frozen
 
 
-def test_a_file_holds_what_differs_from_the_one_it_extends(tmp_path):
-    params = make_home(tmp_path) / "params"
+def test_a_file_holds_what_differs_from_the_one_it_extends(home):
+    params = home / "params"
     other = params / "tiny" / "spiral.yaml"
     other.write_text("extends: tiny/gaussian\nlr: 1e-2\ngrids.sam: [0.5, 1e-1]\n")
-    base, child = load("tiny", "gaussian", params), load("tiny", "spiral", params)
+    base, child = load("tiny", "gaussian"), load("tiny", "spiral")
     grids = {**base.grids, "sam": (0.1, 0.5)}
     assert child == base.replace(dataset="spiral", lr=0.01, grids=grids)
     (params / "other").mkdir()
     third = params / "other" / "spiral.yaml"
     third.write_text("extends: tiny/spiral\ngrids: {sam: [1]}\ngrids.softad: 1e2\n")
     with pytest.raises(UserError, match=r"spiral\.yaml: grids.softad must be a list of numbers, "):
-        load("other", "spiral", params)
+        load("other", "spiral")
     third.write_text("extends: tiny/spiral\ngrids.softad: null\nsettings.softad.sigma: 2\n")
-    last = load("other", "spiral", params, {"grids.sam": [3.0], "settings.softad.scale": "text"})
+    last = load("other", "spiral", {"grids.sam": [3.0], "settings.softad.scale": "text"})
     assert last.grids == {"sam": (3.0,)}
     assert last.settings_of("softad") == {"sigma": 2.0, "eta": 1.0, "scale": "text"}
     assert (last.lr, last.profile, last.dataset) == (0.01, "other", "spiral")
@@ -338,11 +344,11 @@ def test_a_file_holds_what_differs_from_the_one_it_extends(tmp_path):
         ("lr.rate: 3", "lr must be a number above 0, got {'rate': 3}"),
     ],
 )
-def test_what_cannot_be_extended_is_one_line(tmp_path, text, words):
-    params = make_home(tmp_path) / "params"
+def test_what_cannot_be_extended_is_one_line(home, text, words):
+    params = home / "params"
     (params / "tiny" / "spiral.yaml").write_text("extends: tiny/gaussian\n")
     (params / "tiny" / "gaussian.yaml").write_text(text)
     with pytest.raises(UserError) as caught:
-        load("tiny", "gaussian", params)
+        load("tiny", "gaussian")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers.workspace import REPOSITORY, make_home
+from helpers.workspace import make_home
 
 from softadlib.training import study
 from softadlib.training.profiles import load
@@ -26,7 +26,7 @@ CHANGES = {"label_noise": [0.0], "curves": "all", "curve_every": 500, "device": 
 
 
 def protocol(**changes):
-    return load("paper", "gaussian", REPOSITORY / "params", CHANGES | changes)
+    return load("paper", "gaussian", CHANGES | changes)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,9 @@ def test_every_trial_begins_with_its_own_data_and_weights(recorded):
 @pytest.mark.slow
 def test_two_trials_end_where_the_recorded_do(recorded, tmp_path, monkeypatch):
     """Another engine, of autograd and vmap, ends within 1e-13 of the first."""
+    two = protocol(trials=2)
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path)))
-    rows = study.run(protocol(trials=2), "erm").set_index(["epoch", "trial"])[MEASURES]
+    rows = study.run(two, "erm").set_index(["epoch", "trial"])[MEASURES]
     assert len(rows) == 4
     for at, row in rows.iterrows():
         assert row.tolist() == pytest.approx(recorded.loc[at].tolist(), rel=1e-6), at
@@ -65,6 +66,7 @@ def test_two_trials_end_where_the_recorded_do(recorded, tmp_path, monkeypatch):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
+        all_trials = protocol()
         os.environ["SOFTAD_HOME"] = str(make_home(Path(folder)))
-        trained = study.run(protocol(), "erm")
+        trained = study.run(all_trials, "erm")
     trained[["trial", "epoch", *MEASURES]].to_csv(FILE, index=False)

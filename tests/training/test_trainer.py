@@ -88,11 +88,11 @@ def test_lots_of_a_gpu_count_what_a_capture_takes():
     assert captured.gradients == 2 * plain.gradients
 
 
-def test_the_paper_s_resnets_train_in_tf32_and_its_perceptrons_do_not():
+def test_the_paper_s_resnets_train_in_tf32_and_its_perceptrons_do_not(monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(REPOSITORY))
     """D5: convolutions in IEEE float32 are three to four times as slow on a GPU."""
-    params = REPOSITORY / "params"
-    names = datasets_of("paper", params)
-    precision = {name: load_protocol("paper", name, params).precision for name in names}
+    names = datasets_of("paper")
+    precision = {name: load_protocol("paper", name).precision for name in names}
     tf32 = {name for name, value in precision.items() if value == "tf32"}
     assert tf32 == {"svhn", "cifar10", "cifar100"}
     assert set(precision.values()) == {"fp32", "tf32"}

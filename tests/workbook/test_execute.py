@@ -441,8 +441,8 @@ def test_a_derived_profile_of_one_that_extends_holds_every_value(home, capsys):
         "0.05",
     ]
     assert cli.main([*argv, "--as", "slow"]) == 0
-    written = load("slow", "spiral", home / "params")
-    source = load("tiny", "spiral", home / "params", {"lr": 0.05})
+    written = load("slow", "spiral")
+    source = load("tiny", "spiral", {"lr": 0.05})
     assert written == source.replace(profile="slow", grids={})
     assert "extends" not in (home / "params/slow/spiral.yaml").read_text()
     short = "extends: slow/spiral\nlr: 0.05\n"

@@ -118,8 +118,8 @@ def test_the_training_notebook_defaults_to_the_smoke_protocol():
         code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))[0].source,
         space,
     )
-    ours = from_parameters({**space, "extends": "smoke/gaussian"}, REPOSITORY / "params")
-    smoke = load("smoke", "gaussian", REPOSITORY / "params", {"device": "auto"}).to_dict()
+    ours = from_parameters({**space, "extends": "smoke/gaussian"})
+    smoke = load("smoke", "gaussian", {"device": "auto"}).to_dict()
     assert ours.to_dict() == {**smoke, "profile": "scratch"}
 
 

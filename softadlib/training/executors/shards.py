@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from softadlib._validation import UserError
-from softadlib._workspace import params_dir
 from softadlib.data.images import IMAGES, ImageSet
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.models import build
@@ -101,10 +100,9 @@ def split_profile(
     shards: int,
 ) -> tuple[dict[str, Protocol], list[list[Unit]]]:
     """Return the protocols of a profile and the units of each shard; their data need not be here."""
-    params = params_dir()
-    available = datasets_of(profile, params)
+    available = datasets_of(profile)
     names = available if datasets is None else dict.fromkeys(datasets)
-    protocols = {name: load(profile, name, params, overrides) for name in names}
+    protocols = {name: load(profile, name, overrides) for name in names}
     pairs = [(p, m) for p in protocols.values() for m in p.select_methods(methods)]
     return protocols, split(units(pairs), shards)
 

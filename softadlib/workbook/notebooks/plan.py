@@ -166,8 +166,7 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
 
 def _lowest_label_noise(profile: str) -> float | None:
     """Return the lowest label noise of a profile where all labels are noisy; else None."""
-    params = _workspace.params_dir()
-    protocols = [load(profile, dataset, params) for dataset in datasets_of(profile, params)]
+    protocols = [load(profile, dataset) for dataset in datasets_of(profile)]
     lowest = min((noise for p in protocols for noise in p.label_noise), default=0.0)
     return lowest or None
 
