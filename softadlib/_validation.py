@@ -61,7 +61,7 @@ def whole(name: str, value: Any, low: int) -> int:
 
 
 def _as_float(value: Any) -> float:
-    """`value` as a float, NaN where it is no number or carries a gradient."""
+    """Return `value` as a float, NaN where it is no number or carries a gradient."""
     if isinstance(value, (str, bytes)) or _is_bool(value) or getattr(value, "requires_grad", False):
         return math.nan
     try:
@@ -71,18 +71,18 @@ def _as_float(value: Any) -> float:
 
 
 def _is_bool(value: Any) -> bool:
-    """Whether `value` is a boolean of Python, numpy or torch."""
+    """Tell whether `value` is a boolean of Python, numpy or torch."""
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
 
 
 def _describe_range(low: float, high: float, above: float, below: float) -> str:
-    """The wanted range in words."""
+    """Return the wanted range in words."""
     ends = {"of at least": low, "above": above, "and at most": high, "and below": below}
     bounds = [f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end)]
     return f"a number {' '.join(bounds).removeprefix('and ')}" if bounds else "a finite number"
 
 
 def _one_line(value: Any, limit: int = 120) -> str:
-    """The repr of `value` on one line, cut at `limit` characters."""
+    """Return the repr of `value` on one line, cut at `limit` characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -10,7 +10,7 @@ from softadlib._validation import UserError
 
 
 def home() -> Path:
-    """The workbook's root: $SOFTAD_HOME, or the nearest folder above that holds params/ and notebooks/."""
+    """Return the workbook's root: $SOFTAD_HOME, or the nearest folder with params/ and notebooks/ above."""
     if named := os.environ.get("SOFTAD_HOME"):
         if not Path(named).is_dir():
             raise UserError(

@@ -34,7 +34,7 @@ class Setting:
     """Who is given the value; "held-out" makes the losses that `Method.samples` names."""
 
     def check(self, name: str, value: object) -> str | int | float:
-        """`value` as it is stored; UserError names `name`, the value and what is allowed."""
+        """Return `value` as it is stored; UserError names `name`, the value and what is allowed."""
         if self.choices:
             choose(name, value, self.choices)
             return str(value)
@@ -87,18 +87,18 @@ class Method:
         return {name: setting.default for name, setting in self.settings.items()}
 
     def settings_for(self, *takers: str) -> tuple[str, ...]:
-        """Names of the settings that any of `takers` is given: "objective", "rule", "held-out"."""
+        """Return names of the settings that any of `takers` is given: "objective", "rule", "held-out"."""
         return tuple(name for name, setting in self.settings.items() if setting.taker in takers)
 
     def at(self, settings: Mapping[str, Any]) -> "Method":
-        """The same method with as many gradients as it takes at these settings."""
+        """Return the same method with as many gradients as it takes at these settings."""
         if self.count_gradients is None:
             return self
         return dataclasses.replace(self, gradients=self.count_gradients(settings))
 
 
 def _difference_gradients(settings: Mapping[str, Any]) -> int:
-    """Gradients of FD-GR: a centered difference takes one more than a forward one."""
+    """Count the gradients of FD-GR: a centered difference takes one more than a forward one."""
     return 3 if settings["scheme"] == "centered" else 2
 
 
@@ -216,13 +216,13 @@ PAPER = ("erm", "flooding", "iflood", "sam", "softad")
 
 
 def get_method(name: str) -> Method:
-    """The registered method, or a `UserError` that lists them."""
+    """Return the registered method, or a `UserError` that lists them."""
     choose("method", name, METHODS)
     return METHODS[name]
 
 
 def complete_settings(given: object) -> dict[str, dict[str, Any]]:
-    """Every setting of every method: the `given` ones, {method: {name: value}}, else the default.
+    """Return every setting of every method: the `given` ones, {method: {name: value}}, else the default.
 
     Raises UserError for an unknown method or setting, and for a bad value.
     """

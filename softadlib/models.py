@@ -25,13 +25,13 @@ def torchvision() -> ModuleType:
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """x ↦ Wx + b: (n, …) → (n, classes)."""
+    """Make x ↦ Wx + b: (n, …) → (n, classes)."""
     layer = nn.Linear(math.prod(shape), classes)
     return layer if len(shape) == 1 else nn.Sequential(nn.Flatten(), layer)
 
 
 def mlp(shape: tuple[int, ...], classes: int, *, width: int, depth: int) -> nn.Module:
-    """`depth` × [Linear(width, no bias), BatchNorm, ReLU], then Linear: (n, …) → (n, classes)."""
+    """Make `depth` × [Linear(width, no bias), BatchNorm, ReLU], then Linear: (n, …) → (n, classes)."""
     layers: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
     size = math.prod(shape)
     for _ in range(depth):
@@ -41,17 +41,17 @@ def mlp(shape: tuple[int, ...], classes: int, *, width: int, depth: int) -> nn.M
 
 
 def mlp4x500(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The paper's network for the synthetic sets: four hidden layers of 500."""
+    """Make the paper's network for the synthetic sets: four hidden layers of 500."""
     return mlp(shape, classes, width=500, depth=4)
 
 
 def mlp1x1000(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The paper's network for FashionMNIST: one hidden layer of 1,000."""
+    """Make the paper's network for FashionMNIST: one hidden layer of 1,000."""
     return mlp(shape, classes, width=1000, depth=1)
 
 
 def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
+    """Make torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
     if len(shape) != 3 or shape[0] != 3:
         raise UserError(f"resnet{depth} takes images of 3 channels, got samples of shape {shape}")
     network: nn.Module = getattr(torchvision().models, f"resnet{depth}")(
@@ -70,7 +70,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """A network with the weights that `torch.manual_seed(seed)` gives on the CPU.
+    """Make a network with the weights that `torch.manual_seed(seed)` gives on the CPU.
 
     The global generator is left as it was. Raises UserError for an unknown name.
     """

@@ -38,7 +38,7 @@ def share_below(quantiles: np.ndarray, values: ArrayLike) -> np.ndarray:
 
 
 def with_theta(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `results.sample_losses` with a column `theta`; those without any θ are left out."""
+    """Return rows of `results.sample_losses` with a column `theta`; those without any θ are left out."""
     has_theta = rows["method"].map(
         {name: method.knob == "theta" for name, method in METHODS.items()}
     )
@@ -67,7 +67,7 @@ def last(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
-    """Per dataset and method at the last epoch: mean θ and MEASURES with Student's intervals, n.
+    """Return per dataset and method at the last epoch: mean θ and MEASURES with Student's intervals, n.
 
     `start` is the share near θ before the first step.
     """
@@ -90,7 +90,7 @@ def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
 
 
 def development(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
-    """Mean share of losses near θ per dataset and method (rows) at each stored epoch (columns)."""
+    """Return mean share of losses near θ per dataset and method (rows) at each stored epoch (columns)."""
     rows = shares(rows[rows["part"] == part])
     means = rows.groupby(["dataset", "method", "epoch"])["near"].mean().reset_index()
     # epochs differ between datasets, their number does not
@@ -104,7 +104,7 @@ def development(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
 
 
 def readings(rows: pd.DataFrame) -> list[str]:
-    """What the rows of one label noise say of the claim that losses concentrate around θ."""
+    """Say what the rows of one label noise show of the claim that losses concentrate around θ."""
     sentences = []
     for part, word in (("train", "training"), ("test", "test")):
         table = concentration(rows, part)
@@ -121,7 +121,7 @@ def readings(rows: pd.DataFrame) -> list[str]:
 
 
 def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
-    """The sentences on one part, from each dataset's `concentration` by method."""
+    """Write the sentences on one part, from each dataset's `concentration` by method."""
     near = {dataset: lines["near"] for dataset, lines in by_set.items()}
     sentences = [
         _where(

@@ -15,13 +15,13 @@ NO_PAPER = "no profile paper to hold it against"
 
 
 def auto_words(provenances: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """(dataset, method) → the word, such as "auto", that stands in place of a grid."""
+    """Return (dataset, method) → the word, such as "auto", that stands in place of a grid."""
     without_grid = provenances[provenances["word"] != ""]
     return {(r.dataset, r.method): r.word for r in without_grid.itertuples()}
 
 
 def labels(provenances: pd.DataFrame) -> dict[str, str]:
-    """Dataset → its name, followed in brackets by what it has less of than the paper's protocol."""
+    """Return dataset → its name, followed in brackets by what it has less of than the paper's protocol."""
     return {
         dataset: f"{dataset} ({words})" if words else dataset
         for dataset, words in shortfalls(provenances).items()
@@ -29,7 +29,7 @@ def labels(provenances: pd.DataFrame) -> dict[str, str]:
 
 
 def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
-    """Dataset → what it has less of than the paper's protocol; empty for nothing."""
+    """Return dataset → what it has less of than the paper's protocol; empty for nothing."""
     if not (
         _workspace.params_dir() / "paper"
     ).is_dir():  # a workspace with profiles of its own alone
@@ -59,7 +59,7 @@ def _cuts(stored: pd.DataFrame, facts: pd.Series, protocol: Protocol) -> list[st
 
 
 def _grid_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """Grids that are shorter than the protocol's: one phrase where all are cut alike, else one each."""
+    """Describe grids shorter than the protocol's: one phrase where all are cut alike, else one each."""
     sizes = {
         tables.LABELS[r.method]: (r.grid, len(protocol.grids[r.method]))
         for r in stored.itertuples()

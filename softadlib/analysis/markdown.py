@@ -21,7 +21,10 @@ BLOCKS: dict[str, Callable[[str], str]] = {}
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
-    """Title → tidy table with typed columns, in reading order. Raises UserError where nothing is finished."""
+    """Return title → tidy table with typed columns, in reading order.
+
+    Raises UserError where nothing is finished.
+    """
     rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
     if rows.empty:
         raise UserError(
@@ -86,7 +89,7 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
 
 
 def overview(profile: str) -> str:
-    """One table and computed sentences: SoftAD at the smallest θ of its grid, nothing selected, and ERM."""
+    """Write one table and its sentences: SoftAD at the smallest θ of its grid, nothing selected, and ERM."""
     rows = reader.read(profile, final=True)
     labels = coverage.labels(reader.provenances(profile))
     lines = []
@@ -161,7 +164,7 @@ def effort(provenances: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
-    """The paper's gaps, then ours under one tie rule with interval, test loss, accuracy and norm.
+    """Return the paper's gaps, then ours under one tie rule with interval, test loss, accuracy and norm.
 
     A method without a value to choose stands under the first rule alone. Where Table 1 leaves out a
     method, the paper's gap is Table 3's.
@@ -204,7 +207,7 @@ def knobs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_rule(name: str, ties: str) -> str:
-    """The name of a column of `tables.summary` under one tie rule: knob_sd → largest_sd."""
+    """Return the name of a column of `tables.summary` under one tie rule: knob_sd → largest_sd."""
     return {"knob": ties, "knob_sd": f"{ties}_sd", "edge": f"edge_{ties}"}.get(name, name)
 
 
@@ -227,7 +230,7 @@ OVERVIEW = CELLS | {
 
 
 def grid_profile(rows: pd.DataFrame) -> pd.DataFrame:
-    """SoftAD at some of its grid: the ends, those nearest 0.1 and 0.3, and both sides of ln 2."""
+    """Return SoftAD at some of its grid: the ends, those nearest 0.1 and 0.3, and both sides of ln 2."""
     lines = []
     for dataset, part in rows[rows["method"] == "softad"].groupby("dataset"):
         grid = pd.Series(sorted(part["knob"].unique()))
@@ -246,7 +249,7 @@ def grid_profile(rows: pd.DataFrame) -> pd.DataFrame:
 def _beside_printed(
     ours: pd.DataFrame, printed: pd.DataFrame | pd.Series, columns: list[str]
 ) -> pd.DataFrame:
-    """Dataset, method and `columns`, the paper's among them, in the paper's order of datasets."""
+    """Return dataset, method and `columns`, the paper's among them, in the paper's order of datasets."""
     joined = ours.join(printed, on=["dataset", "method"])
     return _in_paper_order(joined[["dataset", "method", *columns]])
 

@@ -14,7 +14,7 @@ COMPARED = ("erm", "flooding", "sam", "softad")
 
 
 def printed(*tables: int) -> pd.DataFrame:
-    """Mean and std (NaN where not printed) of these tables, indexed by (dataset, method).
+    """Return mean and std (NaN where not printed) of these tables, indexed by (dataset, method).
 
     A later table adds the cells that earlier ones lack.
     """
@@ -31,18 +31,18 @@ def printed(*tables: int) -> pd.DataFrame:
 
 
 def in_order(datasets: Iterable[str]) -> list[str]:
-    """The given datasets without repeats: the paper's in its order, then all others by name."""
+    """Return the given datasets without repeats: the paper's in its order, then all others by name."""
     names = set(datasets)
     return [d for d in DATASETS if d in names] + sorted(names - set(DATASETS))
 
 
 def datasets_in(rows: pd.DataFrame, table: int) -> list[str]:
-    """The datasets of a table of the paper, then those that only `rows` has."""
+    """Return the datasets of a table of the paper, then those that only `rows` has."""
     return in_order([*(dataset for dataset, _ in printed(table).index), *rows["dataset"].unique()])
 
 
 def methods_in(rows: pd.DataFrame) -> list[str]:
-    """The methods of the paper, then those that only `rows` has."""
+    """Return the methods of the paper, then those that only `rows` has."""
     methods = set(rows["method"].unique())
     return [*PAPER, *(m for m in METHODS if m not in PAPER and m in methods)]
 
@@ -55,7 +55,7 @@ def missing_commands(
     offered: Collection[str] | None = None,
     not_fetched: Collection[str] = (),
 ) -> list[str]:
-    """The commands that train what the table lacks, one per dataset.
+    """Return the commands that train what the table lacks, one per dataset.
 
     `offered`: the datasets of the profile; profile `paper` trains all others. `not_fetched`: datasets
     to download first.

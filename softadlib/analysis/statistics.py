@@ -44,7 +44,7 @@ class Signs(NamedTuple):
 
 
 def _finite(values: ArrayLike, dimensions: tuple[int, ...] = (1,), least: int = 1) -> np.ndarray:
-    """`values` as floats. Raises ValueError for another shape, too few rows, NaN or infinity."""
+    """Return `values` as floats. Raises ValueError for another shape, too few rows, NaN or infinity."""
     array = np.asarray(values, dtype=float)
     if array.ndim not in dimensions or len(array) < least:
         shapes = " or ".join("(n,)" if d == 1 else "(n, k)" for d in dimensions)
@@ -63,7 +63,7 @@ def _level(level: float) -> float:
 
 
 def mean_interval(values: ArrayLike, level: float = 0.95) -> Mean:
-    """mean ± t·s/√n, Student's interval of the mean of (n,) values.
+    """Return mean ± t·s/√n, Student's interval of the mean of (n,) values.
 
     s has ddof = 1; the interval is infinite for n = 1. Raises ValueError for NaN and infinity.
     """
@@ -76,7 +76,10 @@ def mean_interval(values: ArrayLike, level: float = 0.95) -> Mean:
 
 
 def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Mean:
-    """`mean_interval` of a − b; a, b (n,) in the same order. Raises ValueError for shapes that disagree."""
+    """Return `mean_interval` of a − b; a, b (n,) in the same order.
+
+    Raises ValueError for shapes that disagree.
+    """
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"pairs need as many values on either side, got {a.shape} and {b.shape}")
@@ -90,7 +93,7 @@ def bootstrap(
     level: float = 0.95,
     repeats: int = 9999,
 ) -> Estimate:
-    """statistic(values) with its percentile interval over `repeats` resamples of the rows.
+    """Return statistic(values) with its percentile interval over `repeats` resamples of the rows.
 
     `values` (n,) or (n, k), a row per trial: what is paired stays together. The same `seed` gives the
     same interval. Of few trials the interval is too short; state n beside it. Raises ValueError for
@@ -110,7 +113,7 @@ def bootstrap(
 
 
 def sign_test(differences: ArrayLike) -> Signs:
-    """Exact two-sided binomial test that a difference is as likely above zero as below.
+    """Test that a difference is as likely above zero as below: the exact two-sided binomial p.
 
     Zeros count for neither side; p = 1 where there is nothing else.
     """
@@ -121,7 +124,7 @@ def sign_test(differences: ArrayLike) -> Signs:
 
 
 def permutation_test(differences: ArrayLike, seed: int = 0) -> float:
-    """Two-sided p of the mean under changes of sign: the share of means as far from 0 or farther.
+    """Return the two-sided p of the mean under changes of sign: the share of means as far from 0 or farther.
 
     Exact, all 2ⁿ assignments, for n ≤ 15; beyond, 2¹⁵ draws from `seed`, the observed one counted.
     """

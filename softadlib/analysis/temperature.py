@@ -44,7 +44,7 @@ def runs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Means over trials per dataset, method (rows) and scaling: knob, T, test loss, gap, ECE, n."""
+    """Return means over trials per dataset, method (rows) and scaling: knob, T, test loss, gap, ECE, n."""
     lines = runs(rows).rename(columns={"knob": "theta"})
     groups = lines.groupby(["dataset", "method", "scaling"])
     table = groups[["theta", "temperature", "loss", "gap", "ece"]].mean()
@@ -69,7 +69,7 @@ def against_erm(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
-    """Is anything left of a smaller gap and a lower test loss once every method is calibrated alike?"""
+    """Say whether a smaller gap and a lower test loss are left once every method is calibrated alike."""
     table, sentences = against_erm(rows), []
     table = table[table["method"] == method]
     for dataset, lines in table.groupby("dataset", sort=False):
@@ -95,7 +95,7 @@ def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
 
 
 def _left(before: str, after: str) -> str:
-    """What temperature scaling leaves of a difference, from its verdicts before and with prior."""
+    """Say what temperature scaling leaves of a difference, from its verdicts before and with prior."""
     if before == after == "open":
         return "Undecided before and after."
     if before == after:

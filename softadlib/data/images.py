@@ -56,7 +56,7 @@ def data_root() -> Path:
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
-    """(n, H, W) or (n, H, W, C) → (n, C, H, W), contiguous."""
+    """Turn (n, H, W) or (n, H, W, C) into (n, C, H, W), contiguous."""
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(x)
 
@@ -130,12 +130,12 @@ IMAGES: dict[str, ImageSet] = {
 
 
 def dataset_names() -> list[str]:
-    """Names of the synthetic and the built-in image sets."""
+    """Return names of the synthetic and the built-in image sets."""
     return [*SYNTHETIC, *IMAGES]
 
 
 def downloaded_sets() -> list[str]:
-    """Names of the image sets that torchvision downloads."""
+    """Return names of the image sets that torchvision downloads."""
     return [name for name, entry in IMAGES.items() if entry.files]
 
 
@@ -145,12 +145,12 @@ def prepared_file(name: str) -> Path:
 
 
 def is_image_set(name: str) -> bool:
-    """Whether `name` is a built-in image set, or one of one's own that has been prepared."""
+    """Tell whether `name` is a built-in image set, or one of one's own that has been prepared."""
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 
 def load_images(name: str, folder: str = "") -> Images:
-    """The arrays of a set: embedded, prepared, in torchvision's own files, or in `folder`.
+    """Return the arrays of a set: embedded, prepared, in torchvision's own files, or in `folder`.
 
     Raises UserError naming the file, and what to do, for a set that is not there or is broken.
     """
@@ -282,7 +282,7 @@ def _read_pixels(file: str) -> np.ndarray:
 
 
 def available(name: str) -> str:
-    """`embedded`, `prepared`, `downloaded` or `missing`."""
+    """Return `embedded`, `prepared`, `downloaded` or `missing`."""
     files = IMAGES[name].files
     if not files:
         return "embedded"

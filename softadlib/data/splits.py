@@ -86,12 +86,12 @@ class Splits:
         return (x.to(self.dtype) - low) / spread
 
     def part(self, name: str, trial: int = 0) -> tuple[Tensor, Tensor]:
-        """Raw (x, y) of one part of one trial."""
+        """Return raw (x, y) of one part of one trial."""
         index = getattr(self, name)[trial]
         return self.x[index], self.y[index]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Splits":
-        """The same data on `device`; floating inputs, and what `inputs` returns, as `dtype`."""
+        """Return the same data on `device`; floating inputs, and what `inputs` returns, as `dtype`."""
         x = self.x.to(device, dtype if self.x.is_floating_point() else None)
         rest = (self.y, self.train, self.val, self.test)
         y, train, val, test = (t.to(device) for t in rest)
@@ -99,7 +99,7 @@ class Splits:
 
 
 def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], classes: int) -> Splits:
-    """Splits of trials that each bring their own arrays: [{"train": (x, y), "val": …, "test": …}]."""
+    """Make splits of trials that each bring their own arrays: [{"train": (x, y), "val": …, "test": …}]."""
     index: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
     x, y, start = [], [], 0
     for trial in trials:
@@ -116,7 +116,7 @@ def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], clas
 def synthetic_splits(
     name: str, seeds: Sequence[int], label_noise: float, sizes: Sequence[int]
 ) -> Splits:
-    """One trial per seed: train, val, test of `sizes`, in that order, from `default_rng(seed)`."""
+    """Draw one trial per seed: train, val, test of `sizes`, in that order, from `default_rng(seed)`."""
     make, trials = SYNTHETIC[name], []
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -125,7 +125,7 @@ def synthetic_splits(
 
 
 def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> Splits:
-    """Trials that share one pool: a shuffled 80/20 split of the training part each, and the test part.
+    """Make trials that share one pool: a shuffled 80/20 split of the training part each, and the test part.
 
     The shuffle is `default_rng(seed).shuffle(arange(n))`, as in the authors' code. `sizes` cut
     train, val and test to their first samples; 0 keeps a part whole.

@@ -22,7 +22,10 @@ def _flip(y: np.ndarray, label_noise: float, rng: np.random.Generator) -> np.nda
 
 
 def gaussian(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
-    """Class k ∈ {0, 1}: n/2 points of N((k, k), I/10). Noise is drawn per class, so 5 % of 50 is 2."""
+    """Draw n/2 points of N((k, k), I/10) for each class k ∈ {0, 1}.
+
+    Noise is drawn per class, so 5 % of 50 is 2.
+    """
     x, y = [], []
     for label in (0, 1):
         x.append(rng.multivariate_normal(np.full(2, float(label)), np.eye(2) / 10, size=n // 2))
@@ -31,21 +34,21 @@ def gaussian(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
 
 
 def sinusoid(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
-    """x ~ N(0, I), y = 1[x₀ + x₁ + sin(x₁ − x₀) > 0]."""
+    """Draw x ~ N(0, I) with y = 1[x₀ + x₁ + sin(x₁ − x₀) > 0]."""
     x = rng.multivariate_normal(np.zeros(2), np.eye(2), size=n).astype(np.float32)
     y = (x[:, 0] + x[:, 1] + np.sin(x[:, 1] - x[:, 0]) > 0).astype(np.int64)
     return x, _flip(y, label_noise, rng)
 
 
 def _arms(points: int) -> list[np.ndarray]:
-    """The arms of class 1 and class 0 without noise: (points, 2) each."""
+    """Return the arms of class 1 and class 0 without noise: (points, 2) each."""
     r = np.linspace(0, 4 * np.pi, points)[:, None]
     circle = np.hstack([np.cos(r), np.sin(r)])
     return [(r + shift) * circle for shift in (0, np.pi)]
 
 
 def spiral(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
-    """r over [0, 4π]: class 1 at r(cos r, sin r), class 0 at (r+π)(cos r, sin r), plus N(0, I)."""
+    """Draw r over [0, 4π]: class 1 at r(cos r, sin r), class 0 at (r+π)(cos r, sin r), plus N(0, I)."""
     noise = partial(rng.multivariate_normal, np.zeros(2), np.eye(2), size=n // 2)
     x = [arm + noise() for arm in _arms(n // 2)]
     y = np.repeat([1, 0], n // 2)
@@ -58,7 +61,7 @@ HALVES = ("gaussian", "spiral")
 
 
 def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
-    """P(class 1 | x) of the noise-free sets: (n, 2) → (n,).
+    """Return P(class 1 | x) of the noise-free sets: (n, 2) → (n,).
 
     `gaussian` by its densities, `sinusoid` by its border, `spiral` with `curve` points on each arm.
     Raises UserError for another set.

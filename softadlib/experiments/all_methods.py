@@ -21,7 +21,7 @@ from softadlib.training.trainer import Trainer, train_runs
 def protocols(
     profile: str, datasets: Sequence[str], grids: Mapping[str, Sequence[float]], **changes: Any
 ) -> list[Protocol]:
-    """A profile's protocol of each dataset, for other methods and with other `changes`."""
+    """Return a profile's protocol of each dataset, for other methods and with other `changes`."""
     changes = {"grids": dict(grids), **changes}
     return [profiles.load(profile, name, changes) for name in datasets]
 
@@ -38,7 +38,7 @@ def train_all(protocol: Protocol) -> pd.DataFrame:
 
 
 def epoch_costs(protocol: Protocol, epochs: int = 3, rounds: int = 3) -> pd.Series:
-    """Seconds of one run's epoch ÷ ERM's, per method: the shortest of `rounds` taken in turns.
+    """Time an epoch of one run per method, ÷ ERM's: the shortest of `rounds` taken in turns.
 
     AdaFlood's auxiliary models are not counted: they are trained once for all values of γ.
     """

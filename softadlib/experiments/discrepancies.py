@@ -95,7 +95,7 @@ def weights(losses: Sequence[float], theta: float, sigma: float) -> pd.DataFrame
 
 
 def theory_numbers(seed: int = 7) -> pd.Series:
-    """Rows 4 and 5 in one number each: the two-step identity, SAM, and the three propositions."""
+    """Compute rows 4 and 5 in one number each: the two-step identity, SAM, and the three propositions."""
     risk = sharpness.plane_risk("gaussian", 100, seed)
     w = risk.start(0)
     line, start = problems.hardest_iflood(0.5)
@@ -137,7 +137,7 @@ def flip_count(n: int, noise: float, seed: int = 0) -> int:
 
 
 def rescaled_gradient(factor: float, width: int = 100, n: int = 200, seed: int = 0) -> float:
-    """Relative L2 change of a network's gradient when its inputs in [0, 1] are multiplied.
+    """Return the relative L2 change of a network's gradient when its inputs in [0, 1] are multiplied.
 
     One bias-free layer of `width` and batch norm, as for FashionMNIST, at its initial weights.
     """
@@ -157,7 +157,7 @@ def rescaled_gradient(factor: float, width: int = 100, n: int = 200, seed: int =
 
 
 def norm_shares(network: nn.Module) -> pd.Series:
-    """Squared L2 norm of all parameters by kind: matrices, batch norm's γ, biases and β."""
+    """Return the squared L2 norm of all parameters by kind: matrices, batch norm's γ, biases and β."""
     kinds = {"matrices": 0.0, "batch norm γ": 0.0, "biases": 0.0}
     for name, p in network.named_parameters():
         kind = "matrices" if p.ndim > 1 else "batch norm γ" if name.endswith("weight") else "biases"

@@ -33,7 +33,7 @@ def _figure(width: float) -> Figure:
 
 
 def draw_shapes(theta: float, sigma: float, scale: str = "code") -> Figure:
-    """Transformed loss and per-sample gradient weight against the loss: ERM, iFlood, SoftAD."""
+    """Draw transformed loss and per-sample gradient weight against the loss: ERM, iFlood, SoftAD."""
     fig = _figure(8.5)
     margins = {"left": 0.07, "right": 0.98, "top": 0.91, "bottom": 0.23, "wspace": 0.2}
     axes = fig.subplots(1, 2, gridspec_kw=margins)
@@ -62,7 +62,7 @@ def draw_updates(
     candidates: Mapping[str, np.ndarray],
     step: float = 0.75,
 ) -> Figure:
-    """Updates (strong) and their per-point terms (pale) from each candidate, a panel per method.
+    """Draw updates (strong) and their per-point terms (pale) from each candidate, a panel per method.
 
     `points` (n, 2); `candidates` colour → (2,). Losses ‖w − z‖², as in `mean_2d.mean_updates`.
     """
@@ -86,7 +86,7 @@ def draw_updates(
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
+    """Return the figure as a PNG file."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()

@@ -32,7 +32,7 @@ SIZES: Sizes = (100, 100, 20000)
 
 
 def _draw(dataset: str, seed: int | np.random.SeedSequence, sizes: Sizes) -> dict[str, Part]:
-    """Training, validation and test part of one trial, drawn in this order."""
+    """Draw training, validation and test part of one trial, in this order."""
     rng = np.random.default_rng(seed)
     return {part: SYNTHETIC[dataset](n, 0.0, rng) for part, n in zip(PARTS, sizes)}
 
@@ -51,7 +51,7 @@ def linear_rows(
     lr: float = 0.1,
     dtype: torch.dtype = torch.float64,
 ) -> pd.DataFrame:
-    """Full-batch SGD of a linear classifier, every method from the same weights on the same data.
+    """Train a linear classifier by full-batch SGD, every method from the same weights on the same data.
 
     One row per method and epoch 0, `every`, 2·`every` …; the columns are `results.schema.COLUMNS`. `theta`
     and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
@@ -87,7 +87,7 @@ def linear_sensitivity(
     batch_size: int | None = None,
     stack: int = 250,
 ) -> pd.DataFrame:
-    """The linear classifier on fresh data at every (θ, σ): one row per run, final epoch.
+    """Train the linear classifier on fresh data at every (θ, σ): one row per run, final epoch.
 
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
@@ -123,7 +123,7 @@ def stored_sensitivity(
     dataset: str,
     **settings: Any,
 ) -> tuple[pd.DataFrame, str]:
-    """`linear_sensitivity` of Flooding, and of SoftAD under both scales, read from outputs/<folder>.
+    """Read `linear_sensitivity` of Flooding, and of SoftAD under both scales, from outputs/<folder>.
 
     A grid that is not stored is trained, and stored where no other grid is. `settings` are those of
     `linear_sensitivity`. Returns the runs, and a sentence that says where they come from. Raises
@@ -187,7 +187,7 @@ def _first_below(accuracy: pd.DataFrame, level: float) -> str:
 def _fresh(
     dataset: str, cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
 ) -> tuple[Splits, list[torch.nn.Module], list[int]]:
-    """Data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
+    """Make data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
     sequences = [np.random.SeedSequence(seed, spawn_key=cell) for cell in cells]
     trials = [_draw(dataset, sequence, sizes) for sequence in sequences]
     seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]

@@ -28,12 +28,12 @@ PARTS = ("train", "val", "test")
 
 
 def rmse(output: Tensor, target: Tensor) -> Tensor:
-    """√mean (f − y)², in standard deviations of the training targets."""
+    """Return √mean (f − y)², in standard deviations of the training targets."""
     return (output - target).square().mean().sqrt()
 
 
 def mae(output: Tensor, target: Tensor) -> Tensor:
-    """mean |f − y|, in standard deviations of the training targets."""
+    """Return mean |f − y|, in standard deviations of the training targets."""
     return (output - target).abs().mean()
 
 
@@ -50,7 +50,7 @@ def _split(
 
 
 def diabetes(seed: int, sizes: tuple[int, int] = (150, 100)) -> dict[str, Part]:
-    """scikit-learn's diabetes set, (n, 10) → (n, 1), standardised by its training part.
+    """Load scikit-learn's diabetes set, (n, 10) → (n, 1), standardised by its training part.
 
     `sizes` of the training and validation part; the test part is what remains of 442.
     """
@@ -67,7 +67,7 @@ def diabetes(seed: int, sizes: tuple[int, int] = (150, 100)) -> dict[str, Part]:
 
 
 def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
-    """scikit-learn's digits, (n, 64) in [0, 1] → (n,) classes; the test part remains of 1,797."""
+    """Load scikit-learn's digits, (n, 64) in [0, 1] → (n,) classes; the test part remains of 1,797."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -79,7 +79,7 @@ def digits(seed: int, sizes: tuple[int, int] = (200, 300)) -> dict[str, Part]:
 
 
 def network(inputs: int, outputs: int, seed: int, width: int = 64) -> nn.Module:
-    """One hidden layer, weights by `seed`, drawn in float64: float32 draws differ between CPUs."""
+    """Make one hidden layer, weights by `seed`, drawn in float64: float32 draws differ between CPUs."""
     wide = torch.float64
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -88,7 +88,7 @@ def network(inputs: int, outputs: int, seed: int, width: int = 64) -> nn.Module:
 
 
 def train(net: nn.Module, criterion: nn.Module, part: Part, epochs: int, lr: float) -> nn.Module:
-    """Full-batch Adam, as any PyTorch loop would use a criterion; returns `net`."""
+    """Train by full-batch Adam, as any PyTorch loop would use a criterion; return `net`."""
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     x, y = part
     for _ in range(epochs):
@@ -127,7 +127,7 @@ TASKS = {
 
 @torch.no_grad()
 def measure(net: nn.Module, task: Task, parts: Mapping[str, Part]) -> dict[str, float]:
-    """Mean base loss and score of each part, the gap (test minus train base loss), the norm."""
+    """Return mean base loss and score of each part, the gap (test minus train base loss), the norm."""
     row = {}
     for name, (x, y) in parts.items():
         output = net(x)
@@ -166,14 +166,14 @@ def sweep(
 
 
 def selected(rows: pd.DataFrame) -> pd.DataFrame:
-    """The run of best validation score per loss, method and trial; the smallest θ among equals."""
+    """Return the run of best validation score per loss, method and trial; the smallest θ among equals."""
     signs = rows["loss"].map({name: task.sign for name, task in TASKS.items()})
     ranked = rows.assign(rank=-signs * rows["score_val"]).sort_values(["rank", "theta"])
     return ranked.drop(columns="rank").drop_duplicates(["loss", "method", "trial"]).sort_index()
 
 
 def claims(runs: pd.DataFrame) -> pd.DataFrame:
-    """Trials of `selected` runs in which SoftAD does what the paper says of it, per loss: "k/n"."""
+    """Count the trials of `selected` runs in which SoftAD does what the paper says of it, per loss: "k/n"."""
     counts = {}
     for name, part in runs.groupby("loss", sort=False):
         sign, table = TASKS[name].sign, part.set_index(["method", "trial"]).unstack("trial")
@@ -191,7 +191,7 @@ def claims(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_level(rows: pd.DataFrame, levels: Mapping[str, Levels]) -> pd.DataFrame:
-    """Training accuracy of iFlood's and SoftAD's runs, per loss and interval of θ between its levels."""
+    """Return training accuracy of iFlood's and SoftAD's runs, per loss and interval of θ between its levels."""
     tables = {}
     for name, level in levels.items():
         part = rows[(rows["loss"] == name) & rows["method"].isin(["iflood", "softad"])]
@@ -212,7 +212,7 @@ LEVEL_STYLES = (":", "-.", "--")
 def loss_panels(
     rows: pd.DataFrame, scores: Mapping[str, str], marks: Mapping[str, Mapping[str, float]]
 ) -> Figure:
-    """Rows of `sweep`: mean over trials, band from min to max, ERM's mean dashed.
+    """Draw rows of `sweep`: mean over trials, band from min to max, ERM's mean dashed.
 
     `scores`: loss → axis label of its test score. `marks`: loss → named levels of θ, drawn upright.
     """
@@ -251,7 +251,7 @@ def _gaussian(sd: float, points: int = 4001) -> tuple[Tensor, Tensor]:
 
 
 def bias(criterion: PerSample, sd: float = 1.0, limit: float = 3.0) -> float:
-    """The b in [0, `limit`·sd] that minimises E criterion(b + u, 0) for noise u of N(0, sd²).
+    """Return the b in [0, `limit`·sd] that minimises E criterion(b + u, 0) for noise u of N(0, sd²).
 
     What a regression does at a point where it has all data: 0 is the conditional mean. `criterion`
     takes (input, target) and gives one value per sample (`reduction="none"`).
@@ -266,7 +266,7 @@ def bias(criterion: PerSample, sd: float = 1.0, limit: float = 3.0) -> float:
 def unbiased_below(
     criterion_at: Callable[[float], PerSample], sd: float = 1.0, limit: float = 20.0
 ) -> float:
-    """The θ at which the conditional mean stops being a minimum of E criterion_at(θ)(b + u, 0), u of N(0, sd²).
+    """Return the θ from which the conditional mean is no minimum of E criterion_at(θ)(b + u, 0), u ~ N(0, sd²).
 
     There the second derivative in b, E f(u)·(u²/sd² − 1)/sd², changes sign. Squared error:
     iFlood sd² times the median of χ² with 3 degrees of freedom, 2.366; SoftAD 3·sd² as σ → ∞.

@@ -59,7 +59,7 @@ def final_losses(dataset: str, theta: float, *, epochs: int, seed: int) -> pd.Da
 
 
 def concentration(losses: pd.DataFrame, theta: float, within: float = 0.1) -> pd.DataFrame:
-    """Per method: the share of losses within `within` of θ, quartiles, and the share below θ/2."""
+    """Return per method: the share of losses within `within` of θ, quartiles, and the share below θ/2."""
     table = pd.DataFrame(
         {
             f"within {within:g} of θ": (losses - theta).abs().le(within).mean(),
@@ -72,14 +72,14 @@ def concentration(losses: pd.DataFrame, theta: float, within: float = 0.1) -> pd
 
 
 def reading(losses: pd.DataFrame, theta: float, within: float = 0.1) -> str:
-    """One sentence: how much of each method's losses lie within `within` of θ, in order."""
+    """Say in one sentence how much of each method's losses lie within `within` of θ, in order."""
     shares = (losses - theta).abs().le(within).mean().sort_values(ascending=False, kind="stable")
     parts = [f"{METHODS[name].label} {share:.0%}" for name, share in shares.items()]
     return f"Training losses within {within:g} nats of θ = {theta:g}: {', '.join(parts)}."
 
 
 def draw_weights(ax: Axes, theta: float, methods: Sequence[str] = tuple(CRITERIA)) -> None:
-    """The weight of a sample's gradient against its loss; of Flooding, against the batch's mean loss."""
+    """Draw the weight of a sample's gradient against its loss; of Flooding, against the batch's mean loss."""
     x = np.linspace(0, 2, 801)
     for method in methods:
         label = METHODS[method].label + (" (mean of the batch)" if method == "flooding" else "")
@@ -93,7 +93,7 @@ def draw_weights(ax: Axes, theta: float, methods: Sequence[str] = tuple(CRITERIA
 
 
 def draw_losses(ax: Axes, losses: pd.DataFrame, theta: float) -> None:
-    """The share of training samples whose final loss is at most x, one line per method."""
+    """Draw the share of training samples whose final loss is at most x, one line per method."""
     for method in losses:
         values = np.sort(losses[method].to_numpy())
         shares = np.arange(1, len(values) + 1) / len(values)

@@ -6,12 +6,12 @@ from softadlib.experiments.pointwise import transform
 
 
 def quadratic(x: np.ndarray) -> np.ndarray:
-    """f(x) = x²/2, elementwise; f′(x) = x."""
+    """Return f(x) = x²/2, elementwise; f′(x) = x."""
     return np.asarray(np.square(x) / 2)
 
 
 def transformed_gradient(method: str, x: np.ndarray, theta: float, sigma: float) -> np.ndarray:
-    """φ((f(x)−θ)/σ)·f′(x) for f(x) = x²/2, elementwise, (m,) → (m,).
+    """Return φ((f(x)−θ)/σ)·f′(x) for f(x) = x²/2, elementwise, (m,) → (m,).
 
     φ is 1 for "erm", sign for "flooding", ρ′ for "softad". Holland & Nakatani (2024), Fig. 1.
     """
@@ -21,7 +21,7 @@ def transformed_gradient(method: str, x: np.ndarray, theta: float, sigma: float)
 def descend(
     method: str, start: float, theta: float, sigma: float, step: float, steps: int
 ) -> np.ndarray:
-    """x ← x − α·φ((f(x)−θ)/σ)·f′(x) for f(x) = x²/2, `steps` times: (steps + 1,), `start` first."""
+    """Step x ← x − α·φ((f(x)−θ)/σ)·f′(x) for f(x) = x²/2, `steps` times: (steps + 1,), `start` first."""
     path = [np.array([start], dtype=float)]
     for _ in range(steps):
         path.append(path[-1] - step * transformed_gradient(method, path[-1], theta, sigma))

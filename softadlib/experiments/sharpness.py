@@ -35,7 +35,7 @@ class Risk:
         object.__setattr__(self, "network", network)
 
     def start(self, seed: int) -> Tensor:
-        """Initial weights from N(0, 1/fan-in), biases 0: (d,)."""
+        """Draw initial weights from N(0, 1/fan-in), biases 0: (d,)."""
         draw = torch.Generator().manual_seed(seed)
         parts = []
         for p in self.network.parameters():
@@ -44,7 +44,7 @@ class Risk:
         return torch.cat(parts)
 
     def value(self, w: Tensor) -> Tensor:
-        """R(w), ()."""
+        """Return R(w), ()."""
         shapes = {name: p.shape for name, p in self.network.named_parameters()}
         parts = w.split([shape.numel() for shape in shapes.values()])
         given = {name: part.view(shapes[name]) for name, part in zip(shapes, parts)}
@@ -52,24 +52,24 @@ class Risk:
         return nn.functional.cross_entropy(logits, self.y)
 
     def gradient(self, w: Tensor) -> Tensor:
-        """g(w) = ∇R(w), (d,)."""
+        """Return g(w) = ∇R(w), (d,)."""
         gradient: Tensor = torch.func.grad(self.value)(w)
         return gradient
 
     def penalty_gradient(self, w: Tensor) -> Tensor:
-        """∇½‖∇R(w)‖² = ∇²R(w)·∇R(w) by double backpropagation, (d,)."""
+        """Return ∇½‖∇R(w)‖² = ∇²R(w)·∇R(w) by double backpropagation, (d,)."""
         gradient: Tensor = torch.func.grad(lambda v: self.gradient(v).square().sum() / 2)(w)
         return gradient
 
 
 def plane_risk(dataset: str, n: int, seed: int) -> Risk:
-    """R on n points of one of the synthetic sets."""
+    """Make R on n points of one of the synthetic sets."""
     x, y = SYNTHETIC[dataset](n, 0.0, np.random.default_rng(seed))
     return Risk(torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(y))
 
 
 def forward_difference(gradient: Field, w: Tensor, a: float) -> Tensor:
-    """(g(w + a·g(w)) − g(w))/a ≈ ∇½‖∇R‖², error O(a); a < 0 is the backward difference."""
+    """Return (g(w + a·g(w)) − g(w))/a ≈ ∇½‖∇R‖², error O(a); a < 0 is the backward difference."""
     g = gradient(w)
     return (gradient(w + a * g) - g) / a
 
@@ -87,7 +87,7 @@ def _named(gradient: Field) -> Callable[..., dict[str, Tensor]]:
 def flood(
     risk: Risk, w: Tensor, theta: float, step: float, steps: int, momentum: float = 0.0
 ) -> list[Tensor]:
-    """w ← w − α·v, v ← momentum·v + sign(R − θ)·∇R: Flooding's full-batch path, `steps` + 1 points."""
+    """Step w ← w − α·v, v ← momentum·v + sign(R − θ)·∇R: Flooding's full-batch path, `steps` + 1 points."""
     path, v = [w], torch.zeros_like(w)
     for _ in range(steps):
         v = momentum * v + torch.sign(risk.value(path[-1]) - theta) * risk.gradient(path[-1])
@@ -114,7 +114,7 @@ def identity_rows(risk: Risk, path: Sequence[Tensor], theta: float, step: float)
 
 
 def error_rows(risk: Risk, w: Tensor, steps: Sequence[float]) -> pd.DataFrame:
-    """Relative L2 error of both schemes of FD-GR against double backpropagation, a row per a."""
+    """Return the relative L2 error of both schemes of FD-GR against double backpropagation, a row per a."""
     exact, lines = risk.penalty_gradient(w), []
     for a in steps:
         line = {"a": a}
@@ -126,7 +126,7 @@ def error_rows(risk: Risk, w: Tensor, steps: Sequence[float]) -> pd.DataFrame:
 
 
 def two_step_ratio(risk: Risk, w: Tensor, step: float) -> float:
-    """⟨w − w₂, p⟩/(α²‖p‖²) for one ascent and one descent of step α, p = ∇½‖∇R‖²: 1 as α → 0.
+    """Return ⟨w − w₂, p⟩/(α²‖p‖²) for one ascent and one descent of step α, p = ∇½‖∇R‖²: 1 as α → 0.
 
     Against ∇‖∇R‖² = 2p, as the paper's text has it, half of that.
     """
@@ -136,6 +136,6 @@ def two_step_ratio(risk: Risk, w: Tensor, step: float) -> float:
 
 
 def sam_gap(risk: Risk, w: Tensor, radius: float, a: float) -> float:
-    """‖d − s‖/‖s‖ of d = g(w + a·g), eq. (FD) with λ = a, and SAM's s = g(w + radius·g/‖g‖)."""
+    """Return ‖d − s‖/‖s‖ of d = g(w + a·g), eq. (FD) with λ = a, and SAM's s = g(w + radius·g/‖g‖)."""
     sam = sam_gradient(_named(risk.gradient), {"w": w}, radius)["w"]
     return float((risk.gradient(w + a * risk.gradient(w)) - sam).norm() / sam.norm())

@@ -24,7 +24,7 @@ BN_UPDATES = ("both", "first")
 
 
 def global_norm(grads: Grads) -> Tensor:
-    """L2 norm of all entries of all tensors together, (), on the device of the first.
+    """Return L2 norm of all entries of all tensors together, (), on the device of the first.
 
     Raises ValueError for float16, whose squares overflow and in which 1e-12 is 0.
     """
@@ -40,7 +40,7 @@ def global_norm(grads: Grads) -> Tensor:
 
 
 def _beside(tensor: Tensor, factor: float | Tensor) -> float | Tensor:
-    """`factor` on the device of `tensor`: a model may lie on several."""
+    """Return `factor` on the device of `tensor`: a model may lie on several."""
     return factor.to(tensor.device) if isinstance(factor, Tensor) else factor
 
 

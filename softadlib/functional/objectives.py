@@ -134,7 +134,7 @@ def softad(
 
 
 def _is_one(sigma: float | Tensor) -> bool:
-    """Whether σ is the plain number 1: every kernel left out counts on small batches."""
+    """Tell whether σ is the plain number 1: every kernel left out counts on small batches."""
     return type(sigma) in (int, float) and bool(sigma == 1)
 
 

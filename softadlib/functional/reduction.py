@@ -41,7 +41,7 @@ def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
 
 
 def is_empty(values: Tensor) -> bool:
-    """Whether there is no value at all; False in a trace, which holds for batches of other sizes."""
+    """Tell whether there is no value at all; False in a trace, which holds for batches of other sizes."""
     return not _is_jit_traced() and not values.numel()
 
 
@@ -60,12 +60,12 @@ def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean
 
 
 def is_traced() -> bool:
-    """Whether this call is recorded, so that no look at a value may decide anything."""
+    """Tell whether this call is recorded, so that no look at a value may decide anything."""
     return torch.compiler.is_compiling() or _is_jit_traced()
 
 
 def _is_jit_traced() -> bool:
-    """Whether `torch.jit.trace` records this call: shapes are tensors in it, and branches are lost."""
+    """Tell whether `torch.jit.trace` records this call: shapes are tensors in it, and branches are lost."""
     return torch._C._get_tracing_state() is not None
 
 

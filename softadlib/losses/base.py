@@ -63,7 +63,7 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
 
 
 def is_classification(base: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
-    """Whether `base` is torch's own cross-entropy or NLL, whose options are known here."""
+    """Tell whether `base` is torch's own cross-entropy or NLL, whose options are known here."""
     forward = getattr(type(base), "forward", None)
     return forward is nn.CrossEntropyLoss.forward or forward is nn.NLLLoss.forward
 
@@ -76,7 +76,7 @@ def _mixed_weights(option: str) -> str:
 
 
 def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Per-sample losses in the shape of the target, and their weights, None where all count 1.
+    """Return per-sample losses in the shape of the target, and their weights, None where all count 1.
 
     ============================  ============================  ===================================
     base                          targets that do not count     weight of a sample
@@ -117,7 +117,7 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
 
 
 def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`per_sample_losses` of a loss whose options are not known."""
+    """Return `per_sample_losses` of a loss whose options are not known."""
     losses = base(input, target)
     if not isinstance(losses, Tensor):
         raise UserError(
@@ -136,7 +136,7 @@ def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tens
 
 
 def _all_count(target: Tensor, ignored: int) -> bool:
-    """Whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
+    """Tell whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
     if ignored >= 0 or target.device.type != "cpu" or is_traced():
         return False
     try:
@@ -198,7 +198,7 @@ class Criterion(OverBase):
         def __call__(self, input: Tensor, target: Tensor) -> Tensor: ...
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """(n, C) logits and (n,) targets → (), or whatever shapes `base` takes."""
+        """Map (n, C) logits and (n,) targets to (), or whatever shapes `base` takes."""
         losses, weights = per_sample_losses(self.base, input, target)
         flat = losses if losses.ndim == 1 else losses.flatten()
         value = self.reduce(flat, None if weights is None else weights.flatten())
@@ -207,7 +207,7 @@ class Criterion(OverBase):
         return value.reshape(losses.shape) if self.reduction == "none" else value
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Per-sample losses (n,) and how much each counts (n,) → (), or (n,) for "none"."""
+        """Reduce per-sample losses (n,) and how much each counts (n,) to (), or (n,) for "none"."""
         raise NotImplementedError
 
     def _warn_of_parts(self) -> None:

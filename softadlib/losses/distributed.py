@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # absent where torch was built without it
 
 
 def _world_size(group: "ProcessGroup | None" = None) -> int:
-    """Processes in the group, 1 where none is running."""
+    """Return the number of processes in the group, 1 where none is running."""
     dist = torch.distributed
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
@@ -51,7 +51,7 @@ class AccumulatedFlooding(Thresholded):
         self._sums: Tensor | None = None
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet scaled."""
+        """Return the sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet scaled."""
         losses, weights = per_sample_losses(self.base, input, target)
         losses = losses.flatten()
         weights = torch.ones_like(losses) if weights is None else weights.flatten()
@@ -94,7 +94,7 @@ class AccumulatedFlooding(Thresholded):
 
 
 def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor:
-    """The losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
+    """Return the losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
 
     N = Σ n over the processes of `group`, default all, each of which must call it. n may differ. Only
     the losses of this process carry a gradient, times the number of processes, by which DDP divides:

@@ -47,7 +47,7 @@ def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
 
 
 def _smallest_weight(base: object) -> float:
-    """The smallest factor in front of −ln p in torch's binary cross-entropy, 1 without weights."""
+    """Return the smallest factor in front of −ln p in torch's binary cross-entropy, 1 without weights."""
     weight, positive = (getattr(base, name, None) for name in ("weight", "pos_weight"))
     smallest = 1.0 if weight is None else weight.min().item()
     return smallest * (1.0 if positive is None else min(1.0, positive.min().item()))
@@ -250,7 +250,7 @@ class AdaFlood(OverBase):
         self.register_buffer("theta", levels)
 
     def forward(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor:
-        """Logits, targets and the samples' indices (n,), in whatever order → ()."""
+        """Map logits, targets and the samples' indices (n,), in whatever order, to ()."""
         losses, weights = per_sample_losses(self.base, input, target)
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
@@ -277,7 +277,7 @@ class AdaFlood(OverBase):
 
 
 def _levels_by_index(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Tensor]:
-    """Indices (N,), ascending, and their levels (N,); `UserError` for what cannot be levels."""
+    """Return indices (N,), ascending, and their levels (N,); `UserError` for what cannot be levels."""
     wanted = "theta must be a vector of finite levels or a mapping from index to level"
     try:
         keys = sorted(theta) if isinstance(theta, Mapping) else None

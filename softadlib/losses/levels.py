@@ -26,12 +26,12 @@ class Levels:
 
 
 def _entropy(*parts: tuple[float, float]) -> float:
-    """−Σ count·p·ln p, in nats, for pairs (count, p)."""
+    """Return −Σ count·p·ln p, in nats, for pairs (count, p)."""
     return sum(count * p * -math.log(p) for count, p in parts if count and p)
 
 
 def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
-    """Levels of `nn.CrossEntropyLoss(label_smoothing=smoothing)`, in nats.
+    """Return the levels of `nn.CrossEntropyLoss(label_smoothing=smoothing)`, in nats.
 
     With a = 1 − ε + ε/K and b = ε/K the minimum is the entropy of (a, b, …, b), `calibrated_below`
     that of ((a+b)/2, (a+b)/2, b, …, b); ε = 0 gives 0 and ln 2. `inverted_from` is ln K for ε = 0. A
@@ -61,7 +61,7 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
 
 
 def hinge_levels(classes: int, margin: float = 1.0) -> Levels:
-    """Levels of `nn.MultiMarginLoss(margin=margin)`, Σ_{i≠y} max(0, margin − x_y + x_i)/K.
+    """Return the levels of `nn.MultiMarginLoss(margin=margin)`, Σ_{i≠y} max(0, margin − x_y + x_i)/K.
 
     Classified wrongly, one of the K − 1 terms is at least the margin; rightly, all are below it.
     """

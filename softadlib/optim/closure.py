@@ -19,7 +19,7 @@ NoSync = Callable[[], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Batch and instance norm still normalise by the batch, but leave their running buffers alone."""
+    """Let batch and instance norm normalise by the batch, but leave their running buffers alone."""
     layers = [
         m
         for m in (model.modules() if model else ())
@@ -39,7 +39,7 @@ def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_scaler() -> Iterator[None]:
-    """Torch refuses to unscale twice before an update: the second pass says what to do instead."""
+    """Turn torch's refusal to unscale twice before an update into advice: a closure runs twice."""
     try:
         yield
     except RuntimeError as error:
@@ -52,7 +52,7 @@ def _without_scaler() -> Iterator[None]:
 
 
 def _marks(params: list[Tensor]) -> dict[int, tuple[int, int]]:
-    """Which gradients are there, and how often they have been written to, by parameter."""
+    """Return which gradients are there, and how often they have been written to, by parameter."""
     return {id(p): (id(p.grad), p.grad._version) for p in params if p.grad is not None}
 
 
@@ -149,7 +149,7 @@ class ClosureOptimizer(Optimizer):
                 )
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        """The gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
+        """Apply the gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
         raise NotImplementedError
 
     def _names(self, params: list[Tensor]) -> list[str]:
@@ -159,7 +159,7 @@ class ClosureOptimizer(Optimizer):
     def step(  # type: ignore[override]  # torch's closures give floats; users' give tensors
         self, closure: Callable[[], Tensor] | None = None
     ) -> Tensor:
-        """One update. Returns the loss at w, the first of the closure's calls."""
+        """Make one update. Return the loss at w, the first of the closure's calls."""
         if closure is None:
             name = type(self).__name__
             raise UserError(
@@ -197,7 +197,7 @@ class ClosureOptimizer(Optimizer):
         return loss
 
     def _first_pass(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
-        """The closure's first call; RuntimeError where it adds to gradients that were there.
+        """Call the closure for the first time; RuntimeError where it adds to gradients that were there.
 
         Gradients that the last step left are this optimizer's: they go, so that a closure which
         forgets `zero_grad` does not add to them.
@@ -218,7 +218,7 @@ class ClosureOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zeroes the gradients, as every optimizer does."""
+        """Zero the gradients, as every optimizer does."""
         self._zeroed = True
         super().zero_grad(set_to_none)
 
@@ -229,18 +229,18 @@ class ClosureOptimizer(Optimizer):
             self._no_sync()
 
     def _no_sync(self) -> NoSync:
-        """DDP's context without an exchange of gradients; `UserError` without a DDP model."""
+        """Return DDP's context without an exchange of gradients; `UserError` without a DDP model."""
         no_sync: NoSync | None = getattr(self.model, "no_sync", None)
         if no_sync is None:
             raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
         return no_sync
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything: `Optimizer` alone would drop the base, and a copy would fail later."""
+        """Return everything: `Optimizer` alone would drop the base, and a copy would fail later."""
         return self.__dict__.copy()
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state, and the radius of each group; other settings are arguments."""
+        """Return the base optimizer's state, and the radius of each group; other settings are arguments."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -276,7 +276,7 @@ class RadiusOptimizer(ClosureOptimizer):
 
 
 def _take_gradient(p: Tensor) -> Tensor:
-    """The dense gradient of `p`, taken off it so that the next pass cannot write into it."""
+    """Take the dense gradient off `p`, so that the next pass cannot write into it."""
     grad, p.grad = p.grad, None
     if grad is None:
         return torch.zeros_like(p)

@@ -237,7 +237,7 @@ class ResultFolder:
         return self.path.with_name(f"{self.method}.{self.fingerprint}")
 
     def can_take_back(self) -> bool:
-        """True where `take_back` finds results of this protocol that another's have replaced."""
+        """Tell whether `take_back` finds results of this protocol that another's have replaced."""
         waiting = (self.earlier / "provenance.json").exists()
         return waiting and self.stored_fingerprint() != self.fingerprint
 

@@ -23,7 +23,7 @@ def check_batches(n_train: int, batch_size: int) -> None:
 
 
 def parse_grid(method: str, values: Any) -> tuple[float, ...] | str:
-    """Knob values of one method: a list, or {linspace: [start, stop, count]}; sorted, unique.
+    """Return knob values of one method, sorted and unique, from a list or {linspace: [start, stop, count]}.
 
     Of θ also a word of `AUTO`.
     """
@@ -50,7 +50,7 @@ def parse_grid(method: str, values: Any) -> tuple[float, ...] | str:
 
 
 def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
-    """The values of {linspace: [start, stop, count]}."""
+    """Return the values of {linspace: [start, stop, count]}."""
     ends = values.get("linspace")
     if set(values) != {"linspace"} or not isinstance(ends, (list, tuple)):
         raise UserError(
@@ -64,7 +64,7 @@ def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
 
 
 def user_error(error: ValidationError, schema: Mapping[str, Any]) -> UserError:
-    """The first of pydantic's errors as one line: name, what the schema allows, value."""
+    """Return the first of pydantic's errors as one line: name, what the schema allows, value."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):

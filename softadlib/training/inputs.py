@@ -8,7 +8,7 @@ from softadlib.training.protocol import Protocol
 
 
 def load_splits(protocol: Protocol, label_noise: float, trials: int | None = None) -> Splits:
-    """The data of a protocol at one label noise, on the CPU, for its first `trials` trials."""
+    """Return the data of a protocol at one label noise, on the CPU, for its first `trials` trials."""
     seeds = protocol.seeds[:trials]
     sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
     if protocol.dataset in SYNTHETIC:

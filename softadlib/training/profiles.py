@@ -27,7 +27,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that `text` stands for; raises `yaml.YAMLError`."""
+    """Return the value that `text` stands for; raises `yaml.YAMLError`."""
     loader = _Loader(text)  # a SafeLoader: it makes plain values only
     try:
         return loader.get_single_data()
@@ -36,7 +36,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping, or a UserError naming file and line."""
+    """Read a YAML mapping, or raise a UserError that names file and line."""
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `changes` on top.
+    """Return `values` with `changes` on top.
 
     A dotted key such as `grids.softad` changes one entry and leaves the others; null removes it.
     """
@@ -72,7 +72,7 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The values of a profile's file on top of those of the file that it extends.
+    """Read the values of a profile's file, on top of those of the file that it extends.
 
     `extended`: the files that lead here. Raises UserError for a file that is not there, and for
     one that extends itself.
@@ -81,7 +81,7 @@ def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def from_parameters(values: Mapping[str, Any]) -> Protocol:
-    """The protocol of a notebook's parameters; those that are None come from the file `extends`."""
+    """Return the protocol of a notebook's parameters; those that are None come from the file `extends`."""
     names = ("extends", *Protocol.names())
     given = {name: values[name] for name in names if values.get(name) is not None}
     return Protocol.from_dict(_resolve(given, "the parameters", ()))
@@ -105,7 +105,7 @@ def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) ->
 
 
 def datasets_of(profile: str) -> list[str]:
-    """The datasets a profile has a file for, the known ones first."""
+    """List the datasets that a profile has a file for, the known ones first."""
     params = _workspace.params_dir()
     profiles = sorted(p.name for p in params.iterdir() if p.is_dir()) if params.is_dir() else []
     if not profiles:
@@ -118,7 +118,7 @@ def datasets_of(profile: str) -> list[str]:
 
 
 def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None) -> Protocol:
-    """`params/<profile>/<dataset>.yaml`, with `overrides` on top as `merge` puts them.
+    """Read `params/<profile>/<dataset>.yaml`, with `overrides` on top as `merge` puts them.
 
     Raises UserError for an unknown profile or dataset, a broken file, a bad key or value.
     """

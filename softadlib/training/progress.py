@@ -46,7 +46,7 @@ class StudyProgress:
         return max(time.monotonic() - self.started, 1e-3)
 
     def runs_per_minute(self) -> float:
-        """Speed of this call so far."""
+        """Return the speed of this call so far."""
         runs = (self.count - self.already_done) / self.units_per_run
         return round(60 * runs / self.seconds(), 2)
 

@@ -50,7 +50,7 @@ class Run:
 
 
 def trial_seeds(n: int) -> tuple[int, ...]:
-    """The authors' trial seeds; the first n of one fixed sequence."""
+    """Return the authors' trial seeds; the first n of one fixed sequence."""
     return tuple(np.random.default_rng(17264272852322).integers(1, 2**20, size=n).tolist())
 
 
@@ -140,7 +140,7 @@ class Protocol(BaseModel):
     @field_validator("label_noise", mode="before")
     @classmethod
     def _distinct_noises(cls, value: Any) -> tuple[float, ...]:
-        """A fraction, or several different ones."""
+        """Accept a fraction, or several different ones."""
         noises = value if isinstance(value, (list, tuple)) else [value]
         checked = tuple(real("label_noise", noise, low=0, high=1) for noise in noises)
         if not checked or len(set(checked)) != len(checked):
@@ -152,13 +152,13 @@ class Protocol(BaseModel):
     @field_validator("settings", mode="before")
     @classmethod
     def _complete_settings(cls, value: Any) -> dict[str, dict[str, Any]]:
-        """Every setting of every method: those given, checked, and the others' defaults."""
+        """Return every setting of every method: those given, checked, and the others' defaults."""
         return complete_settings(value)
 
     @field_validator("grids", mode="before")
     @classmethod
     def _sorted_grids(cls, value: Any) -> dict[str, tuple[float, ...] | str]:
-        """The grids in the registry's order, their values sorted."""
+        """Return the grids in the registry's order, their values sorted."""
         if not isinstance(value, Mapping):
             raise UserError(f"grids must map methods to knob values, got {value!r}")
         swept = [m.name for m in METHODS.values() if m.knob]
@@ -198,7 +198,7 @@ class Protocol(BaseModel):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The fields, in order: the keys a YAML file may hold."""
+        """Return the fields, in order: the keys a YAML file may hold."""
         return tuple(cls.model_fields)
 
     @classmethod
@@ -212,19 +212,19 @@ class Protocol(BaseModel):
         return cls(**current_fields(values))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings, as YAML and JSON hold them."""
+        """Return plain lists, numbers and strings, as YAML and JSON hold them."""
         return self.model_dump(mode="json")
 
     def replace(self, **changes: Any) -> "Protocol":
-        """The same protocol with other values of these fields, checked again."""
+        """Return the same protocol with other values of these fields, checked again."""
         return type(self)(**{**self.to_dict(), **changes})
 
     def settings_of(self, method: str) -> dict[str, Any]:
-        """What a method takes beside its knob, by name."""
+        """Return what a method takes beside its knob, by name."""
         return dict(self.settings.get(method, {}))
 
     def method(self, name: str) -> Method:
-        """The registered method, with as many gradients per step as its settings make of it."""
+        """Return the registered method, with as many gradients per step as its settings make of it."""
         return get_method(name).at(self.settings_of(name))
 
     @property
@@ -249,7 +249,7 @@ class Protocol(BaseModel):
         return trial_seeds(self.trials)
 
     def runs(self, method: str) -> tuple[Run, ...]:
-        """Every training of one method: label noise × trial × knob."""
+        """Return every training of one method: label noise × trial × knob."""
         choose("method", method, self.methods)
         grid = self.grids[method] if get_method(method).knob else "none"
         values = (math.nan,) if isinstance(grid, str) else grid

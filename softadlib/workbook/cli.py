@@ -164,7 +164,7 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the `softad` command; returns the exit status."""
+    """Run the `softad` command; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     for earlier, now in MOVED.items():
         if tuple(words[: len(earlier)]) == earlier:

@@ -20,7 +20,7 @@ MARKS = re.compile(r"(<!-- parameters -->\n).*?(<!-- end of parameters -->)", re
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a file `params/<profile>/<dataset>.yaml`."""
+    """Return the JSON schema of a file `params/<profile>/<dataset>.yaml`."""
     document = Protocol.model_json_schema()
     document.pop("required")  # the path says profile and dataset
     fields = document["properties"]
@@ -60,7 +60,7 @@ def _settings_schema(method: Method) -> dict[str, Any]:
 
 
 def setting_schema(setting: Setting) -> dict[str, Any]:
-    """One setting as a property of the JSON schema."""
+    """Return one setting as a property of the JSON schema."""
     facts: dict[str, Any] = {"description": setting.meaning, "default": setting.default}
     if setting.choices:
         return {**facts, "enum": list(setting.choices)}
@@ -101,7 +101,7 @@ def describe() -> dict[str, Description]:
 
 
 def reference() -> str:
-    """The tables of `params/README.md`: every parameter, every setting, every knob."""
+    """Return the tables of `params/README.md`: every parameter, every setting, every knob."""
     described = describe()
     lines = ["| parameter | default | values | meaning |", "|---|---|---|---|"]
     lines += [_entry(name, about) for name, about in described.items() if "." not in name]
@@ -120,13 +120,13 @@ def reference() -> str:
 
 
 def _entry(name: str, about: Description) -> str:
-    """One line of the reference."""
+    """Return one line of the reference."""
     default = f"`{about.default}`" if about.default else ""
     return _row(f"`{name}`", default, about.values, about.meaning)
 
 
 def _json(value: object) -> str:
-    """A default as YAML writes it."""
+    """Return a default as YAML writes it."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
@@ -144,12 +144,12 @@ def _values(name: str, facts: dict[str, Any]) -> str:
 
 
 def _row(*cells: str) -> str:
-    """One line of a Markdown table."""
+    """Return one line of a Markdown table."""
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
 def with_reference(readme: str) -> str:
-    """The text of `params/README.md` with the tables between its marks."""
+    """Return the text of `params/README.md` with the tables between its marks."""
     return MARKS.sub(lambda match: f"{match[1]}{reference()}{match[2]}", readme)
 
 

@@ -112,7 +112,7 @@ def _grid(values: Sequence[float] | str) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Align columns; the last one keeps its length."""
+    """Write a table with aligned columns; the last one keeps its length."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rows = ["  ".join(word.ljust(width) for word, width in zip(line, widths)) for line in lines]
     return "\n".join(row.rstrip() for row in rows)

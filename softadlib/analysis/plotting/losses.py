@@ -79,7 +79,7 @@ def _width(datasets: Sequence[str]) -> float:
 
 
 def _title(dataset: str, labels: Mapping[str, str] | None) -> str:
-    """A dataset's label, what it has less of in lines below its name."""
+    """Return a dataset's label, what it has less of in lines below its name."""
     return (labels or {}).get(dataset, dataset).replace(" (", "\n(").replace(", ", ",\n")
 
 

@@ -60,7 +60,7 @@ def _by_method(epochs: pd.DataFrame) -> SeriesGroupBy:
 
 
 def fastest(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Median epochs of every method, and how many of its runs got there: a line per case.
+    """Return median epochs of every method, and how many of its runs got there: a line per case.
 
     A run that never gets there counts as later than all others.
     """

@@ -51,7 +51,7 @@ def label(method: str) -> str:
 
 
 def contenders(rows: pd.DataFrame, controls: pd.DataFrame, ties: str) -> pd.DataFrame:
-    """The selected run of every method and trial, SoftAD's matched control as method `MATCHED`; with `gap`."""
+    """Return the selected run of every method and trial, with `gap`; SoftAD's control is method `MATCHED`."""
     chosen = select(rows, ties)
     soft = chosen.loc[chosen["method"] == "softad", [*CASE, "trial", "knob"]]
     matched = controls[controls["control"] == BY_LR].merge(soft, on=list(soft.columns))
@@ -60,7 +60,7 @@ def contenders(rows: pd.DataFrame, controls: pd.DataFrame, ties: str) -> pd.Data
 
 
 def compare(chosen: pd.DataFrame, claim: Claim, seed: int = 0) -> pd.DataFrame:
-    """SoftAD minus each rival, trial by trial: a line per dataset, label noise and rival.
+    """Compare SoftAD with each rival, trial by trial: a line per dataset, label noise and rival.
 
     `mean` with Student's 95 % interval `low`, `high` (infinite for one trial); trials `above`, `equal`,
     `below` zero; exact two-sided p of the sign test and of the permutation test; `finds`: "yes" or
@@ -140,7 +140,10 @@ def comparisons(
 
 
 def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
-    """A line per claim, tie rule and label noise: how many comparisons, what they find, the verdict, n."""
+    """Decide each claim: how many comparisons, what they find, the verdict, n.
+
+    A line per claim, tie rule and label noise.
+    """
     lines = []
     for key, part in compared.groupby(KEY, sort=False):
         counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
@@ -154,7 +157,7 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaling(rows: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
-    """Mean absolute differences of the model norm over trials between ERM, ERM with loss × c and ERM with lr × c.
+    """Return mean |difference| of the model norm between ERM, ERM with loss × c and ERM with lr × c.
 
     c is mean |φ| of the SoftAD run beside; a line per dataset, with n, and c's mean.
     """
@@ -178,7 +181,7 @@ def scaling(rows: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
 
 
 def overhead(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """Gradients and time of a step of SoftAD and its rivals, as `softad bench` measured them."""
+    """Return gradients and time of a step of SoftAD and its rivals, as `softad bench` measured them."""
     steps = pd.DataFrame(bench["methods"], columns=["method", "gradients", "step_s", "over_erm"])
     steps = steps.set_index("method")
     if "softad" not in steps.index:
@@ -189,7 +192,7 @@ def overhead(bench: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def readings(table: pd.DataFrame) -> list[str]:
-    """A sentence per claim and tie rule, from `verdicts`: the verdict at each label noise, its counts and n."""
+    """Write a sentence per claim and tie rule of `verdicts`: each label noise's verdict, counts and n."""
     sentences = []
     for (claim, ties), part in table.groupby(["claim", "ties"], sort=False):
         words = [

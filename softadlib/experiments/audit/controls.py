@@ -100,14 +100,14 @@ def weights_along(protocol: Protocol, run: Run, splits: Splits | None = None) ->
 
 
 def scaled(losses: Tensor, knob: object = None, *, factor: float) -> Tensor:
-    """factor · mean ℓ, (n,) → ()."""
+    """Return factor · mean ℓ, (n,) → ()."""
     return factor * losses.mean()
 
 
 def train_matched_erm(
     protocol: Protocol, run: Run, factor: float, control: str = BY_LR, splits: Splits | None = None
 ) -> pd.DataFrame:
-    """ERM on the run's trial with lr × `factor`, or with loss × `factor`; the last epoch's row.
+    """Train ERM on the run's trial with lr × `factor`, or with loss × `factor`; return the last epoch's row.
 
     `knob` is the run's, so that the row can be put beside it. Under Adam only the former shortens
     the steps; under SGD without weight decay both are the same.
@@ -149,7 +149,7 @@ def _train_controls(protocol: Protocol, run: Run) -> tuple[Protocol, Run, pd.Dat
 
 
 def selected(rows: pd.DataFrame) -> list[Run]:
-    """The SoftAD runs that either tie rule selects, each once."""
+    """Return the SoftAD runs that either tie rule selects, each once."""
     runs = rows[rows["method"] == "softad"]
     chosen = pd.concat([selection.select(runs, ties) for ties in TIES])
     keys = chosen[RUN_KEY].drop_duplicates().sort_values(RUN_KEY)
@@ -162,7 +162,7 @@ def path_of(profile: str, dataset: str) -> Path:
 
 
 def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Protocol, Run]]:
-    """The selected SoftAD runs of a profile's finished sweeps whose controls are not there yet.
+    """List the selected SoftAD runs of a profile's finished sweeps whose controls are not there yet.
 
     Raises UserError where there is no such sweep, or one that other code made.
     """
@@ -197,7 +197,7 @@ def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Itera
 
 
 def _protocol(profile: str, dataset: str) -> Protocol:
-    """The protocol that made the stored sweep."""
+    """Return the protocol that made the stored sweep."""
     folder = ResultFolder(profile, dataset, "softad")
     facts = folder.read_provenance()
     protocol = Protocol.from_provenance(facts.protocol)
@@ -209,7 +209,7 @@ def _protocol(profile: str, dataset: str) -> Protocol:
 
 
 def _stored(protocol: Protocol) -> pd.DataFrame:
-    """Controls that this protocol made; no rows where another did, or none."""
+    """Return the controls that this protocol made; no rows where another did, or none."""
     path = path_of(protocol.profile, protocol.dataset)
     if path.exists():
         table, fingerprint = _read(path)
@@ -219,13 +219,13 @@ def _stored(protocol: Protocol) -> pd.DataFrame:
 
 
 def _read(path: Path) -> tuple[pd.DataFrame, str]:
-    """A table and the fingerprint of the protocol that made it; UserError for a broken file."""
+    """Read a table and the fingerprint of the protocol that made it; UserError for a broken file."""
     mend = f"delete it, and softad audit {path.parent.parent.name} makes it again"
     return unpack(path, TABLE, mend)
 
 
 def read(profile: str) -> pd.DataFrame:
-    """The controls of all datasets of a profile, columns `TABLE`; where there are none, no rows."""
+    """Read the controls of all datasets of a profile, columns `TABLE`; where there are none, no rows."""
     paths = sorted(profile_dir(profile).glob("*/controls.parquet"))
     tables = [_read(path)[0] for path in paths]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=TABLE)

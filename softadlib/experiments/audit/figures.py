@@ -80,7 +80,7 @@ def _marks(
 
 
 def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
-    """`controls.WEIGHT_STATS` against the epoch, mean over trials: a column per dataset, a line per rule and noise.
+    """Draw the trials' mean `controls.WEIGHT_STATS`: a column per dataset, a line per rule and noise.
 
     `chosen`: tie rule → the rows of the watched runs that it selects.
     """

@@ -17,7 +17,7 @@ COMPARED_WITH_ERM = [name for name in STRATEGIES if name != "erm"]
 
 
 def levels(lines: pd.DataFrame) -> Figure:
-    """θ of every trial by both rules, a row per case; how many trials got none; R*; ln 2."""
+    """Draw θ of every trial by both rules, a row per case; how many trials got none; R*; ln 2."""
     rules = {"former rule": ("0.5", "none", -0.15), "suggested": ("0.1", "0.1", 0.15)}
     cases = list(lines.groupby(["dataset", "label_noise"], sort=True).groups)
     fig, ax = plt.subplots(figsize=(7.5, 0.6 + 0.34 * len(cases)))
@@ -47,7 +47,7 @@ def levels(lines: pd.DataFrame) -> Figure:
 
 
 def costs(lines: pd.DataFrame) -> Figure:
-    """Every strategy less the ordinary run, means over the synthetic sets by label noise.
+    """Draw every strategy less the ordinary run, means over the synthetic sets by label noise.
 
     Test accuracy (points) and test loss (nats) with Student's 95 % intervals over trials.
     """
@@ -80,7 +80,7 @@ def costs(lines: pd.DataFrame) -> Figure:
 
 
 def forest(tables: Mapping[str, pd.DataFrame], margin: float = 0.5) -> Figure:
-    """Paired differences with their intervals, a row per case: accuracy above, loss below.
+    """Draw paired differences with their intervals, a row per case: accuracy above, loss below.
 
     `tables`: what `strategies.compared` gives, by title. The dotted line is `margin` points below 0.
     """
@@ -104,5 +104,5 @@ def forest(tables: Mapping[str, pd.DataFrame], margin: float = 0.5) -> Figure:
 
 
 def _case_name(dataset: str, label_noise: float) -> str:
-    """A case as a label."""
+    """Write a case as a label."""
     return f"{dataset}, {100 * label_noise:g} %" if label_noise > 0 else dataset

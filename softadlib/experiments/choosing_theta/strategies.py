@@ -44,13 +44,13 @@ MEASURES = ["acc_test", "loss_test", "gap", "model_norm"]
 
 
 def oracle(dataset: str, label_noise: float) -> float | None:
-    """θ = R* + 0.0069 to four digits, as in profile `choosing-oracle`; None where R* is unknown."""
+    """Return θ = R* + 0.0069 to four digits, as in profile `choosing-oracle`; None where R* is unknown."""
     risk = BAYES_RISK.get((dataset, label_noise))
     return None if risk is None else round(risk + DROP_SLACK, 4)
 
 
 def follow_advice(softad: pd.DataFrame, grid: pd.DataFrame, advice: pd.DataFrame) -> pd.DataFrame:
-    """Rows of SoftAD at the suggested θ, those of the ordinary run where none was suggested.
+    """Return rows of SoftAD at the suggested θ, those of the ordinary run where none was suggested.
 
     A study trains at the smallest θ then. `advice`: what `results.reader.suggestions` gives.
     """
@@ -62,7 +62,7 @@ def follow_advice(softad: pd.DataFrame, grid: pd.DataFrame, advice: pd.DataFrame
 
 
 def scale_ordinary(grid: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
-    """Final rows of ERM with the training and test losses that its temperature leaves.
+    """Return final rows of ERM with the training and test losses that its temperature leaves.
 
     `losses`: what `results.sample_losses.read` gives; the temperature is the one with a prior. Runs
     without losses are left out.
@@ -83,7 +83,7 @@ def compare_strategies(
     lower_end: pd.DataFrame,
     scaled: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """One line per dataset, label noise, trial and strategy: θ, MEASURES, `trainings`.
+    """Return one line per dataset, label noise, trial and strategy: θ, MEASURES, `trainings`.
 
     `grid` holds ERM and SoftAD over a grid and at the oracles' values, which no other strategy may
     take; `suggested` is of `follow_advice`, `former` and `lower_end` SoftAD by rule 1, `scaled` of
@@ -132,21 +132,21 @@ def compare_strategies(
 
 
 def _complete_trials(lines: pd.DataFrame) -> pd.DataFrame:
-    """Lines of the trials that have every strategy that is not optional."""
+    """Keep the lines of trials that have every strategy that is not optional."""
     required = set(STRATEGIES) - OPTIONAL
     complete = lines.groupby([*CASE, "trial"])["strategy"].transform(lambda s: required <= set(s))
     return lines[complete.astype(bool)]
 
 
 def differences(lines: pd.DataFrame, first: str, second: str, measure: str) -> pd.DataFrame:
-    """`measure` of `first` minus that of `second`: a row per trial, a column per case with both."""
+    """Return `measure` of `first` minus that of `second`: a row per trial, a column per case with both."""
     wide = lines.pivot_table(index="trial", columns=[*CASE, "strategy"], values=measure)
     parts = (wide.xs(name, axis=1, level="strategy") for name in (first, second))
     return next(parts).sub(next(parts)).dropna(axis=1, how="all")
 
 
 def compared(lines: pd.DataFrame, first: str, second: str, level: float = 0.95) -> pd.DataFrame:
-    """Paired differences of test accuracy (points) and test loss (nats), Student's intervals, n.
+    """Return paired differences of test accuracy (points) and test loss (nats), Student's intervals, n.
 
     A row per case, then means over the synthetic cases of one trial, over the trials that have all
     of them: cases of a trial share its inputs and weights, so they are no trials of their own.
@@ -169,7 +169,7 @@ def compared(lines: pd.DataFrame, first: str, second: str, level: float = 0.95) 
 
 
 def _mean_difference(wide: pd.DataFrame, level: float) -> Mean:
-    """The interval of the trials' means over the columns."""
+    """Return the interval of the trials' means over the columns."""
     means = wide.mean(axis=1, skipna=False).dropna()
     return paired(means, np.zeros(len(means)), level)
 
@@ -179,7 +179,7 @@ def _row(unit: str, mean: Mean) -> dict[str, float]:
 
 
 def verdicts(lines: pd.DataFrame, margin: float = 0.5, level: float = 0.95) -> pd.DataFrame:
-    """What the suggestion keeps and saves, against strategies that need no grid and one that does.
+    """Say what the suggestion keeps and saves, against strategies that need no grid and one that does.
 
     A row per pair, of the mean over the synthetic cases. `accuracy`: "kept" where the lower limit of
     the difference is above −`margin` points, "lost" where the upper is below that; `loss`: "lower"
@@ -196,7 +196,7 @@ def verdicts(lines: pd.DataFrame, margin: float = 0.5, level: float = 0.95) -> p
 
 
 def headline(lines: pd.DataFrame, level: float = 0.95) -> str:
-    """How both rules stand against the constant 0.1 where labels are flipped at 5 %, in words."""
+    """Say how both rules stand against the constant 0.1 where labels are flipped at 5 %."""
     sentences = []
     for strategy, rule in (("former rule", "former rule"), ("suggested", "rule of today")):
         table = compared(lines, strategy, "constant 0.1", level)
@@ -217,7 +217,7 @@ def headline(lines: pd.DataFrame, level: float = 0.95) -> str:
 
 
 def six_problems(rows: list[dict[str, Any]], level: float = 0.95) -> pd.DataFrame:
-    """SoftAD at the suggested θ of `tests/benchmarks/suggested_theta.py`, a row per problem.
+    """Read SoftAD at the suggested θ of `tests/benchmarks/suggested_theta.py`, a row per problem.
 
     `points`: test accuracy less that of the ordinary run; `nats`: test loss less that of the
     ordinary run, `nats to scaled` less that of the ordinary run after temperature scaling.

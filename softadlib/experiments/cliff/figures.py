@@ -15,7 +15,7 @@ from softadlib.methods import METHODS
 
 
 def minimiser_map(ax: Axes, table: pd.DataFrame) -> QuadMesh:
-    """p* of class 1 coloured about ½: columns θ, rows its probability η; both borders marked."""
+    """Draw p* of class 1 coloured about ½: columns θ, rows its probability η; both borders marked."""
     grid = cell_edges(table.columns), cell_edges(table.index)
     mesh = ax.pcolormesh(*grid, table, cmap="RdBu_r", vmin=0, vmax=1, rasterized=True)
     ax.grid(False)
@@ -64,7 +64,7 @@ def through(
 def _draw_minimiser(
     ax: Axes, rows: pd.DataFrame, minimiser: pd.DataFrame | None, measure: str
 ) -> None:
-    """The minimiser's measure in grey; without a table its loss, which is θ itself."""
+    """Draw the minimiser's measure in grey; without a table its loss, which is θ itself."""
     if minimiser is None:
         ends = [rows["knob"].min(), rows["knob"].max()]
         minimiser = pd.DataFrame({"loss_test": ends}, index=ends)
@@ -74,7 +74,7 @@ def _draw_minimiser(
 
 
 def _band(ax: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:
-    """The mean over trials against the knob, with a band from minimum to maximum."""
+    """Draw the mean over trials against the knob, with a band from minimum to maximum."""
     trials = rows.groupby("knob")[measure]
     mean = trials.mean()
     ax.fill_between(mean.index, trials.min(), trials.max(), color=colour, alpha=0.15, linewidth=0)

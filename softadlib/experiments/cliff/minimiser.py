@@ -29,7 +29,7 @@ LOGIT_RANGE, GRID, ITERATIONS = 30.0, 3001, 60
 def pointwise_value(
     method: str, losses: np.ndarray, theta: float, sigma: float = 1.0
 ) -> np.ndarray:
-    """f(ℓ), any shape: ρ((ℓ−θ)/σ) of SoftAD, |ℓ−θ| of iFlood."""
+    """Return f(ℓ), any shape: ρ((ℓ−θ)/σ) of SoftAD, |ℓ−θ| of iFlood."""
     choose("method", method, POINTWISE)
     x = (losses - theta) / sigma
     return np.abs(x) if method == "iflood" else x * (x / (1 + np.hypot(1, x)))
@@ -38,7 +38,7 @@ def pointwise_value(
 def expected(
     method: str, eta: np.ndarray, z: np.ndarray, theta: float, sigma: float = 1.0
 ) -> np.ndarray:
-    """η·f(−ln p) + (1−η)·f(−ln(1−p)) at p = 1/(1+e^−z), of shapes that broadcast."""
+    """Return η·f(−ln p) + (1−η)·f(−ln(1−p)) at p = 1/(1+e^−z), of shapes that broadcast."""
     positive, negative = (
         pointwise_value(method, np.logaddexp(0, score), theta, sigma) for score in (-z, z)
     )
@@ -46,7 +46,7 @@ def expected(
 
 
 def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.ndarray:
-    """p*(η, θ), the probability of class 1 that minimises `expected`: (m,) → (m,).
+    """Return p*(η, θ), the probability of class 1 that minimises `expected`: (m,) → (m,).
 
     The best of a grid in ln(p/(1−p)), narrowed by thirds. Raises UserError for η outside [0, 1].
     """
@@ -68,7 +68,7 @@ def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.
 
 
 def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.DataFrame:
-    """Accuracy and cross-entropy of the minimiser where class 1 has probability η at the points (m,).
+    """Return accuracy and cross-entropy of the minimiser where class 1 has probability η at the points (m,).
 
     Indexed by θ. A prediction of exactly a half counts as half right.
     """
@@ -85,7 +85,7 @@ def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.
 
 
 def multiclass_minimiser(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarray:
-    """p* (K,) of SoftAD (σ = 1) for class probabilities `eta` (K,), the best of several descents."""
+    """Return p* (K,) of SoftAD (σ = 1) for class probabilities `eta` (K,), the best of several descents."""
     eta = np.asarray(eta, dtype=float)
     if eta.ndim != 1 or (eta < 0).any() or abs(eta.sum() - 1) > 1e-9:
         raise UserError(f"eta must be (K,) probabilities that sum to one, got {eta!r}")
@@ -114,7 +114,7 @@ def margin(eta: object, theta: float, **options: int) -> float:
 
 
 def classes_of(dataset: str) -> int:
-    """K of a synthetic or a built-in image set. Raises UserError for another."""
+    """Return K of a synthetic or a built-in image set. Raises UserError for another."""
     choose("dataset", dataset, dataset_names())
     return 2 if dataset in SYNTHETIC else IMAGES[dataset].classes
 
@@ -150,7 +150,7 @@ def accuracy_drops(
 
 
 def readings(falls: pd.DataFrame) -> list[str]:
-    """A sentence per line of `accuracy_drops`: the fall across ln 2, and whether zero is excluded."""
+    """Write a sentence per line of `accuracy_drops`: the fall across ln 2, and whether zero is excluded."""
     sentences = []
     for line in falls.to_dict("records"):
         excludes_zero = line["low"] > 0 or line["high"] < 0

@@ -18,26 +18,26 @@ GAMMAS = ("corrected", "paper")
 
 
 def norms(v: np.ndarray) -> np.ndarray:
-    """L2 norm along the last axis, (…, d) → (…, 1)."""
+    """Return the L2 norm along the last axis, (…, d) → (…, 1)."""
     lengths: np.ndarray = np.linalg.norm(v, axis=-1, keepdims=True)
     return lengths
 
 
 def soft_gradient(losses: np.ndarray, gradients: np.ndarray, theta: float) -> np.ndarray:
-    """φ(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d): SoftAD's G_t at σ = 1."""
+    """Return φ(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d): SoftAD's G_t at σ = 1."""
     x = losses - theta
     weighted: np.ndarray = (x / np.hypot(1, x))[..., None] * gradients
     return weighted
 
 
 def hard_gradient(losses: np.ndarray, gradients: np.ndarray, theta: float) -> np.ndarray:
-    """sign(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d), sign(0) = 0: iFlood's G_t."""
+    """Return sign(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d), sign(0) = 0: iFlood's G_t."""
     weighted: np.ndarray = np.sign(losses - theta)[..., None] * gradients
     return weighted
 
 
 def l_ad(g2: float, l_loss: float, sigma: float = 1.0, scale: str = "code") -> float:
-    """L_AD = L_φ·E sup‖∇ℓ‖² + B_φ·L_ℓ: a Lipschitz constant of SoftAD's mean gradient on a convex set.
+    """Return L_AD = L_φ·E sup‖∇ℓ‖² + B_φ·L_ℓ: a Lipschitz constant of SoftAD's mean gradient on a convex set.
 
     (L_φ, B_φ) is (1, σ) under "code", (1/σ, 1) under "text"; eq. (smoothness_factor) is σ = 1.
     `g2` = E sup‖∇ℓ‖², `l_loss` = L_ℓ. Raises ValueError for σ ≤ 0 or an unknown scale.
@@ -48,7 +48,7 @@ def l_ad(g2: float, l_loss: float, sigma: float = 1.0, scale: str = "code") -> f
 
 
 def confidence(steps: int, delta: float) -> float:
-    """C_δ = 10·ln(3T/δ) + 4·√ln(3T/δ) + 1 for T = `steps` and probability 1 − `delta`."""
+    """Return C_δ = 10·ln(3T/δ) + 4·√ln(3T/δ) + 1 for T = `steps` and probability 1 − `delta`."""
     log = math.log(3 * steps / delta)
     return 10 * log + 4 * math.sqrt(log) + 1
 
@@ -56,7 +56,7 @@ def confidence(steps: int, delta: float) -> float:
 def momentum_bounds(
     steps: int, drop: float, smoothness: float, moment: float, delta: float
 ) -> dict[str, float]:
-    """Bounds on T⁻¹Σ‖∇S(w_t)‖ with probability 1 − δ: "stated" in Prop. 3, "corrected" by its proof.
+    """Return bounds on T⁻¹Σ‖∇S(w_t)‖ with probability 1 − δ: "stated" in Prop. 3, "corrected" by its proof.
 
     drop = S(w_1) − S(w_{T+1}), `smoothness` = L of S, `moment` = G with E‖G_t‖² ≤ G². Corrected is
     eq. (20) as it stands: its coefficient of L is 2b + 1/(2√T), which is not 3/2. Prop. 6 is the
@@ -75,7 +75,7 @@ def momentum_bounds(
 
 
 def subgradient_bounds(steps: int, drop: float, g2: float, l_star: float) -> dict[str, float]:
-    """Bounds on T⁻¹ΣE‖∇F̄(w_t)‖²: √2·q "stated" in Prop. 4, 4·q "corrected", q = √(L*·G²·Δ/T).
+    """Return bounds on T⁻¹ΣE‖∇F̄(w_t)‖²: √2·q "stated" in Prop. 4, 4·q "corrected", q = √(L*·G²·Δ/T).
 
     `drop` = Δ ≥ F̄(w_1) − inf F̄ at β = 1/(2L*), `l_star` = L* of every ℓ(·; z). 4 is what the
     descent inequality of the proof, 2(Δ + L*G²Tα²)/(Tα), gives at the proposition's own step α.
@@ -98,12 +98,12 @@ class NormClipMomentum:
         self.momentum: np.ndarray = np.zeros(())
 
     def clip(self, gradient: np.ndarray) -> np.ndarray:
-        """Ḡ; a zero gradient is left as it is."""
+        """Return Ḡ; a zero gradient is left as it is."""
         size = norms(gradient)
         return gradient * np.minimum(1, self.gamma / np.where(size > 0, size, self.gamma))
 
     def step(self, w: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """The next point (…, d)."""
+        """Return the next point (…, d)."""
         self.momentum = self.b * self.momentum + (1 - self.b) * self.clip(gradient)
         size = norms(self.momentum)
         point: np.ndarray = w - self.alpha * self.momentum / np.where(size > 0, size, 1)
@@ -121,12 +121,12 @@ class ProjectedSubgradient:
         self.project = project
 
     def step(self, w: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """The next point (…, d)."""
+        """Return the next point (…, d)."""
         return self.project(w - self.alpha * gradient)
 
 
 def onto_ball(radius: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Projection to ‖w‖ ≤ radius, (…, d) → (…, d)."""
+    """Project to ‖w‖ ≤ radius, (…, d) → (…, d)."""
     return lambda w: w * np.minimum(1, radius / np.maximum(norms(w), radius))
 
 
@@ -144,7 +144,7 @@ class ZerothOrder:
 
     @staticmethod
     def directions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Uniform on the unit sphere, `shape` = (…, d)."""
+        """Draw uniformly from the unit sphere, `shape` = (…, d)."""
         normal = rng.standard_normal(shape)
         unit: np.ndarray = normal / norms(normal)
         return unit
@@ -152,7 +152,7 @@ class ZerothOrder:
     def gradient(
         self, f: Callable[[np.ndarray], np.ndarray], w: np.ndarray, direction: np.ndarray
     ) -> np.ndarray:
-        """The estimate (…, d) at w (…, d) along unit vectors (…, d); f is (…, d) → (…,)."""
+        """Return the estimate (…, d) at w (…, d) along unit vectors (…, d); f is (…, d) → (…,)."""
         value = f(w + self.radius * direction)
         if self.points == 2:
             value = (value - f(w - self.radius * direction)) / 2
@@ -162,7 +162,7 @@ class ZerothOrder:
     def gamma(
         self, steps: int, d: int, lipschitz: float, v: float, rule: str = "corrected"
     ) -> float:
-        """The clipping radius T^(1/4)·(d/r)√V, or under "paper" T^(1/4)·√(dL/r).
+        """Return the clipping radius T^(1/4)·(d/r)√V, or under "paper" T^(1/4)·√(dL/r).
 
         The paper puts a smoothness constant where Prop. 3 has a second moment: its γ is so small
         that it clips every gradient to one length, and their mean then says nothing of f.
@@ -178,7 +178,7 @@ class ZerothOrder:
 def moreau_prox(
     oracle: Oracle, w: np.ndarray, theta: float, beta: float, l_star: float, tol: float = 1e-4
 ) -> tuple[np.ndarray, np.ndarray]:
-    """argmin_v mean|ℓ(v) − θ| + ‖v − w‖²/(2β), (…, d) → (…, d), each with a bound ≤ `tol` on its error.
+    """Return argmin_v mean|ℓ(v) − θ| + ‖v − w‖²/(2β), (…, d) → (…, d), each with a bound ≤ `tol` on its error.
 
     Newton's method on √((ℓ−θ)² + ε²), ε falling. With u = (ℓ−θ)/√(…) in [−1, 1] the minimum over v
     of mean u(ℓ(v)−θ) + ‖v−w‖²/(2β) lies below the sought one, so the duality gap bounds the error;
@@ -213,7 +213,7 @@ def _newton(
     tol: float,
     limit: int = 100,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Minimisers (m, d) of the ε-smoothed problem and how far they may be from the sharp one's (m,)."""
+    """Return minimisers (m, d) of the ε-smoothed problem and how far they may be from the sharp one's (m,)."""
     eye = np.eye(w.shape[-1])
     value = _smoothed(oracle(v)[0] - theta, v - w, beta, epsilon)
     for _ in range(limit):

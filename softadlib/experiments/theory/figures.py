@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[Literal["--", ":"], float]] = {
 def against_bounds(
     ax: Axes, rows: pd.DataFrame, colour: str, rate: float, trivial: float | None = None
 ) -> None:
-    """Column `mean` against T beside `stated`, `corrected` and a line ∝ T^rate.
+    """Draw column `mean` against T beside `stated`, `corrected` and a line ∝ T^rate.
 
     `trivial`: a level that holds without any proof.
     """
@@ -33,7 +33,7 @@ def against_bounds(
 
 
 def against_factors(ax: Axes, ratios: pd.DataFrame, factors: dict[str, float], colour: str) -> None:
-    """Columns of measured/q against T, paler one by one, beside the factor of each bound."""
+    """Draw columns of measured/q against T, paler one by one, beside the factor of each bound."""
     for i, name in enumerate(ratios):
         style = {"color": colour, "alpha": 1 - 0.3 * i, "markersize": 4, "label": name}
         ax.semilogx(ratios.index, ratios[name], "o-", **style)
@@ -45,7 +45,7 @@ def against_factors(ax: Axes, ratios: pd.DataFrame, factors: dict[str, float], c
 
 
 def bound_legend(fig: Figure) -> None:
-    """One legend above: measured, both bounds, the trivial one."""
+    """Draw one legend above: measured, both bounds, the trivial one."""
     handles = [Line2D([], [], color="0.2", marker="o", label="measured")]
     for name, (dash, width) in BOUNDS.items():
         handles.append(

@@ -30,11 +30,11 @@ class SquaredDistances:
         return float(np.square(norms(self.points) + self.radius).mean())
 
     def at(self, w: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """ℓ (…,) and ∇ℓ (…, d) of one point each."""
+        """Return ℓ (…,) and ∇ℓ (…, d) of one point each."""
         return np.square(w - points).sum(-1) / 2, w - points
 
     def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Losses (…, n), gradients (…, n, d) and Hessians (…, n, d, d) of all points."""
+        """Return losses (…, n), gradients (…, n, d) and Hessians (…, n, d, d) of all points."""
         losses, gradients = self.at(w[..., None, :], self.points)
         return (
             losses,
@@ -52,7 +52,7 @@ class Distances:
     lipschitz = 1.0
 
     def softad(self, w: np.ndarray, theta: float, points: np.ndarray | None = None) -> np.ndarray:
-        """θ + ρ(ℓ − θ), of one point each (…, d) → (…,), or their mean: S."""
+        """Return θ + ρ(ℓ − θ), of one point each (…, d) → (…,), or their mean: S."""
         if points is None:
             values: np.ndarray = self.softad(w[..., None, :], theta, self.points).mean(-1)
         else:
@@ -61,26 +61,26 @@ class Distances:
         return values
 
     def moment(self, theta: float) -> float:
-        """V ≥ E(θ + ρ(ℓ − θ))² on the ball, point by point at the ends of ℓ's range."""
+        """Return V ≥ E(θ + ρ(ℓ − θ))² on the ball, point by point at the ends of ℓ's range."""
         farthest = norms(self.points)[:, 0] + self.radius - theta
         largest = np.maximum(np.hypot(1, farthest), np.hypot(1, theta)) - 1
         return float(np.square(theta + largest).mean())
 
 
 def cloud(n: int, d: int, seed: int, spread: float = 0.5) -> np.ndarray:
-    """n points of N(0, spread²·I) in d dimensions."""
+    """Draw n points of N(0, spread²·I) in d dimensions."""
     return spread * np.random.default_rng(seed).standard_normal((n, d))
 
 
 def softad_gradient(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
-    """∇S(w) = mean φ(ℓ − θ)·∇ℓ over all points, (…, d) → (…, d)."""
+    """Return ∇S(w) = mean φ(ℓ − θ)·∇ℓ over all points, (…, d) → (…, d)."""
     losses, gradients, _ = problem(w)
     gradient: np.ndarray = algorithms.soft_gradient(losses, gradients, theta).mean(-2)
     return gradient
 
 
 def softad_value(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
-    """S(w) = θ + mean ρ(ℓ − θ), (…, d) → (…,)."""
+    """Return S(w) = θ + mean ρ(ℓ − θ), (…, d) → (…,)."""
     x = problem(w)[0] - theta
     value: np.ndarray = theta + (x * x / (1 + np.hypot(1, x))).mean(-1)
     return value
@@ -89,7 +89,7 @@ def softad_value(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.n
 def envelope(
     problem: SquaredDistances, w: np.ndarray, theta: float, tol: float = 1e-4
 ) -> tuple[np.ndarray, np.ndarray]:
-    """F̄ (…,) and ∇F̄ (…, d) of iFlood's objective at β = 1/(2L*), the prox solved to `tol`.
+    """Return F̄ (…,) and ∇F̄ (…, d) of iFlood's objective at β = 1/(2L*), the prox solved to `tol`.
 
     Raises ValueError where the prox leaves the ball: the infimum over it would be another.
     """
@@ -102,7 +102,7 @@ def envelope(
 
 
 def least_envelope(problem: SquaredDistances, theta: float, grid: int = 41) -> float:
-    """inf F̄ = inf θ + E|ℓ − θ|: the minimum on a grid over the ball's square, then prox steps."""
+    """Return inf F̄ = inf θ + E|ℓ − θ|: the minimum on a grid over the ball's square, then prox steps."""
     d = problem.points.shape[1]
     axis = np.linspace(-problem.radius, problem.radius, grid) / d**0.5
     w = np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
@@ -113,7 +113,7 @@ def least_envelope(problem: SquaredDistances, theta: float, grid: int = 41) -> f
 
 
 def hardest_iflood(theta: float, start: float = 0.5) -> tuple[SquaredDistances, np.ndarray]:
-    """One point on the line, ℓ = w²/2 on [−s, s], s = √(2θ), from `start`·s: Prop. 4's constant fails.
+    """Return one point on the line, ℓ = w²/2 on [−s, s], s = √(2θ), from `start`·s: Prop. 4's constant fails.
 
     From s/2, ‖∇F̄‖² = 4L*Δ = G², the most that either allows: at T = 1 the left side is 2q. From
     near 0 the left side tends to (8 ln 2 − 4)q ≈ 1.545q as T grows, above the stated √2·q.
@@ -123,7 +123,7 @@ def hardest_iflood(theta: float, start: float = 0.5) -> tuple[SquaredDistances, 
 
 
 def smoothed_gradient(f: Function, w: np.ndarray, radius: float, nodes: int = 128) -> np.ndarray:
-    """(d/r)·E f(w + rU)U on the circle (d = 2) by `nodes` equal angles, (…, 2) → (…, 2)."""
+    """Return (d/r)·E f(w + rU)U on the circle (d = 2) by `nodes` equal angles, (…, 2) → (…, 2)."""
     angle = 2 * np.pi * (np.arange(nodes) + 0.5) / nodes
     u = np.stack([np.cos(angle), np.sin(angle)], -1)
     values = f(w[..., None, :] + radius * u)
@@ -132,7 +132,7 @@ def smoothed_gradient(f: Function, w: np.ndarray, radius: float, nodes: int = 12
 
 
 def smoothed_value(f: Function, w: np.ndarray, radius: float, nodes: int = 32) -> np.ndarray:
-    """E f(w + rV), V uniform on the disc, by `nodes` rings of equal area × angles, (…, 2) → (…,)."""
+    """Return E f(w + rV), V uniform on the disc, by `nodes` rings of equal area × angles, (…, 2) → (…,)."""
     rings = np.sqrt((np.arange(nodes) + 0.5) / nodes)
     angle = 2 * np.pi * (np.arange(nodes) + 0.5) / nodes
     v = rings[:, None, None] * np.stack([np.cos(angle), np.sin(angle)], -1)

@@ -20,7 +20,7 @@ def simulate(
     runs: int,
     steps: int,
 ) -> np.ndarray:
-    """w_1 … w_{T+1} of `runs` runs from one start, (T + 1, runs, d); `gradient` takes (w, t)."""
+    """Return w_1 … w_{T+1} of `runs` runs from one start, (T + 1, runs, d); `gradient` takes (w, t)."""
     path = np.empty((steps + 1, runs, len(start)))
     path[0] = start
     for t in range(steps):
@@ -45,7 +45,7 @@ def _subsample(path: np.ndarray, count: int) -> np.ndarray:
 def _row(
     measured: np.ndarray, bounds: dict[str, float], path: np.ndarray, radius: float
 ) -> dict[str, object]:
-    """Measured means (runs,) beside their bounds; `inside`: whether every iterate is on the ball."""
+    """Put measured means (runs,) beside their bounds; `inside`: whether every iterate is on the ball."""
     inside = bool((norms(path) <= radius + 1e-12).all())
     row = {"T": len(path) - 1, "mean": measured.mean(), "worst": measured.max()}
     return {**row, **bounds, "inside": inside}
@@ -62,7 +62,7 @@ def softad_rows(
     delta: float = 0.1,
     count: int = 1000,
 ) -> pd.DataFrame:
-    """Prop. 3: T⁻¹Σ‖∇S(w_t)‖, mean and worst of the runs, beside its bounds, a row per T.
+    """Check Prop. 3: T⁻¹Σ‖∇S(w_t)‖, mean and worst of the runs, beside its bounds, a row per T.
 
     The bounds hold for each run with probability 1 − δ and take the largest S(w_1) − S(w_{T+1}).
     `count` iterates make the average.
@@ -95,7 +95,7 @@ def iflood_rows(
     seed: int,
     count: int = 100,
 ) -> pd.DataFrame:
-    """Prop. 4: T⁻¹Σ‖∇F̄(w_t)‖², mean and worst of the runs, beside its bounds on the mean.
+    """Check Prop. 4: T⁻¹Σ‖∇F̄(w_t)‖², mean and worst of the runs, beside its bounds on the mean.
 
     `q` is √(L*G²Δ/T), the unit of both bounds.
     """
@@ -133,7 +133,7 @@ def zeroth_rows(
     delta: float = 0.1,
     count: int = 100,
 ) -> pd.DataFrame:
-    """Prop. 6 in the plane: T⁻¹Σ‖∇S̄(w_t; r)‖, mean and worst of the runs, beside its bounds.
+    """Check Prop. 6 in the plane: T⁻¹Σ‖∇S̄(w_t; r)‖, mean and worst of the runs, beside its bounds.
 
     `clipped` is the share of the gradients that γ under `rule` shortens.
     """
@@ -170,7 +170,7 @@ def zeroth_rows(
 
 
 def first_useful(smoothness: float, moment: float, delta: float, which: str) -> int:
-    """The smallest power of ten T whose momentum bound is below the trivial bound, G = `moment`."""
+    """Return the smallest power of ten T whose momentum bound is below the trivial bound, G = `moment`."""
     steps = 1
     while algorithms.momentum_bounds(steps, 0, smoothness, moment, delta)[which] >= moment:
         steps *= 10
@@ -178,7 +178,7 @@ def first_useful(smoothness: float, moment: float, delta: float, which: str) -> 
 
 
 def exponent(rows: pd.DataFrame, column: str = "mean") -> float:
-    """The p of column ∝ T^p, by least squares on logarithms."""
+    """Return the p of column ∝ T^p, by least squares on logarithms."""
     return float(np.polyfit(np.log(rows["T"]), np.log(rows[column]), 1)[0])
 
 
@@ -190,7 +190,7 @@ def mean_gradient(
     sigma: float = 1.0,
     scale: str = "code",
 ) -> np.ndarray:
-    """mean (weight of ℓ_i)·∇ℓ_i, (…, d) → (…, d): the direction of a full batch.
+    """Return mean (weight of ℓ_i)·∇ℓ_i, (…, d) → (…, d): the direction of a full batch.
 
     The weight is sign(ℓ_i − θ) for "iflood", sign(mean ℓ − θ) for "flooding", `softad_weights`
     for "softad".
@@ -208,7 +208,7 @@ def mean_gradient(
 def pairs(
     problem: SquaredDistances, theta: float, distance: float, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Points `distance` apart, (m, d) each: `count` anywhere on the ball, and as many astride.
+    """Draw points `distance` apart, (m, d) each: `count` anywhere on the ball, and as many astride.
 
     Astride of the sphere ℓ_i = θ for some i, and of the sphere mean ℓ = θ, where there is one;
     pairs that leave the ball are left out.
@@ -236,7 +236,7 @@ def steepest(
     seed: int,
     **gradient: Any,
 ) -> pd.Series:
-    """The largest ‖g(w₁) − g(w₂)‖/‖w₁ − w₂‖ over the `pairs` at each distance, g = `mean_gradient`.
+    """Return the largest ‖g(w₁) − g(w₂)‖/‖w₁ − w₂‖ over the `pairs` at each distance, g = `mean_gradient`.
 
     The same pairs for every g of one seed.
     """

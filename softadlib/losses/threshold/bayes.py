@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 
 def as_tensor(name: str, values: Values | None) -> Tensor:
-    """`values` as a tensor on the CPU without gradient; ValueError for NaN, infinity and no numbers.
+    """Return `values` as a tensor on the CPU without gradient; ValueError for NaN, infinity and no numbers.
 
     Half precision becomes float32, lists of floats float64; other dtypes stay.
     """
@@ -65,7 +65,7 @@ def class_indices(targets: Values | None, n: int, classes: int) -> Tensor:
 
 
 def bayes_error(soft: Values, *, delta: float = 0.05) -> Interval:
-    r"""β̂ = 1 − mean max_k c_k with Hoeffding's interval, from soft labels c.
+    r"""Return β̂ = 1 − mean max_k c_k with Hoeffding's interval, from soft labels c.
 
     An average of m votes is biased low. Ishida et al. (2023).
 
@@ -90,7 +90,7 @@ def bayes_error(soft: Values, *, delta: float = 0.05) -> Interval:
 
 
 def _soft_labels(soft: Values) -> Tensor:
-    """Soft labels as (n, K) rows that sum to one, in float64; ValueError for anything else."""
+    """Return soft labels as (n, K) rows that sum to one, in float64; ValueError for anything else."""
     c = as_tensor("soft labels", soft).double()
     if c.ndim not in (1, 2) or not c.numel() or (c.ndim == 2 and c.shape[1] < 2):
         raise ValueError(

@@ -45,7 +45,7 @@ class _Moments(NamedTuple):
 
 
 def check_validation(logits: Values, targets: Values) -> tuple[Tensor, Tensor]:
-    """Logits (n, K) and targets (n,) as tensors on the CPU, of float32 or float64.
+    """Return logits (n, K) and targets (n,) as tensors on the CPU, of float32 or float64.
 
     Raises ValueError in one line for what cannot be used, as probabilities in place of logits.
     """
@@ -68,7 +68,7 @@ def check_validation(logits: Values, targets: Values) -> tuple[Tensor, Tensor]:
 
 
 def _precision(values: Values) -> float:
-    """The spacing of numbers near one in the caller's dtype, at least that of float32."""
+    """Return the spacing of numbers near one in the caller's dtype, at least that of float32."""
     dtype = getattr(values, "dtype", None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
         return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
@@ -77,7 +77,7 @@ def _precision(values: Values) -> float:
 
 
 def fit_temperature(logits: Values, targets: Values, *, prior: float = 1.0) -> float:
-    r"""T that minimises Σ CE(logits/T, targets) + prior·(1/T − 1 + ln T).
+    r"""Return T that minimises Σ CE(logits/T, targets) + prior·(1/T − 1 + ln T).
 
     The second term is a Gamma prior on 1/T with its mode at T = 1, of the weight of `prior` nats.
     It keeps T near 1 where the samples say nothing, as where none of them is wrong and the
@@ -140,7 +140,7 @@ def calibrate(z: Tensor, y: Tensor, *, prior: float = 1.0) -> Calibration:
 
 
 def _moments(z: Tensor, y: Tensor, scale: float) -> _Moments:
-    """ℓ = lse(s·z) − s·z_y, its slope E_p[z] − z_y and its curvature Var_p[z], in float64."""
+    """Return ℓ = lse(s·z) − s·z_y, its slope E_p[z] − z_y and its curvature Var_p[z], in float64."""
     parts = []
     for gap, target in _centred(z, y):
         logp = torch.log_softmax(scale * gap, 1)
@@ -153,19 +153,19 @@ def _moments(z: Tensor, y: Tensor, scale: float) -> _Moments:
 
 
 def _centred(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of the logits less each row's largest, and their targets as columns."""
+    """Yield chunks of the logits less each row's largest, and their targets as columns."""
     for logits, targets in zip(torch.split(z, _rows(z)), torch.split(y, _rows(z))):
         # beyond 1e15 a square overflows float32, and no probability is left anyway
         yield (logits - logits.amax(1, keepdim=True)).clamp_min(-1e15), targets[:, None]
 
 
 def _rows(z: Tensor) -> int:
-    """Rows of z that make a chunk."""
+    """Return how many rows of z make a chunk."""
     return max(1, CHUNK // z.shape[1])
 
 
 def expected_calibration_error(logits: Values, targets: Values, *, bins: int = 15) -> float:
-    r"""Σ_b |B_b|/n · |accuracy(B_b) − confidence(B_b)|, over bins of equal width of the confidence.
+    r"""Return Σ_b |B_b|/n · |accuracy(B_b) − confidence(B_b)|, over bins of equal width of the confidence.
 
     The confidence of a sample is its largest probability; B_b holds those in ((b − 1)/bins, b/bins].
     Guo et al. (2017), with their 15 bins.
@@ -199,7 +199,7 @@ def expected_calibration_error(logits: Values, targets: Values, *, bins: int = 1
 
 
 def scaled(z: Tensor, temperature: float) -> tuple[Tensor, float]:
-    """The largest probability of each row at z/T, (n,) float64, and the mean entropy in nats."""
+    """Return the largest probability of each row at z/T, (n,) float64, and the mean entropy in nats."""
     top, entropy = [], 0.0
     for logits in torch.split(z, _rows(z)):
         logp = torch.log_softmax(logits / temperature, 1)

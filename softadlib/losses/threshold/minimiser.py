@@ -12,7 +12,7 @@ from softadlib.losses.threshold.bayes import Values, as_tensor
 
 
 def minimiser_loss(confidence: Values, theta: float) -> float:
-    r"""The mean cross-entropy, in nats, of the minimiser of SoftAD at θ (σ = 1).
+    r"""Return the mean cross-entropy, in nats, of the minimiser of SoftAD at θ (σ = 1).
 
     `confidence` (n,): probabilities η of one of two classes. SoftAD is no proper loss: its minimum
     is at p with η·φ(−ln p − θ)/p = (1−η)·φ(−ln(1−p) − θ)/(1−p), 1 − e^−θ ≤ p ≤ e^−θ. So without any
@@ -48,6 +48,6 @@ def excess_loss(confidence: Tensor, theta: float) -> float:
 
 
 def _descent(loss: Tensor, theta: float) -> Tensor:
-    """φ(ℓ − θ)/p at p = e^−ℓ: minus the slope of ρ(ℓ − θ) in p."""
+    """Return φ(ℓ − θ)/p at p = e^−ℓ: minus the slope of ρ(ℓ − θ) in p."""
     x = loss - theta
     return x / torch.hypot(torch.ones_like(x), x) * torch.exp(loss)

@@ -108,7 +108,7 @@ def suggest_theta(
 def _decide(
     z: Tensor, y: Tensor, noise: float | None, noise_reason: str, fit: Calibration
 ) -> Suggestion:
-    """The suggestion for logits `z` and targets `y` at a rate `noise` of wrong labels."""
+    """Return the suggestion for logits `z` and targets `y` at a rate `noise` of wrong labels."""
     confidence, entropy = scaled(z, fit.temperature)
     # where the scaled probabilities are less sure than the losses are small, the former count
     saved = fit.before - max(fit.after, entropy)
@@ -130,7 +130,7 @@ def _decide(
 
 
 def _wanted(noise: float | None, classes: int) -> float:
-    """−ln(1 − `noise`), at least `FLOOR`; the convention for so many classes where it is None."""
+    """Return −ln(1 − `noise`), at least `FLOOR`; the convention for so many classes where it is None."""
     if noise is None:
         return TWO_CLASSES if classes == 2 else MORE_CLASSES
     return max(FLOOR, -math.log1p(-noise))
@@ -139,7 +139,7 @@ def _wanted(noise: float | None, classes: int) -> float:
 def _label_noise(
     z: Tensor, y: Tensor, flip_rate: float | None, soft_labels: Values | None
 ) -> tuple[float | None, str]:
-    """The rate at which labels are wrong, None where nobody said, and where it comes from."""
+    """Return the rate at which labels are wrong, None where nobody said, and where it comes from."""
     if flip_rate is not None and soft_labels is not None:
         raise ValueError("flip_rate and soft_labels both say how noisy the labels are; give one")
     classes = z.shape[1]
@@ -166,7 +166,7 @@ def _label_noise(
 
 
 def _break_even(confidence: Tensor, saved: float) -> float:
-    """The largest θ up to `CAP` whose `excess_loss` is at most `saved`, 0 where there is none."""
+    """Return the largest θ up to `CAP` whose `excess_loss` is at most `saved`, 0 where there is none."""
     if excess_loss(confidence, CAP) <= saved:
         return CAP
     if excess_loss(confidence, 0.0) > saved:
@@ -179,7 +179,7 @@ def _break_even(confidence: Tensor, saved: float) -> float:
 
 
 def _guesses(z: Tensor, y: Tensor, fit: Calibration) -> bool:
-    """Whether neither accuracy nor scaled loss beats the class frequencies by two standard errors."""
+    """Tell whether neither accuracy nor scaled loss beats the class frequencies by two standard errors."""
     frequency = torch.bincount(y, minlength=z.shape[1]) / len(y)
     majority = float(frequency.max())
     accuracy = float((z.argmax(1) == y).double().mean())
@@ -189,7 +189,7 @@ def _guesses(z: Tensor, y: Tensor, fit: Calibration) -> bool:
 
 
 def _warnings(fit: Calibration, n: int, guesses: bool) -> list[str]:
-    """Reasons to trust the suggestion less."""
+    """Return reasons to trust the suggestion less."""
     warnings = []
     if guesses:
         warnings.append("the network guesses: it is no better than the classes' frequencies")
@@ -206,7 +206,7 @@ def _warnings(fit: Calibration, n: int, guesses: bool) -> list[str]:
 
 
 def _theta_reason(theta: float | None, wanted: float, guesses: bool, losses: str) -> str:
-    """Why θ is what it is."""
+    """Say why θ is what it is."""
     if theta is None and guesses:
         return "no θ: a network that guesses says nothing of one; train it to learn first"
     too_much = "SoftAD would cost more than it saves"

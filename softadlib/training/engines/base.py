@@ -97,7 +97,7 @@ class RunBatch:
         return self.splits.x.device
 
     def single(self, run: int) -> "RunBatch":
-        """The batch of one run alone, with its own value of every setting."""
+        """Return the batch of one run alone, with its own value of every setting."""
         settings = {
             name: value[run : run + 1] if isinstance(value, Tensor) else value
             for name, value in self.settings.items()
@@ -143,7 +143,7 @@ class Engine:
 
     @classmethod
     def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
-        """Whether this engine trains networks like `network` on `device`."""
+        """Tell whether this engine trains networks like `network` on `device`."""
         raise NotImplementedError
 
     def __len__(self) -> int:

@@ -84,7 +84,7 @@ def split(every: Collection[Unit], shards: int) -> list[list[Unit]]:
 
 
 def parse(text: str) -> tuple[int, int]:
-    """`i/N` → (i, N). Raises UserError unless 1 ≤ i ≤ N."""
+    """Read `i/N` as (i, N). Raises UserError unless 1 ≤ i ≤ N."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
     which, shards = map(int, match.groups()) if match else (0, 0)
     if not 1 <= which <= shards:

@@ -10,14 +10,14 @@ LAYOUTS = {"as-shipped": "0.2", "same": "0.65"}
 
 
 def ratios(table: dict[str, Any]) -> pd.DataFrame:
-    """published ÷ ours, one row a case and one column a layout, in the order measured."""
+    """Return published ÷ ours, one row a case and one column a layout, in the order measured."""
     rows = pd.DataFrame(table["rows"])
     wide = rows.pivot(index="case", columns="layout", values="ratio")
     return wide.loc[rows["case"].unique(), [name for name in LAYOUTS if name in wide]]
 
 
 def over_machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
-    """Smallest and largest ratio of each case over the machines of `tables`, and those of each.
+    """Return smallest and largest ratio of each case over the machines of `tables`, and those of each.
 
     One row a case and layout: columns `min` and `max`, then one for each machine.
     """
@@ -28,7 +28,7 @@ def over_machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
 
 
 def machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
-    """One row a machine: its processor, GFLOP/s at best and in the step's products, ERM's step."""
+    """Return one row a machine: its processor, GFLOP/s at best and in the step's products, ERM's step."""
     rows = {}
     for name, table in tables.items():
         products = table.get("step_products", {})
@@ -43,7 +43,7 @@ def machines(tables: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
 
 
 def ratio_bars(ax: Axes, wide: pd.DataFrame) -> None:
-    """Horizontal bars on a logarithmic axis; 1 is as fast as the published loop."""
+    """Draw horizontal bars on a logarithmic axis; 1 is as fast as the published loop."""
     height = 0.8 / len(wide.columns)
     for i, layout in enumerate(wide):
         positions = [row - 0.4 + height * (i + 0.5) for row in range(len(wide))]
@@ -63,7 +63,7 @@ def ratio_bars(ax: Axes, wide: pd.DataFrame) -> None:
 
 
 def growth_lines(ax: Axes, rows: pd.DataFrame, against: str) -> None:
-    """Seconds against runs or epochs, with the line of proportion through the last point."""
+    """Draw seconds against runs or epochs, with the line of proportion through the last point."""
     rows = rows.sort_values(against)
     x, y = rows[against], rows["seconds"]
     ax.plot([0, x.iloc[-1]], [0, y.iloc[-1]], ":", color="0.4", label="in proportion")

@@ -53,7 +53,7 @@ class Task:
         return text.hexdigest()[:16]
 
     def is_current(self) -> bool:
-        """True where the executed notebook is there and nothing that it depends on has changed."""
+        """Tell whether the executed notebook is there and nothing that it depends on has changed."""
         try:
             stored = json.loads(self.target.read_text())["metadata"]["softad"]["digest"]
         except (OSError, ValueError, KeyError, TypeError):
