@@ -172,10 +172,10 @@ def origin(losses: pd.DataFrame, rows: pd.DataFrame, profile: str) -> list[str]:
         sentences.append(
             f"No losses of single samples are stored of {listed(without)}: `{command}` stores them."
         )
-    apart = sample_losses.difference(losses, rows)
-    if apart:
+    apart = sample_losses.end_differences(losses, rows)
+    if apart.any():
         sentences.append(
-            "The runs below were trained again for this page, on another machine than the rows of the "
-            f"tables: their test losses end up to {apart:.2g} nats from those."
+            f"{(apart > 0).sum()} of the {len(apart)} runs below were trained again on another kind of "
+            f"machine than the rows of the tables: their test losses end up to {apart.max():.2g} nats from those."
         )
     return sentences

@@ -66,7 +66,7 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
             text[str(name)] = frame[name].astype(str)
         elif f"{name}_low" in frame:
             columns = frame[[name, f"{name}_low", f"{name}_high", "n"]].to_numpy(dtype=float)
-            text[f"{cell.heading} [95 %]"] = [_interval(cell, *line) for line in columns]
+            text[f"{cell.heading} [95 %]"] = [interval(cell, *line) for line in columns]
         elif f"{name}_sd" in frame:
             pairs = zip(frame[name], frame[f"{name}_sd"])
             text[cell.heading] = [_mean_sd(cell, mean, sd) for mean, sd in pairs]
@@ -75,7 +75,8 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
     return pd.DataFrame(text, index=frame.index)
 
 
-def _interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
+def interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
+    """Return `mean [low, high]`, of one trial the mean alone."""
     return f"{cell.text(mean)} [{cell.text(low)}, {cell.text(high)}]" if n > 1 else cell.text(mean)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from softadlib.analysis import paper
 from softadlib.analysis.concentration import last
 from softadlib.analysis.readings import trials_sentence
-from softadlib.analysis.tables import LABELS, Cell, differences
+from softadlib.analysis.tables import LABELS, Cell, differences, interval
 from softadlib.methods import METHODS
 
 SCALINGS = {"": "as trained", "plain_": "plain fit", "prior_": "fit with prior"}
@@ -76,10 +76,10 @@ def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
         by_scaling = lines.set_index("scaling")
         for measure, word in (("gap", "gap"), ("loss", "test loss")):
             before = by_scaling.loc[SCALINGS[""]]
+            columns = [measure, f"{measure}_low", f"{measure}_high", "n"]
             words = [
-                f"{name}: {by_scaling.loc[name, measure]:+.3f} "
-                f"[{by_scaling.loc[name, measure + '_low']:+.3f}, "
-                f"{by_scaling.loc[name, measure + '_high']:+.3f}], {by_scaling.loc[name, measure + ' is']}"
+                f"{name}: {interval(DIFFERENCES[measure], *by_scaling.loc[name, columns])}, "
+                f"{by_scaling.loc[name, f'{measure} is']}"
                 for name in SCALINGS.values()
             ]
             left = _left(
@@ -112,13 +112,22 @@ def _left(before: str, after: str) -> str:
 
 
 def best_readings(rows: pd.DataFrame) -> list[str]:
-    """Name the method with the lowest mean test loss and smallest gap, as trained and scaled."""
+    """Name the method with the lowest mean test loss and smallest gap, as trained and scaled.
+
+    Of methods with unequal numbers of trials those with the most are compared.
+    """
     table, sentences = scaled(rows).reset_index(), []
-    for dataset, lines in table.groupby("dataset", sort=False):
+    for dataset, every in table.groupby("dataset", sort=False):
+        lines = every[every["n"] == every["n"].max()]
+        among = (
+            "all methods"
+            if len(lines) == len(every)
+            else f"the methods with {every['n'].max()} trials"
+        )
         for measure, word in (("loss", "lowest test loss"), ("gap", "smallest gap")):
             best = [
                 f"{name} {LABELS[str(part.loc[part[measure].idxmin(), 'method'])]} {part[measure].min():.3f}"
                 for name, part in lines.groupby("scaling", sort=False)
             ]
-            sentences.append(f"{dataset}, {word} of all methods: {', '.join(best)}.")
+            sentences.append(f"{dataset}, {word} of {among}: {', '.join(best)}.")
     return sentences

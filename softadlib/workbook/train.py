@@ -116,12 +116,12 @@ def loss_notes(work: Work) -> Iterator[str]:
     """Yield a line for each study whose runs ended elsewhere when trained again for their losses."""
     for part in work.studies:
         rows, _ = part.stored_rows()
-        apart = sample_losses.difference(sample_losses.stored(part.folder), rows)
-        if apart:
+        apart = sample_losses.end_differences(sample_losses.stored(part.folder), rows)
+        if apart.any():
             yield (
-                f"{part.protocol.dataset} × {part.method}: trained again, its runs end up to {apart:.2g} nats "
-                "of test loss from the stored rows, which another kind of machine or torch made; "
-                "selected.parquet has their own losses"
+                f"{part.protocol.dataset} × {part.method}: {(apart > 0).sum()} of {len(apart)} runs, trained "
+                f"again, end up to {apart.max():.2g} nats of test loss from their stored rows, which another "
+                "kind of machine or torch made; selected.parquet has their own losses"
             )
 
 

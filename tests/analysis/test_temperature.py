@@ -62,6 +62,20 @@ def test_sentences_turn_round_with_their_rows():
     assert "fit with prior ERM 0.40" in "".join(temperature.best_readings(made_up(0.5, 0.4)))
 
 
+def test_the_best_is_named_among_methods_with_equally_many_trials():
+    rows = made_up(0.4, 0.5)
+    fewer = rows[(rows["method"] != "softad") | (rows["trial"] < 2)]
+    said = temperature.best_readings(fewer)
+    assert all("of the methods with 4 trials: " in sentence for sentence in said)
+    assert "SoftAD" not in "".join(said), "its mean is over other trials"
+
+
+def test_one_trial_has_no_interval():
+    rows = made_up()
+    for sentence in temperature.readings(rows[rows["trial"] == 0])[:2]:
+        assert "[" not in sentence
+
+
 def test_without_erm_or_without_rows_there_is_nothing_to_say():
     rows = made_up()
     assert temperature.readings(rows[rows["method"] == "softad"]) == []

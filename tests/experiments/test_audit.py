@@ -143,6 +143,16 @@ def test_a_few_trials_cannot_decide_whatever_they_show():
     assert verdicts(rows).iloc[0]["verdict"] == "holds"
 
 
+def test_a_set_with_trials_enough_is_named_beside_one_with_too_few():
+    many = table([0.0] * 8, [1.0 + t for t in range(8)])
+    few = table([0.0] * 3, [1.0 + t for t in range(3)], dataset="spiral")
+    (line, _) = audit.readings(verdicts(pd.concat([many, few], ignore_index=True)))
+    assert "**not decidable**" in line
+    assert "n = 3; with n ≥ 6, on gaussian, 1 of 1 are found and 0 contradicted)" in line
+    (line, _) = audit.readings(verdicts(many))
+    assert "n = 8)" in line
+
+
 def test_verdicts_by_noise_and_rule_and_one_dataset_against_it():
     good = table([0.0] * 8, [1.0 + t for t in range(8)])
     bad = table([9.0 + t for t in range(8)], [1.0] * 8, dataset="spiral")

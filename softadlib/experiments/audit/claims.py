@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
+from softadlib.analysis.readings import listed
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
 from softadlib.results.selection import CASE, TIES, final, select
@@ -21,6 +22,8 @@ PAPER = ("erm", "flooding", "sam")
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
 KEY = ["claim", "ties", "label_noise"]
 LEVEL = 0.05
+ENOUGH = 6
+"""Trials from which the permutation test can reach `LEVEL`: of n trials its smallest p is 2/2ⁿ."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def verdict(compared: pd.DataFrame) -> str:
         return "fails"
     if (compared["finds"] == "yes").all():
         return "holds"
-    return "not shown" if 2.0 ** (1 - compared["n"].min()) <= LEVEL else "not decidable"
+    return "not shown" if compared["n"].min() >= ENOUGH else "not decidable"
 
 
 def comparisons(
@@ -142,18 +145,32 @@ def comparisons(
 def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     """Decide each claim: how many comparisons, what they find, the verdict, n.
 
-    A line per claim, tie rule and label noise.
+    A line per claim, tie rule and label noise; `n` is of the comparison with the fewest trials. Where
+    others have trials enough, `decidable` says what these find.
     """
     lines = []
     for key, part in compared.groupby(KEY, sort=False):
         counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
         share = f"{part['as claimed'].sum()} of {len(part)}"
         facts = {"as claimed": share, "verdict": verdict(part), "n": int(part["n"].min())}
+        facts["decidable"] = _decidable(part)
         lines.append({**dict(zip(KEY, key)), **counts, **facts})
     order = {name: i for i, name in enumerate(CLAIMS)}
     table = pd.DataFrame(lines, columns=None if lines else KEY)
     by = table["claim"].map(lambda name: order.get(name, len(order)))
     return table.loc[by.sort_values(kind="stable").index].reset_index(drop=True)
+
+
+def _decidable(part: pd.DataFrame) -> str:
+    """Say what those comparisons find that have trials enough; nothing where all or none have."""
+    enough = part[part["n"] >= ENOUGH]
+    if len(enough) in (0, len(part)):
+        return ""
+    yes, no = ((enough["finds"] == word).sum() for word in ("yes", "no"))
+    return (
+        f"; with n ≥ {ENOUGH}, on {listed(enough['dataset'].unique())}, {yes} of {len(enough)} are found "
+        f"and {no} contradicted"
+    )
 
 
 def scaling(rows: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
@@ -197,7 +214,7 @@ def readings(table: pd.DataFrame) -> list[str]:
     for (claim, ties), part in table.groupby(["claim", "ties"], sort=False):
         words = [
             f"**{line['verdict']}** at {line['label_noise']:.0%} flipped labels "
-            f"(mean on the claimed side in {line['as claimed']} comparisons, n = {line['n']})"
+            f"(mean on the claimed side in {line['as claimed']} comparisons, n = {line['n']}{line['decidable']})"
             for _, line in part.iterrows()
         ]
         sentences.append(
