@@ -2,11 +2,12 @@
 """The `softad` command.
 
 Exit status: 0 done, 1 a notebook or a cluster's training failed, 2 bad input (one line on stderr),
-130 stopped by Ctrl-C, 143 by SIGTERM.
+130 stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM.
 """
 
 import argparse
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -181,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # loky warns of a worker that it has replaced
             warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             status: int = args.run(args)
+            sys.stdout.flush()
             return status
     except UserError as error:
         commands.say(str(error))
@@ -190,6 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{error.name} is not installed; install the workbook with: pip install 'softadlib[workbook]'"
         )
         return 2
+    except BrokenPipeError:  # the reader, such as `head`, has closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         commands.say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2

@@ -289,6 +289,15 @@ def test_a_cliff_in_the_grid_is_said_and_not_fatal(capsys):
     assert "iflood" not in err, "it was not asked for"
 
 
+def test_a_reader_that_closes_ends_the_command_without_a_word():
+    """As `softad data list | head -0` does."""
+    command = [sys.executable, "-m", "softadlib", "data", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_the_command_is_installed_and_has_help():
     for argv in (["--help"], ["run", "--help"], ["--version"]):
         done = subprocess.run(
