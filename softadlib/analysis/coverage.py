@@ -30,9 +30,8 @@ def labels(provenances: pd.DataFrame) -> dict[str, str]:
 
 def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
     """Return dataset → what it has less of than the paper's protocol; empty for nothing."""
-    if not (
-        _workspace.params_dir() / "paper"
-    ).is_dir():  # a workspace with profiles of its own alone
+    paper_profile = _workspace.params_dir() / "paper"
+    if not paper_profile.is_dir():  # a workspace with profiles of its own alone
         return dict.fromkeys(provenances["dataset"].unique(), NO_PAPER)
     datasets, facts = profiles.datasets_of("paper"), tables.effort(provenances)
     words = {}

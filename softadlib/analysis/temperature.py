@@ -117,17 +117,16 @@ def best_readings(rows: pd.DataFrame) -> list[str]:
     Of methods with unequal numbers of trials those with the most are compared.
     """
     table, sentences = scaled(rows).reset_index(), []
-    for dataset, every in table.groupby("dataset", sort=False):
-        lines = every[every["n"] == every["n"].max()]
-        among = (
-            "all methods"
-            if len(lines) == len(every)
-            else f"the methods with {every['n'].max()} trials"
+    for dataset, methods in table.groupby("dataset", sort=False):
+        most = methods["n"].max()
+        lines = methods[methods["n"] == most]
+        compared = (
+            "all methods" if len(lines) == len(methods) else f"the methods with {most} trials"
         )
         for measure, word in (("loss", "lowest test loss"), ("gap", "smallest gap")):
             best = [
                 f"{name} {LABELS[str(part.loc[part[measure].idxmin(), 'method'])]} {part[measure].min():.3f}"
                 for name, part in lines.groupby("scaling", sort=False)
             ]
-            sentences.append(f"{dataset}, {word} of {among}: {', '.join(best)}.")
+            sentences.append(f"{dataset}, {word} of {compared}: {', '.join(best)}.")
     return sentences

@@ -223,7 +223,7 @@ class ClosureOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def _set_first_sync(self, first_sync: bool) -> None:
-        """Only for rules that perturb by the first gradient and use it for nothing else."""
+        """Set `first_sync`, for rules that perturb by the first gradient and use it for nothing else."""
         self.first_sync = first_sync
         if not first_sync:
             self._no_sync()

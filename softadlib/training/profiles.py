@@ -88,7 +88,7 @@ def from_parameters(values: Mapping[str, Any]) -> Protocol:
 
 
 def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) -> dict[str, Any]:
-    """`values`, read from `source`, on top of those of the file that they extend."""
+    """Return `values`, read from `source`, on top of those of the file that they extend."""
     changes = dict(values)
     base = changes.pop("extends", None)
     if base is None:

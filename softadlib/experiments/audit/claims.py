@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib.analysis.readings import listed
+from softadlib.analysis.readings import DECIDABLE, listed
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
 from softadlib.results.selection import CASE, TIES, final, select
@@ -22,8 +22,6 @@ PAPER = ("erm", "flooding", "sam")
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
 KEY = ["claim", "ties", "label_noise"]
 LEVEL = 0.05
-ENOUGH = 6
-"""Trials from which the permutation test can reach `LEVEL`: of n trials its smallest p is 2/2ⁿ."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def verdict(compared: pd.DataFrame) -> str:
         return "fails"
     if (compared["finds"] == "yes").all():
         return "holds"
-    return "not shown" if compared["n"].min() >= ENOUGH else "not decidable"
+    return "not shown" if compared["n"].min() >= DECIDABLE else "not decidable"
 
 
 def comparisons(
@@ -145,8 +143,8 @@ def comparisons(
 def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     """Decide each claim: how many comparisons, what they find, the verdict, n.
 
-    A line per claim, tie rule and label noise; `n` is of the comparison with the fewest trials. Where
-    others have trials enough, `decidable` says what these find.
+    A line per claim, tie rule and label noise. `n` is that of the comparison with the fewest trials.
+    Where only some comparisons can be decided, `decidable` says what these find.
     """
     lines = []
     for key, part in compared.groupby(KEY, sort=False):
@@ -162,13 +160,13 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def _decidable(part: pd.DataFrame) -> str:
-    """Say what those comparisons find that have trials enough; nothing where all or none have."""
-    enough = part[part["n"] >= ENOUGH]
-    if len(enough) in (0, len(part)):
+    """Say what the comparisons with `DECIDABLE` trials find; nothing where all or none have as many."""
+    decidable = part[part["n"] >= DECIDABLE]
+    if len(decidable) in (0, len(part)):
         return ""
-    yes, no = ((enough["finds"] == word).sum() for word in ("yes", "no"))
+    yes, no = ((decidable["finds"] == word).sum() for word in ("yes", "no"))
     return (
-        f"; with n ≥ {ENOUGH}, on {listed(enough['dataset'].unique())}, {yes} of {len(enough)} are found "
+        f"; with n ≥ {DECIDABLE}, on {listed(decidable['dataset'].unique())}, {yes} of {len(decidable)} are found "
         f"and {no} contradicted"
     )
 

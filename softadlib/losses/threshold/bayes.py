@@ -51,7 +51,7 @@ def as_tensor(name: str, values: Values | None) -> Tensor:
 
 
 def class_indices(targets: Values | None, n: int, classes: int) -> Tensor:
-    """`targets` as (n,) integers in 0 … classes−1; ValueError otherwise."""
+    """Return `targets` as (n,) integers in 0 … classes−1; ValueError otherwise."""
     y = as_tensor("targets", targets)
     if y.shape != (n,):
         raise ValueError(f"targets must have shape ({n},), one per sample, got {tuple(y.shape)}")

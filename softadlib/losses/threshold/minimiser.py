@@ -42,7 +42,7 @@ def minimiser_loss(confidence: Values, theta: float) -> float:
 
 
 def excess_loss(confidence: Tensor, theta: float) -> float:
-    """`minimiser_loss` less the entropy: what SoftAD at θ costs a calibrated network, in nats."""
+    """Return `minimiser_loss` less the entropy: what SoftAD at θ costs a calibrated network, in nats."""
     entropy = torch.special.entr(confidence) + torch.special.entr(1 - confidence)
     return minimiser_loss(confidence, theta) - float(entropy.mean())
 
