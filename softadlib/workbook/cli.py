@@ -164,6 +164,11 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument("--json", metavar="FILE", help="write the report there too")
 
 
+def _stopped(stop: KeyboardInterrupt) -> int:
+    commands.say("stopped; the same command resumes")
+    return 143 if isinstance(stop, processes.SigTerm) else 130
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `softad` command; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -178,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     args = parser.parse_args(words)
     try:
-        with processes.stopped_by_term(), warnings.catch_warnings():
+        with processes.stopped_by_signals(_stopped), warnings.catch_warnings():
             # loky warns of a worker that it has replaced
             warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             status: int = args.run(args)
@@ -199,8 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands.say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt as stop:
-        commands.say("stopped; the same command resumes")
-        return 143 if isinstance(stop, processes.SigTerm) else 130
+        return _stopped(stop)
 
 
 if __name__ == "__main__":

@@ -156,3 +156,26 @@ def test_ctrl_c_while_the_packages_are_imported(home, seconds):
     assert run.returncode == 130, err
     assert err.splitlines()[-1] == "softad: stopped; the same command resumes"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_no_exception_passes_through_an_import(tmp_path, monkeypatch, number, status):
+    """Where C++ of a package calls Python, an exception would abort the process."""
+    (tmp_path / "package.py").write_text(  # stands for one that a command imports
+        "import os\n"
+        "try:\n"
+        f"    os.kill(os.getpid(), {number:d})\n"
+        "    for _ in range(10**6): pass\n"
+        "except BaseException:\n"
+        "    os.abort()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    code = (
+        "import signal; signal.signal(2, signal.default_int_handler)\n"
+        "from softadlib.workbook import cli, commands\n"
+        "commands.bench = lambda args: __import__('package')\n"
+        "raise SystemExit(cli.main(['bench']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == status, run.stderr
+    assert run.stderr == "softad: stopped; the same command resumes\n"

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and SIGTERM that ends a command as Ctrl-C does."""
+"""Child processes that end with their parent, and signals that end a command."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -38,19 +39,36 @@ class SigTerm(KeyboardInterrupt):
     """SIGTERM, as a scheduler sends it before it kills: ends a command as Ctrl-C does."""
 
 
-@contextlib.contextmanager
-def stopped_by_term() -> Iterator[None]:
-    """Let SIGTERM end the block the way Ctrl-C does, once; a second one ends the process."""
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
 
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise SigTerm
+
+@contextlib.contextmanager
+def stopped_by_signals(while_importing: Callable[[KeyboardInterrupt], int]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the block with `KeyboardInterrupt`; a second SIGTERM kills.
+
+    An exception that C++ meets while a package such as torch is imported aborts the process.
+    A signal that comes then ends it at once, with the status that `while_importing` returns.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        reason = SigTerm() if number == signal.SIGTERM else KeyboardInterrupt()
+        if _is_importing(frame):
+            os._exit(while_importing(reason))  # stored files are whole at every moment
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise reason
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nohup ignores Ctrl-C
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
