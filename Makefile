@@ -19,6 +19,9 @@ BUDGET ?=
 OUT ?=
 CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
+# pip compiles modules one by one; this uses every core. Some packages hold files that do not compile.
+COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
 
@@ -34,13 +37,15 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet $(CONSTRAINT) --editable '.[workbook]'
+	$(INSTALL) $(TORCH)
+	$(INSTALL) $(CONSTRAINT) --editable '.[workbook]'
+	$(COMPILE)
 	touch $(READY)
 
 # Lightning, Transformers, Ray, MLflow and playwright come with the tests.
 $(TESTING): $(READY)
-	$(BIN)/python -m pip install --quiet $(CONSTRAINT) --editable '.[workbook,test]'
+	$(INSTALL) $(CONSTRAINT) --editable '.[workbook,test]'
+	$(COMPILE)
 	touch $(TESTING)
 
 paper: $(READY)

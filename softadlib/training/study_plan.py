@@ -224,13 +224,25 @@ class Study:
         """Gradients per step × epochs."""
         return self.gradients * self.protocol.epochs
 
-    def total_work(self) -> int:
-        """Return the units of the whole study: runs, replays, and models trained before them."""
+    def runs_work(self) -> int:
+        """Return the units of all runs and replays."""
         replayed = self.n_selected if self.replay_epochs else 0
         replayed = len(self.runs) if self.replays_lots else replayed
+        return (len(self.runs) + replayed) * self.units_per_run
+
+    def total_work(self) -> int:
+        """Return the units of the whole study: runs, replays, and models trained before them."""
         ordinary = 1 if self.protocol.grids.get(self.method) in AUTO else 0
         models = (ordinary + heldout.n_models(self.protocol, self.method)) * self.n_selected
-        return (len(self.runs) + replayed) * self.units_per_run + models * self.protocol.epochs
+        return self.runs_work() + models * self.protocol.epochs
+
+    def left(self) -> tuple[int, int]:
+        """Return how many runs are left to train, and how many replays at most."""
+        if self.done():
+            return 0, 0
+        rows, _ = self.stored_rows()
+        todo = self.with_lots(self.missing(rows, self.runs, self.first_epochs))
+        return len(todo), self.replays_left(rows, todo)
 
     def losses_work(self) -> int:
         """Return the units of training every selected run again for its losses."""
@@ -240,7 +252,7 @@ class Study:
     def stored_work(self, losses: bool) -> int:
         """Return the units that earlier calls have done and stored."""
         if not self.done():
-            return self.n_stored() * self.units_per_run
+            return self.runs_work() - sum(self.left()) * self.units_per_run
         if not losses:
             return self.total_work()
         left = self.with_lots(self.without_losses(self.stored_rows()[0]))

@@ -26,7 +26,10 @@ def profiles() -> str:
 
 
 def progress(work: Work, jobs: int) -> str:
-    """Return a table of the studies: runs, epochs, share done, time left with `jobs` processes."""
+    """Return a table of the studies: runs, epochs, share done, time left with `jobs` processes.
+
+    Selected runs whose curves are missing are trained again, and count as work left.
+    """
     lines: list[tuple[str, ...]] = [
         ("dataset", "method", "values", "trials", "runs", "epochs", "done", "time left")
     ]
@@ -34,21 +37,24 @@ def progress(work: Work, jobs: int) -> str:
     for study, left in zip(work.studies, seconds):
         trials = {(run.label_noise, run.trial) for run in study.runs}
         counts = (len(study.runs) // max(len(trials), 1), len(trials), len(study.runs))
-        done = study.n_stored() / max(len(study.runs), 1)
+        whole, left_units = study.runs_work(), sum(study.left()) * study.units_per_run
+        done = 100 * (whole - left_units) // max(whole, 1)
         words = (study.protocol.dataset, study.method, *map(str, counts))
         time = "–" if not left else f"about {duration(left)}"
-        lines.append((*words, str(study.protocol.epochs), f"{done:.0%}", time))
+        lines.append((*words, str(study.protocol.epochs), f"{done}%", time))
     total = f"in all about {duration(sum(seconds))} left, with {jobs} processes"
     return f"{_table(lines)}\n{total if sum(seconds) else 'everything is trained'}"
 
 
 def seconds_left(study: Study, jobs: int) -> float:
-    """Estimate the time of a study's missing runs from the speed of stored results."""
-    if study.done():
+    """Estimate the time of a study's missing runs and replays from the speed of stored results."""
+    runs, replays = study.left()
+    if not runs + replays:
         return 0.0
-    missing = 1 - study.n_stored() / max(len(study.runs), 1)
-    cost = sum(unit.cost for unit in shards.units([(study.protocol, study.method)]))
-    return max(cost * missing / _speed(study.protocol.model), 1.0) / jobs
+    curves = len(study.first_epochs) > 1
+    cost = runs * shards.run_cost(study.protocol, study.method, curves)
+    cost += replays * shards.run_cost(study.protocol, study.method, curve=True)
+    return max(cost / _speed(study.protocol.model), 1.0) / jobs
 
 
 def whole_costs(profile: str) -> dict[str, float]:

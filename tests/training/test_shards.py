@@ -163,7 +163,7 @@ def test_the_cost_of_a_trial_by_hand():
     step = 3 * 8 * 20 * 4  # of one run, four epochs of 20 samples
     assert by["erm"] == step + (1 + 2) * measured
     assert by["sam"] == 2 * step + (1 + 2) * measured, "two gradients a step"
-    assert by["softad"] == 3 * step + (2 + 2) * measured, "two values and the replay"
+    assert by["softad"] == 3 * step + (2 + 3) * measured, "two values; the replay at epochs 0, 2, 4"
 
 
 def test_the_split_needs_no_data(home):

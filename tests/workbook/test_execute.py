@@ -467,3 +467,14 @@ def test_show_lists_profiles_and_what_one_holds(home, capsys):
     out = capsys.readouterr().out
     assert "100%" in out
     assert "everything is trained" in out
+
+
+def test_a_missing_curve_is_work_left(home, capsys):
+    """Two trials of softad's two values are trained; the curves of the two selected runs are not."""
+    argv = ["tiny", "--dataset", "gaussian", "--method", "softad"]
+    assert cli.main(["train", *argv, "-j", "1", "-p", "curves", "none"]) == 0
+    assert cli.main(["show", *argv, "-j", "1"]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("gaussian"))
+    words = line.split()
+    assert words[6] == "66%", "4 of 4 runs and 2 replays"
+    assert words[7:] != ["–"]

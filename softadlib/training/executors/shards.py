@@ -55,21 +55,33 @@ def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
     return out
 
 
-def _cost(protocol: Protocol, name: str, grid: int) -> int:
-    """Return the cost of one trial: its grid, the replayed run, and the runs that the method needs before."""
-    method, curves = protocol.method(name), protocol.curves
-    replayed = int(grid > 1 and curves == "selected")
-    epochs = (grid + replayed) * method.gradients + (protocol.grids.get(name) in AUTO)
-    if method.samples:
-        settings = protocol.settings_of(name)
-        epochs += settings["aux_folds"] - 1 if settings["aux"] == "folds" else 1
-    images = _image_set(protocol.dataset)
+def run_cost(protocol: Protocol, name: str, curve: bool) -> int:
+    """Return the cost of one run, measured at the end or at every epoch of its curve."""
+    images, gradients = _image_set(protocol.dataset), protocol.method(name).gradients
     train, test = protocol.n_train or images.n_train * 4 // 5, protocol.n_test or images.n_test
-    points = protocol.epochs // protocol.curve_every * (grid if curves == "all" else 1)
-    measured = grid + (points if curves != "none" else 0)
-    samples = 3 * train * protocol.epochs * epochs
-    samples += (train + (protocol.n_val or images.n_train // 5) + test) * measured
+    points = protocol.epochs // protocol.curve_every + 1 if curve else 1
+    samples = 3 * train * protocol.epochs * gradients
+    samples += (train + (protocol.n_val or images.n_train // 5) + test) * points
     return _forward(protocol.model, protocol.dataset) * samples
+
+
+def _models_cost(protocol: Protocol, name: str) -> int:
+    """Return the cost of the models that one trial of a method needs before its runs."""
+    models = int(protocol.grids.get(name) in AUTO)
+    if protocol.method(name).samples:
+        settings = protocol.settings_of(name)
+        models += settings["aux_folds"] - 1 if settings["aux"] == "folds" else 1
+    train = protocol.n_train or _image_set(protocol.dataset).n_train * 4 // 5
+    return 3 * train * protocol.epochs * models * _forward(protocol.model, protocol.dataset)
+
+
+def _cost(protocol: Protocol, name: str, grid: int) -> int:
+    """Return the cost of one trial: its grid, the replayed run, and the models needed before."""
+    replayed = int(grid > 1 and protocol.curves == "selected")
+    curves = protocol.curves != "none" and not replayed
+    costs = grid * run_cost(protocol, name, curves)
+    costs += replayed * run_cost(protocol, name, curve=True)
+    return costs + _models_cost(protocol, name)
 
 
 def split(every: Collection[Unit], shards: int) -> list[list[Unit]]:
