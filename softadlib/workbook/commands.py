@@ -274,15 +274,14 @@ def check_device(args: argparse.Namespace) -> int:
 
 
 def audit(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
-    from softadlib.experiments.audit import controls
+    from softadlib.results.paths import profile_dir
+    from softadlib.workbook.train import train_controls
 
     cli_options.check_jobs(args.jobs)
-    todo = controls.plan(args.profile, cli_options.split_names(args.dataset))
-    trained = controls.train_controls(todo, args.jobs or os.cpu_count() or 1)
-    for _ in tqdm(trained, total=len(todo), unit="run", disable=None):
-        pass
+    datasets, jobs = cli_options.split_names(args.dataset), args.jobs or os.cpu_count() or 1
+    runs = train_controls(args.profile, datasets, jobs)
+    trained = f"controls of {runs} selected runs trained" if runs else "nothing was left to train"
+    say(f"done: {trained}, {profile_dir(args.profile)}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
@@ -134,3 +135,19 @@ def shard_note(work: Work) -> str:
         f"shard {work.selection.shard}: {trials} trials are trained; when all {count} shards are, and "
         "their outputs/ in one folder, the same command without --shard puts them together"
     )
+
+
+def train_controls(profile: str, datasets: Sequence[str] | None, jobs: int) -> int:
+    """Train the missing controls of a profile's selected runs; return of how many. Raises UserError."""
+    from softadlib.experiments.audit import controls
+
+    todo = controls.plan(profile, datasets)
+    left = Counter(protocol.dataset for protocol, _ in todo)
+    started = time.monotonic()
+    with ProgressBar([(name, runs, None) for name, runs in left.items()], "datasets") as bar:
+        for protocol in controls.train_controls(todo, jobs):
+            bar.advance(1)
+            left[protocol.dataset] -= 1
+            if not left[protocol.dataset]:
+                bar.finished(protocol.dataset, time.monotonic() - started)
+    return len(todo)

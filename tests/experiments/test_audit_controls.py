@@ -130,6 +130,10 @@ def test_the_command_trains_what_is_missing_and_goes_on(home, capsys):
     assert len(controls.plan("tiny")) == len(todo) - 1
     before = controls.read("tiny")
     assert main(["audit", "tiny", "-j", "1"]) == 0
+    done = f"softad: done: controls of {len(todo) - 1} selected runs trained"
+    assert done in capsys.readouterr().err
+    assert main(["audit", "tiny", "-j", "1"]) == 0
+    assert "softad: done: nothing was left to train" in capsys.readouterr().err
     rows = controls.read("tiny")
     assert controls.plan("tiny") == []
     assert len(before.merge(rows, on=list(before.columns))) == len(before)

@@ -179,3 +179,21 @@ def test_no_exception_passes_through_an_import(tmp_path, monkeypatch, number, st
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == status, run.stderr
     assert run.stderr == "softad: stopped; the same command resumes\n"
+
+
+def test_two_sigterms_at_once_are_one_and_a_later_one_kills():
+    """`timeout` and `scancel` signal a process and its group, so that it is sent SIGTERM twice."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from softadlib.workbook import cli, commands\n"
+        "def work(args):\n"
+        "    try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\n"
+        "    finally: time.sleep(float(os.environ['PAUSE'])); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "commands.bench = work\n"
+        "raise SystemExit(cli.main(['bench']))"
+    )
+    for pause, status in (("0", 143), ("1.5", -signal.SIGTERM)):
+        run = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PAUSE": pause}, capture_output=True
+        )
+        assert run.returncode == status, run.stderr

@@ -136,7 +136,7 @@ def _trained(
         return Trainer(protocol, [run], splits, method=method).rows([run], {protocol.epochs}, tick)
 
 
-def _train_controls(protocol: Protocol, run: Run) -> tuple[Protocol, Run, pd.DataFrame]:
+def _train_controls(protocol: Protocol, run: Run) -> tuple[Protocol, pd.DataFrame]:
     """Train all controls of one selected run."""
     splits = load_splits(protocol, run.label_noise)
     replay = weights_along(protocol, run, splits)
@@ -145,7 +145,7 @@ def _train_controls(protocol: Protocol, run: Run) -> tuple[Protocol, Run, pd.Dat
         train_matched_erm(protocol, run, factor, control, splits) for control in (BY_LR, BY_LOSS)
     ]
     tables = [t.reindex(columns=TABLE) for t in (replay, *matched)]
-    return protocol, run, pd.concat(tables, ignore_index=True)
+    return protocol, pd.concat(tables, ignore_index=True)
 
 
 def selected(rows: pd.DataFrame) -> list[Run]:
@@ -182,18 +182,21 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
     return todo
 
 
-def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Run]:
-    """Train what `plan` gives and store it run by run, so that a later call resumes."""
+def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Iterator[Protocol]:
+    """Train what `plan` gives and store it run by run, so that a later call resumes.
+
+    Yields the protocol of each run once its controls are stored.
+    """
     from joblib import Parallel, delayed
 
     work = (delayed(_train_controls)(protocol, run) for protocol, run in todo)
-    for protocol, run, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+    for protocol, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
         stored = _stored(protocol)
         table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
         table = table.sort_values([*RUN_KEY, "control", "epoch"], ignore_index=True)
         content = pack(table, protocol.fingerprint())
         _workspace.write(path_of(protocol.profile, protocol.dataset), content)
-        yield run
+        yield protocol
 
 
 def _protocol(profile: str, dataset: str) -> Protocol:

@@ -47,18 +47,26 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def stopped_by_signals(while_importing: Callable[[KeyboardInterrupt], int]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the block with `KeyboardInterrupt`; a second SIGTERM kills.
+    """Let Ctrl-C and SIGTERM end the block with `KeyboardInterrupt`.
 
-    An exception that C++ meets while a package such as torch is imported aborts the process.
-    A signal that comes then ends it at once, with the status that `while_importing` returns.
+    A SIGTERM more than a second after the first kills; `timeout` and `scancel` send two at once.
+    An exception that C++ meets while a package such as torch is imported aborts the process. A
+    signal that comes then ends it at once, with the status that `while_importing` returns.
     """
+    first: float | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
-        reason = SigTerm() if number == signal.SIGTERM else KeyboardInterrupt()
+        nonlocal first
+        reason = KeyboardInterrupt()
+        if number == signal.SIGTERM:
+            if first is not None:
+                if time.monotonic() - first > 1:
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return
+            first, reason = time.monotonic(), SigTerm()
         if _is_importing(frame):
             os._exit(while_importing(reason))  # stored files are whole at every moment
-        if number == signal.SIGTERM:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise reason
 
     if threading.current_thread() is not threading.main_thread():
