@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import yaml
 from pydantic import ValidationError
 
 from softadlib._validation import UserError, choose, real, whole
@@ -100,5 +101,9 @@ def allowed(facts: Mapping[str, Any]) -> str:
 
 
 def _hint(value: Any) -> str:
-    """Say what to do about a value that YAML has read as a string."""
-    return " (a string: write it without quotes, lists as YAML)" if isinstance(value, str) else ""
+    """Say what to do about a number or a list that stands in quotes."""
+    try:
+        quoted = isinstance(value, str) and not isinstance(yaml.safe_load(value), str)
+    except yaml.YAMLError:
+        quoted = False
+    return " (a text: write it without quotes)" if quoted else ""

@@ -281,6 +281,7 @@ def test_load_reads_overrides_and_refuses_what_does_not_fit(home, tmp_path, monk
         ("dataset: spiral", "but the path says 'gaussian'"),
         ("epoch: 3", "parameter 'epoch' unknown"),
         ("epochs: -3", "epochs must be"),
+        ("lr: '0.1'", "lr must be a number above 0, got '0.1' (a text: write it without quotes)"),
     ],
 )
 def test_a_bad_file_is_named(home, text, words):
@@ -290,6 +291,11 @@ def test_a_bad_file_is_named(home, text, words):
         load("tiny", "gaussian")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_word_in_place_of_a_number_has_no_advice_on_quotes(home):
+    with pytest.raises(UserError, match=r"lr must be a number above 0, got 'fast'$"):
+        load("tiny", "gaussian", {"lr": "fast"})
 
 
 def test_every_committed_profile_is_sound():
