@@ -22,8 +22,16 @@ def listed(names: Iterable[str]) -> str:
 
 
 def bullets(sentences: Iterable[str]) -> str:
-    """Return a Markdown list."""
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    """Return a Markdown list; neighbours about the same tie rule stand in a list below its name."""
+    lines: list[str] = []
+    before = None
+    for sentence in sentences:
+        rule = next((r for r in RULES.values() if sentence.startswith(f"{r}: ")), None)
+        if rule and rule != before:
+            lines.append(f"- {rule}:")
+        lines.append(f"  - {sentence.removeprefix(f'{rule}: ')}" if rule else f"- {sentence}")
+        before = rule
+    return "\n".join(lines)
 
 
 def split_sentence(subject: str, holds: pd.Series) -> str:
@@ -86,12 +94,12 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
             "SoftAD has the smallest mean gap of the four methods of Table 1",
             four.idxmin(axis=1) == "softad",
         ),
-        split_sentence("ERM has the largest", four.idxmax(axis=1) == "erm"),
+        split_sentence("ERM has the largest mean gap", four.idxmax(axis=1) == "erm"),
     ]
     close = [_runner_up(dataset, means.loc[dataset].unstack(0)) for dataset in means.index]
     if any(close):
         names = listed(filter(None, close))
-        lines.append(f"the interval of the smallest gap holds the second smallest on {names}.")
+        lines.append(f"The interval of the smallest gap holds the second smallest on {names}.")
     if "iflood" in gap:
         pairs = gap[["iflood", "softad"]].dropna()
         smaller = pairs["iflood"] < pairs["softad"]
@@ -129,7 +137,7 @@ def theta_readings(rows: pd.DataFrame) -> list[str]:
         counts = [f"{r['above']} of {r['n']} on {d}" for d, r in part.iterrows()]
         sentence = split_sentence("SoftAD's mean θ is above Flooding's", above)
         sentences.append(f"{RULES[str(ties)]}: {sentence} Means: {'; '.join(means)}.")
-        sentences.append(f"{RULES[str(ties)]}: trial by trial it is above in {listed(counts)}.")
+        sentences.append(f"{RULES[str(ties)]}: Trial by trial it is above in {listed(counts)}.")
     largest = tables.summary(rows, "largest")
     soft = largest[largest["method"] == "softad"].set_index("dataset")
     if len(soft):

@@ -148,3 +148,18 @@ def test_no_sentence_without_the_methods_it_speaks_of():
     assert readings.gap_readings(AS_CLAIMED[AS_CLAIMED["method"] != "sam"]) == []
     assert readings.theta_readings(AS_CLAIMED[AS_CLAIMED["method"] == "erm"]) == []
     assert readings.trajectory_readings(AS_CLAIMED[AS_CLAIMED["method"] == "erm"]) == []
+
+
+def test_sentences_of_one_tie_rule_stand_below_its_name():
+    largest, smallest = readings.RULES.values()
+    sentences = ["One.", f"{largest}: Two.", f"{largest}: Three.", f"{smallest}: Four.", "Five."]
+    expected = [
+        "- One.",
+        f"- {largest}:",
+        "  - Two.",
+        "  - Three.",
+        f"- {smallest}:",
+        "  - Four.",
+        "- Five.",
+    ]
+    assert readings.bullets(sentences).splitlines() == expected
