@@ -98,15 +98,14 @@ def test_diverged_trials_are_left_out_and_n_says_so():
 
 def test_the_sentences_turn_round_with_the_rows():
     ours, erm = np.arange(8.0), np.arange(8.0) + 1 + np.arange(8) / 10
-    (line, _) = audit.readings(verdicts(table(ours, erm)))
-    assert (
-        "ties to the largest: **holds** at 0% flipped labels (mean on the claimed side in 1 of 1"
-        in line
+    (line,) = audit.readings(verdicts(table(ours, erm)))
+    assert line == (
+        "**Holds** at 0% flipped labels, n = 8: smallest norm (largest 1 of 1, smallest 1 of 1)."
     )
-    (line, _) = audit.readings(verdicts(table(erm, ours)))
-    assert "**fails** at 0% flipped labels (mean on the claimed side in 0 of 1" in line
-    (line, _) = audit.readings(verdicts(table(ours[:3], erm[:3])))
-    assert "**not decidable**" in line
+    (line,) = audit.readings(verdicts(table(erm, ours)))
+    assert line.startswith("**Fails** at 0% flipped labels, n = 8: smallest norm (largest 0 of 1")
+    (line,) = audit.readings(verdicts(table(ours[:3], erm[:3])))
+    assert line.startswith("**Not decidable** at 0% flipped labels, n = 3: ")
 
 
 def test_holm_by_hand():
@@ -146,11 +145,15 @@ def test_a_few_trials_cannot_decide_whatever_they_show():
 def test_a_set_with_trials_enough_is_named_beside_one_with_too_few():
     many = table([0.0] * 8, [1.0 + t for t in range(8)])
     few = table([0.0] * 3, [1.0 + t for t in range(3)], dataset="spiral")
-    (line, _) = audit.readings(verdicts(pd.concat([many, few], ignore_index=True)))
-    assert "**not decidable**" in line
-    assert "n = 3; with n ≥ 6, on gaussian, 1 of 1 are found and 0 contradicted)" in line
-    (line, _) = audit.readings(verdicts(many))
-    assert "n = 8)" in line
+    line, decided = audit.readings(verdicts(pd.concat([many, few], ignore_index=True)))
+    assert line.startswith("**Not decidable** at 0% flipped labels, n = 3: ")
+    found = "1 found and 0 contradicted of 1"
+    assert decided == (
+        "Comparisons with n ≥ 6 at 0% flipped labels, on gaussian alone: "
+        f"smallest norm (largest {found}, smallest {found})."
+    )
+    (line,) = audit.readings(verdicts(many))
+    assert "n = 8: " in line
 
 
 def test_verdicts_by_noise_and_rule_and_one_dataset_against_it():

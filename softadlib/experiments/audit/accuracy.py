@@ -74,9 +74,10 @@ def readings(accuracy: pd.DataFrame, epochs: pd.DataFrame, margin: float) -> lis
     """Sum up both tables in sentences."""
     sentences = []
     if len(accuracy):
+        points = "point" if margin == 1 else "points"
         counts = {word: (accuracy["finds"] == word).sum() for word in ("comparable", "lower")}
         sentences.append(
-            f"*Comparable accuracy*, to within {margin:g} points: shown in {counts['comparable']} of "
+            f"*Comparable accuracy*, to within {margin:g} {points}: shown in {counts['comparable']} of "
             f"{len(accuracy)} comparisons, contradicted in {counts['lower']}, open in the others "
             f"(n = {span(sorted(accuracy['n']))}). The mean difference lies between "
             f"{accuracy['mean'].min():+.1f} and {accuracy['mean'].max():+.1f} points."

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib.analysis.readings import DECIDABLE, listed
+from softadlib.analysis.readings import DECIDABLE, listed, span
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
 from softadlib.results.selection import CASE, TIES, final, select
@@ -22,6 +22,7 @@ PAPER = ("erm", "flooding", "sam")
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
 KEY = ["claim", "ties", "label_noise"]
 LEVEL = 0.05
+VERDICTS = ("holds", "fails", "not shown", "not decidable")
 
 
 @dataclass(frozen=True)
@@ -144,31 +145,29 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     """Decide each claim: how many comparisons, what they find, the verdict, n.
 
     A line per claim, tie rule and label noise. `n` is that of the comparison with the fewest trials.
-    Where only some comparisons can be decided, `decidable` says what these find.
+    Where only some comparisons have trials enough to be decided, `decidable` says what these find,
+    and `decidable on` names their datasets.
     """
     lines = []
     for key, part in compared.groupby(KEY, sort=False):
         counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
         share = f"{part['as claimed'].sum()} of {len(part)}"
         facts = {"as claimed": share, "verdict": verdict(part), "n": int(part["n"].min())}
-        facts["decidable"] = _decidable(part)
-        lines.append({**dict(zip(KEY, key)), **counts, **facts})
+        lines.append({**dict(zip(KEY, key)), **counts, **facts, **_decidable(part)})
     order = {name: i for i, name in enumerate(CLAIMS)}
     table = pd.DataFrame(lines, columns=None if lines else KEY)
     by = table["claim"].map(lambda name: order.get(name, len(order)))
     return table.loc[by.sort_values(kind="stable").index].reset_index(drop=True)
 
 
-def _decidable(part: pd.DataFrame) -> str:
-    """Say what the comparisons with `DECIDABLE` trials find; nothing where all or none have as many."""
+def _decidable(part: pd.DataFrame) -> dict[str, str]:
+    """Return what the comparisons with `DECIDABLE` trials find; empty where all or none have as many."""
     decidable = part[part["n"] >= DECIDABLE]
     if len(decidable) in (0, len(part)):
-        return ""
+        return {"decidable": "", "decidable on": ""}
     yes, no = ((decidable["finds"] == word).sum() for word in ("yes", "no"))
-    return (
-        f"; with n ≥ {DECIDABLE}, on {listed(decidable['dataset'].unique())}, {yes} of {len(decidable)} are found "
-        f"and {no} contradicted"
-    )
+    counts = f"{yes} found and {no} contradicted of {len(decidable)}"
+    return {"decidable": counts, "decidable on": listed(decidable["dataset"].unique())}
 
 
 def scaling(rows: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
@@ -207,15 +206,29 @@ def overhead(bench: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def readings(table: pd.DataFrame) -> list[str]:
-    """Write a sentence per claim and tie rule of `verdicts`: each label noise's verdict, counts and n."""
+    """Write a sentence per label noise and verdict of `verdicts`: the claims, by tie rule, and n."""
     sentences = []
-    for (claim, ties), part in table.groupby(["claim", "ties"], sort=False):
-        words = [
-            f"**{line['verdict']}** at {line['label_noise']:.0%} flipped labels "
-            f"(mean on the claimed side in {line['as claimed']} comparisons, n = {line['n']}{line['decidable']})"
-            for _, line in part.iterrows()
-        ]
-        sentences.append(
-            f"*{claim[0].upper()}{claim[1:]}*, ties to the {ties}: {'; '.join(words)}."
-        )
+    for noise, level in table.groupby("label_noise"):
+        at = f"at {noise:.0%} flipped labels"
+        for verdict in VERDICTS:
+            part = level[level["verdict"] == verdict]
+            if part.empty:
+                continue
+            n = span(sorted(part["n"]))
+            claims = _by_claim(part, "as claimed")
+            sentences.append(f"**{verdict.capitalize()}** {at}, n = {n}: {claims}.")
+        for datasets, part in level[level["decidable"] != ""].groupby("decidable on", sort=False):
+            found = _by_claim(part, "decidable")
+            sentences.append(
+                f"Comparisons with n ≥ {DECIDABLE} {at}, on {datasets} alone: {found}."
+            )
     return sentences
+
+
+def _by_claim(part: pd.DataFrame, column: str) -> str:
+    """Write every claim with the values of a column under the tie rules."""
+    claims = []
+    for claim, lines in part.groupby("claim", sort=False):
+        rules = [f"{ties} {value}" for ties, value in zip(lines["ties"], lines[column])]
+        claims.append(f"{claim} ({', '.join(rules)})")
+    return "; ".join(claims)
