@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from softadlib.analysis import coverage, paper
 from softadlib.analysis.plotting.curves import PALETTE
-from softadlib.analysis.readings import listed, split_sentence, trials_sentence
+from softadlib.analysis.readings import listed, trials_sentence
 from softadlib.analysis.tables import LABELS, differences
 from softadlib.methods import METHODS, PAPER
 from softadlib.results import reader, selection
@@ -89,16 +89,35 @@ def readings(runs: pd.DataFrame) -> list[str]:
             f"{loss.idxmin()}'s {loss.min():.3f}, the highest accuracy {accuracy.idxmax()}'s "
             f"{accuracy.max():.1%}."
         )
-    table = against_erm(runs).set_index("dataset")
-    for name in [n for n in table["name"].unique() if n not in [LABELS[m] for m in PAPER]]:
-        part = table[table["name"] == name]
-        for measure, word in {"gap": "gap", "loss": "test loss"}.items():
-            sentence = split_sentence(f"{name}'s mean {word} is below ERM's", part[measure] < 0)
-            clear = part.index[part[f"{measure} is"] != "open"]
-            sentences.append(f"{sentence} The interval excludes zero on {listed(clear)}.")
+    table = against_erm(runs)
+    others = table[~table["name"].isin([LABELS[m] for m in PAPER])]
+    for measure, word in {"gap": "gap", "loss": "test loss"}.items():
+        sentences += _against_erm_lines(others, measure, word)
     if len(table):
         sentences.append(trials_sentence(table["n"]))
     return sentences
+
+
+def _against_erm_lines(table: pd.DataFrame, measure: str, word: str) -> list[str]:
+    """Say which methods have a smaller mean than ERM, and for which an interval shows a difference."""
+    heads = {
+        "every": f"Mean {word} below ERM's on every set:",
+        "some": f"Mean {word} below ERM's on some sets only:",
+        "none": f"Mean {word} below ERM's on no set:",
+        "smaller": f"Smaller {word} than ERM's by the interval:",
+        "larger": f"Larger {word} than ERM's by the interval:",
+    }
+    names: dict[str, list[str]] = {head: [] for head in heads}
+    for name, part in table.groupby("name", sort=False):
+        below = part["dataset"][part[measure] < 0]
+        if below.empty or len(below) == len(part):
+            names["every" if len(below) else "none"].append(str(name))
+        else:
+            names["some"].append(f"{name} on {listed(below)}")
+        for side in ("smaller", "larger"):
+            if len(sets := part["dataset"][part[f"{measure} is"] == side]):
+                names[side].append(f"{name} on {listed(sets)}")
+    return [f"{head} {'; '.join(names[key])}." for key, head in heads.items() if names[key]]
 
 
 def untrained(runs: pd.DataFrame) -> list[str]:
