@@ -8,8 +8,8 @@ import pandas as pd
 
 from softadlib.analysis import paper
 from softadlib.analysis.concentration import last
-from softadlib.analysis.readings import trials_sentence
-from softadlib.analysis.tables import LABELS, Cell, differences, interval
+from softadlib.analysis.readings import listed, trials_sentence
+from softadlib.analysis.tables import LABELS, Cell, differences
 from softadlib.methods import METHODS
 
 SCALINGS = {"": "as trained", "plain_": "plain fit", "prior_": "fit with prior"}
@@ -70,45 +70,30 @@ def against_erm(rows: pd.DataFrame) -> pd.DataFrame:
 
 def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
     """Say whether a smaller gap and a lower test loss are left once every method is calibrated alike."""
-    table, sentences = against_erm(rows), []
-    table = table[table["method"] == method]
-    for dataset, lines in table.groupby("dataset", sort=False):
-        by_scaling = lines.set_index("scaling")
-        for measure, word in (("gap", "gap"), ("loss", "test loss")):
-            before = by_scaling.loc[SCALINGS[""]]
-            columns = [measure, f"{measure}_low", f"{measure}_high", "n"]
-            words = [
-                f"{name}: {interval(DIFFERENCES[measure], *by_scaling.loc[name, columns])}, "
-                f"{by_scaling.loc[name, f'{measure} is']}"
-                for name in SCALINGS.values()
-            ]
-            left = _left(
-                before[f"{measure} is"], by_scaling.loc[SCALINGS["prior_"], f"{measure} is"]
-            )
-            sentences.append(
-                f"{dataset}, {LABELS[method]}'s {word} minus ERM's, n = {before['n']}: "
-                f"{'; '.join(words)}. {left}"
-            )
+    table = against_erm(rows)
+    table = table[table["method"] == method].set_index(["dataset", "scaling"])
+    trained, scaled = SCALINGS[""], SCALINGS["prior_"]
+    sentences = []
+    for measure, word in (("gap", "gap"), ("loss", "test loss")):
+        by_outcome: dict[str, list[str]] = {}
+        for dataset in table.index.unique("dataset"):
+            before, after = (table.loc[(dataset, name)] for name in (trained, scaled))
+            means = f"{before[measure]:+.3f} and {after[measure]:+.3f}, n = {before['n']}"
+            outcome = _outcome(before[f"{measure} is"], after[f"{measure} is"])
+            by_outcome.setdefault(outcome, []).append(f"{dataset} ({means})")
+        head = f"{LABELS[method]}'s {word} against ERM's"
+        sentences += [f"{head}: {word} on {listed(sets)}." for word, sets in by_outcome.items()]
     if sentences:
         sentences.append(trials_sentence(table["n"]))
     return sentences
 
 
-def _left(before: str, after: str) -> str:
+def _outcome(before: str, after: str) -> str:
     """Say what temperature scaling leaves of a difference, from its verdicts before and with prior."""
-    if before == after == "open":
-        return "Undecided before and after."
-    if before == after:
-        return f"Still {after} after scaling."
-    if after == "open":
-        return (
-            f"Of the difference nothing that n can show is left: {before} before, undecided after."
-        )
-    return (
-        f"{before.capitalize()} before, {after} after scaling."
-        if before != "open"
-        else (f"Undecided before, {after} after scaling.")
-    )
+    words = {"open": "undecided"}
+    before, after = words.get(before, before), words.get(after, after)
+    same = f"{before} before and after scaling"
+    return same if before == after else f"{before} before scaling, {after} after"
 
 
 def best_readings(rows: pd.DataFrame) -> list[str]:

@@ -51,13 +51,18 @@ def test_differences_are_paired_with_students_interval():
 
 
 def test_sentences_turn_round_with_their_rows():
-    lower = temperature.readings(made_up(0.4, 0.5))
-    assert any("Larger before, smaller after scaling." in s and "test loss" in s for s in lower)
-    assert any("Still smaller after scaling." in s and "gap" in s for s in lower)
+    gap, loss, _ = temperature.readings(made_up(0.4, 0.5015))
+    assert gap.startswith(
+        "SoftAD's gap against ERM's: smaller before and after scaling on gaussian (-0.190 "
+    )
+    assert loss == (
+        "SoftAD's test loss against ERM's: larger before scaling, smaller after on gaussian "
+        "(+0.315 and -0.100, n = 4)."  # 0.615 − 0.3 and 0.4015 − 0.5015
+    )
     higher = temperature.readings(made_up(0.5, 0.4))
-    assert any("Still larger after scaling." in s and "test loss" in s for s in higher)
+    assert "larger before and after scaling on gaussian" in higher[1]
     equal = temperature.readings(made_up(0.4985, 0.5))
-    assert any("Of the difference nothing that n can show is left" in s for s in equal)
+    assert "larger before scaling, undecided after on gaussian" in equal[1]
     assert "fit with prior SoftAD 0.40" in "".join(temperature.best_readings(made_up(0.4, 0.5)))
     assert "fit with prior ERM 0.40" in "".join(temperature.best_readings(made_up(0.5, 0.4)))
 
@@ -70,10 +75,10 @@ def test_the_best_is_named_among_methods_with_equally_many_trials():
     assert "SoftAD" not in "".join(said), "its mean is over other trials"
 
 
-def test_one_trial_has_no_interval():
+def test_one_trial_decides_nothing():
     rows = made_up()
     for sentence in temperature.readings(rows[rows["trial"] == 0])[:2]:
-        assert "[" not in sentence
+        assert "undecided before and after scaling" in sentence
 
 
 def test_without_erm_or_without_rows_there_is_nothing_to_say():
