@@ -117,9 +117,10 @@ def readings(limits: pd.DataFrame, compared: pd.DataFrame, tolerance: float) -> 
         )
     ours = compared[compared["method"] == "softad"]
     for measure, words in (("gap", "gap"), ("loss_test", "test loss"), ("model_norm", "norm")):
-        below, sure = (ours[measure] < 0).sum(), (ours[f"{measure} is"] != "open").sum()
+        below, by_interval = (ours[measure] < 0).sum(), ours[f"{measure} is"]
+        smaller, larger = ((by_interval == side).sum() for side in ("smaller", "larger"))
         sentences.append(
-            f"SoftAD's {words} is below ERM's at {below} of {len(ours)} batch sizes; the interval "
-            f"excludes zero at {sure} of them (n = {ours['n'].min()} trials)."
+            f"SoftAD's {words} is below ERM's at {below} of {len(ours)} batch sizes; by the interval "
+            f"it is smaller at {smaller} and larger at {larger} (n = {ours['n'].min()} trials)."
         )
     return sentences

@@ -52,7 +52,10 @@ def test_a_batch_size_of_the_linear_classifier_is_that_of_its_steps():
 
 def test_sentences_turn_round_with_the_rows():
     limits = pd.DataFrame({"softad": [0.5, 0.6]}, index=[10, 100])
-    for sign, count in ((-1, "2 of 2"), (1, "0 of 2")):
+    for sign, count, sides in (
+        (-1, "2 of 2", "smaller at 2 and larger at 0"),
+        (1, "0 of 2", "smaller at 0 and larger at 2"),
+    ):
         rows = pd.DataFrame(
             [
                 {"batch_size": size, "method": method, "trial": trial, **{m: value for m in NAMES}}
@@ -65,7 +68,7 @@ def test_sentences_turn_round_with_the_rows():
         lines = batch_size.readings(limits, compared, 0.02)
         assert lines[0].endswith("up to θ = 0.50 with batches of 10, 0.60 with batches of 100.")
         assert all(f"below ERM's at {count} batch sizes" in line for line in lines[1:])
-        assert all("excludes zero at 2 of them (n = 3 trials)" in line for line in lines[1:])
+        assert all(f"by the interval it is {sides} (n = 3 trials)" in line for line in lines[1:])
 
 
 NAMES = ("gap", "loss_test", "model_norm")
