@@ -91,7 +91,8 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
 def overview(profile: str) -> str:
     """Write one table and its sentences: SoftAD at the smallest θ of its grid, nothing selected, and ERM."""
     rows = reader.read(profile, final=True)
-    labels = coverage.labels(reader.provenances(profile))
+    provenances = reader.provenances(profile)
+    labels = coverage.labels(provenances[provenances["method"].isin(["erm", "softad"])])
     lines = []
     for dataset in paper.in_order(rows["dataset"].unique()):
         part = rows[rows["dataset"] == dataset]
