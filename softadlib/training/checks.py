@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import yaml
 from pydantic import ValidationError
 
 from softadlib._validation import UserError, choose, real, whole
@@ -102,6 +101,8 @@ def allowed(facts: Mapping[str, Any]) -> str:
 
 def _hint(value: Any) -> str:
     """Say what to do about a number or a list that stands in quotes."""
+    import yaml
+
     try:
         quoted = isinstance(value, str) and not isinstance(yaml.safe_load(value), str)
     except yaml.YAMLError:

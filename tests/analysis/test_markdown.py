@@ -219,10 +219,14 @@ def test_the_overview_compares_the_smallest_theta_with_erm(monkeypatch):
     names = ("method", "trial", "knob", "loss_train", "loss_test", "acc_test")
     rows = pd.DataFrame([facts | dict(zip(names, run)) for run in runs])
     monkeypatch.setattr(results.reader, "read", lambda profile, final: rows)
-    monkeypatch.setattr(results.reader, "provenances", lambda profile: None)
-    monkeypatch.setattr(results.coverage, "labels", lambda provenances: {"gaussian": "gaussian"})
+    stored = pd.DataFrame({"method": ["erm", "sam", "softad"]})
+    monkeypatch.setattr(results.reader, "provenances", lambda profile: stored)
+    monkeypatch.setattr(
+        results.coverage, "labels", lambda given: {"gaussian": f"gaussian, {list(given['method'])}"}
+    )
     table, words = results.overview("tiny").strip().split("\n\n")
     cells = [cell.strip() for cell in table.splitlines()[-1].strip("|").split("|")]
-    assert cells == ["gaussian", "0.10", "2", "0.400", "0.400", "85.0", "0.150", "0.250", "92.5"]
+    assert cells.pop(0) == "gaussian, ['erm', 'softad']", "SAM's trials are not of this table"
+    assert cells == ["0.10", "2", "0.400", "0.400", "85.0", "0.150", "0.250", "92.5"]
     assert "below ERM's on 1 of 1 sets" in words
     assert "+7.5 to +7.5 points" in words

@@ -56,8 +56,9 @@ def test_every_trial_begins_with_its_own_data_and_weights(recorded):
 @pytest.mark.slow
 def test_a_trial_ends_where_the_recorded_one_does(recorded, tmp_path, monkeypatch):
     """Another engine, of autograd and vmap, ends within 1e-13 of the first."""
+    one = protocol(trials=1)
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path)))
-    rows = study.run(protocol(trials=1), "erm").set_index(["epoch", "trial"])[MEASURES]
+    rows = study.run(one, "erm").set_index(["epoch", "trial"])[MEASURES]
     assert len(rows) == 2
     for at, row in rows.iterrows():
         assert row.tolist() == pytest.approx(recorded.loc[at].tolist(), rel=1e-6), at
