@@ -10,7 +10,7 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.analysis import paper, statistics, tables
-from softadlib.analysis.readings import DECIDABLE
+from softadlib.analysis.readings import DECIDABLE, span
 from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import SWEEP, select
@@ -92,9 +92,9 @@ def what_was_run(facts: pd.DataFrame) -> list[str]:
         return ["No training results yet."]
     alike: dict[str, list[str]] = {}
     for dataset, part in facts.groupby("dataset", sort=False):
-        trials, noise = part["trials"].max(), part["label_noise"].max()
+        trials, noise = sorted(part["trials"]), part["label_noise"].max()
         words = (
-            f"{trials} trial{'s' if trials > 1 else ''}, up to {part['grid'].max()} values per swept "
+            f"{span(trials)} trial{'s' if trials[-1] > 1 else ''}, up to {part['grid'].max()} values per swept "
             f"method, {part['epochs'].max()} epochs, {part['runs'].sum()} runs"
         )
         words += f" (label noise {noise})" if noise != "0" else ""

@@ -62,3 +62,5 @@ def test_few_trials_are_said_to_decide_nothing():
     assert lines[0] == "gaussian: 3 trials, up to 40 values per swept method, 500 epochs, 483 runs"
     assert "no exact test can decide" in lines[1]
     assert len(findings.what_was_run(pd.DataFrame([facts | {"trials": 15}]))) == 1
+    both = pd.DataFrame([facts | {"trials": n} for n in (15, 3)])
+    assert "3 to 15 trials, " in findings.what_was_run(both)[0]
