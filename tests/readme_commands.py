@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = re.compile(
-    r"^(git clone|cd |pip install|conda |make (lab|paper|setup|readme|test|gpu)|jupyter)"
+    r"^(git clone|cd |source |pip install|conda |make (lab|paper|setup|readme|test|gpu)|jupyter)"
     r"|(run|train) paper|ray|sbatch|cifar|cuda|https?://"
 )
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +12,10 @@ from softadlib._validation import UserError
 from softadlib.analysis import coverage, paper, readings, tables
 from softadlib.methods import METHODS
 from softadlib.results import reader
-from softadlib.results.selection import TIES
+from softadlib.results.selection import TIES, select
 
 BEGIN = "<!-- {what} of profile {profile}: softad report {profile} --format md --output {file} -->"
 END = "<!-- end of {what} of profile {profile} -->"
-BLOCKS: dict[str, Callable[[str], str]] = {}
-"""What the marks of a page may ask for, and what then stands between them."""
 
 
 def frames(profile: str) -> dict[str, pd.DataFrame]:
@@ -63,7 +61,9 @@ def markdown(profile: str) -> str:
     """Return computed sentences on the rows, then all of `frames`. Raises UserError as it does."""
     titled = frames(profile)
     parts = _readings(reader.read(profile, final=True))
-    parts += [f"#### {title}\n\n{_table(tables.render(t, CELLS))}" for title, t in titled.items()]
+    parts += [
+        f"#### {title}\n\n{to_markdown(tables.render(t, CELLS))}" for title, t in titled.items()
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -89,48 +89,67 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
 
 
 def overview(profile: str) -> str:
-    """Write one table and its sentences: SoftAD at the smallest θ of its grid, nothing selected, and ERM."""
-    rows = reader.read(profile, final=True)
-    provenances = reader.provenances(profile)
+    """Write one table and its sentences: ERM, and SoftAD at its smallest and at its selected θ.
+
+    θ is selected by validation accuracy, ties to the largest. Raises UserError where no dataset has
+    finished runs of both.
+    """
+    rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
     labels = coverage.labels(provenances[provenances["method"].isin(["erm", "softad"])])
-    lines = []
+    found, lowest = [], []
     for dataset in paper.in_order(rows["dataset"].unique()):
         part = rows[rows["dataset"] == dataset]
-        softad = part[part["method"] == "softad"]
-        sides = {"erm": part[part["method"] == "erm"]}
-        sides["softad"] = softad[softad["knob"] == softad["knob"].min()]
-        if any(side.empty for side in sides.values()):
-            continue
-        line = {"dataset": labels[dataset], "theta": sides["softad"]["knob"].iloc[0]}
-        line["n"] = sides["softad"]["trial"].nunique()
-        for method, side in sides.items():
-            line[f"gap_{method}"] = (side["loss_test"] - side["loss_train"]).mean()
-            line |= {f"{c}_{method}": side[c].mean() for c in ("loss_test", "acc_test")}
-        lines.append(line)
-    if not lines:
+        erm, softad = (part[part["method"] == name] for name in ("erm", "softad"))
+        if len(erm) and len(softad):
+            smallest = softad[softad["knob"] == softad["knob"].min()]
+            for side, runs in zip(SIDES, (erm, smallest, select(softad, "largest"))):
+                found.append({"dataset": labels[dataset], "method": side, **_means(runs)})
+            theta = softad.groupby("knob")["loss_test"].mean().idxmin()
+            lowest.append(f"{theta:.2f} on {dataset}")
+    if not found:
         raise UserError(f"profile {profile!r} has no finished runs of ERM and SoftAD")
-    table = pd.DataFrame(lines)
-    lower = table["loss_test_softad"] < table["loss_test_erm"]
-    accuracy = 100 * (table["acc_test_softad"] - table["acc_test_erm"])
-    sentences = [
-        f"SoftAD's mean test loss is below ERM's on {lower.sum()} of {len(table)} sets.",
-        f"Its accuracy minus ERM's is {accuracy.min():+.1f} to {accuracy.max():+.1f} points.",
-        readings.trials_sentence(table["n"]),
-    ]
-    return f"{_table(tables.render(table, OVERVIEW))}\n\n{' '.join(filter(None, sentences))}\n"
+    table = pd.DataFrame(found)
+    by_side = table.set_index(["dataset", "method"])[list(OVERVIEW)].unstack("method")
+    sentences = [_against_erm(by_side, side) for side in SIDES[1:]]
+    sentences.append(f"SoftAD's mean test loss is lowest at θ = {readings.listed(lowest)}.")
+    sentences.append(readings.trials_sentence(table["n"]))
+    table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
+    lines = readings.bullets(sentences)
+    return f"{to_markdown(tables.render(table))}\n\n{lines}\n"
 
 
-def write(profile: str, path: Path) -> bool:
+def _means(runs: pd.DataFrame) -> dict[str, float]:
+    """Return θ, the number of trials, and means over the runs."""
+    runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
+    means = runs[list(OVERVIEW)].mean().to_dict()
+    return {"theta": runs["knob"].mean(), "n": runs["trial"].nunique(), **means}
+
+
+def _against_erm(means: pd.DataFrame, side: str) -> str:
+    """Say on how many sets a SoftAD has a smaller gap, norm and test loss than ERM, and its accuracy."""
+    softad, erm = (means.xs(name, axis=1, level="method") for name in (side, SIDES[0]))
+    smaller, change = (softad < erm).sum(), 100 * (softad["acc_test"] - erm["acc_test"])
+    return (
+        f"{side}: a smaller gap than ERM's on {smaller['gap']} of {len(means)} sets, a smaller norm on "
+        f"{smaller['model_norm']}, a smaller test loss on {smaller['loss_test']}; accuracy "
+        f"{change.min():+.1f} to {change.max():+.1f} points from ERM's."
+    )
+
+
+def write(profile: str, path: Path, blocks: Mapping[str, Callable[[str], str]]) -> bool:
     """Put what the marks in a file ask for between them; True where it changed. Raises UserError.
 
-    A page holds the marks of `markdown` ("results") or of `overview` ("overview").
+    Args:
+        profile: the profile that the marks name.
+        path: a page with the marks of at least one block.
+        blocks: what marks may ask for, and what then stands between them.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     marks = {}
-    for what in BLOCKS:
+    for what in blocks:
         begin = BEGIN.format(what=what, profile=profile, file=path.name)
         end = END.format(what=what, profile=profile)
         if text.count(begin) == 1 == text.count(end) and text.index(begin) < text.index(end):
@@ -142,13 +161,10 @@ def write(profile: str, path: Path) -> bool:
     filled = text
     for what, (begin, end) in marks.items():
         head, tail = filled.split(begin)[0], filled.split(end)[1]
-        filled = f"{head}{begin}\n\n{BLOCKS[what](profile)}\n{end}{tail}"
+        filled = f"{head}{begin}\n\n{blocks[what](profile)}\n{end}{tail}"
     if filled != text:
         _workspace.write(path, filled)
     return filled != text
-
-
-BLOCKS |= {"results": markdown, "overview": overview}
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
@@ -218,16 +234,10 @@ CELLS = tables.CELLS | {
     "by_loss": tables.Cell("by validation loss", 2),
 }
 """Columns of `knobs` beside those of `tables`."""
-OVERVIEW = CELLS | {
-    f"{column}_{method}": tables.Cell(f"{heading}, {METHODS[method].label}", digits, factor)
-    for method in ("erm", "softad")
-    for column, heading, digits, factor in (
-        ("gap", "gap", 3, 1),
-        ("loss_test", "test loss", 3, 1),
-        ("acc_test", "test accuracy, %", 1, 100),
-    )
-}
-"""Columns of `overview`."""
+OVERVIEW = ("gap", "loss_test", "acc_test", "model_norm")
+"""Measures of `overview`."""
+SIDES = ("ERM", "SoftAD, smallest θ", "SoftAD, selected θ")
+"""Lines of `overview`."""
 
 
 def grid_profile(rows: pd.DataFrame) -> pd.DataFrame:
@@ -278,7 +288,7 @@ def _named(
     return table.assign(dataset=table["dataset"].map(labels))
 
 
-def _table(frame: pd.DataFrame) -> str:
+def to_markdown(frame: pd.DataFrame) -> str:
     """Return a Markdown table; columns of numbers are right-aligned."""
     text = [c for c in frame if frame[c].str.contains("[A-Za-z]{3}").any()]
     rule = [":--" if c in text else "--:" for c in frame]

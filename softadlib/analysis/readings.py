@@ -55,7 +55,7 @@ def trials_sentence(counts: Iterable[int]) -> str:
     n = f"n = {span(sorted(counts := list(counts)))}"
     if max(counts) < DECIDABLE:
         return f"At {n} no exact test can find a difference at 5 %: all of this is what was seen."
-    return f"{n}: from n = {DECIDABLE} on an exact test can decide; `beyond_audit` has the tests."
+    return f"{n}. An exact test needs {DECIDABLE} trials to find a difference at 5 %; `beyond_audit` makes these tests."
 
 
 def gap_readings(rows: pd.DataFrame) -> list[str]:
@@ -99,10 +99,10 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
     close = [_runner_up(dataset, means.loc[dataset].unstack(0)) for dataset in means.index]
     if any(close):
         names = listed(filter(None, close))
-        lines.append(f"The interval of the smallest gap holds the second smallest on {names}.")
+        lines.append(f"The second smallest gap lies in the interval of the smallest on {names}.")
     if "iflood" in gap:
         pairs = gap[["iflood", "softad"]].dropna()
-        smaller = pairs["iflood"] < pairs["softad"]
+        smaller = pairs["iflood"].round(3) < pairs["softad"].round(3)  # as the tables print them
         lines.append(split_sentence("iFlood's gap is smaller than SoftAD's", smaller))
     price = split_sentence("SoftAD's test loss is above ERM's", loss["softad"] > loss["erm"])
     losses = [

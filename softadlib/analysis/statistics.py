@@ -3,7 +3,6 @@
 Trials share data and initial weights between methods, so methods are compared trial by trial.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,14 +25,6 @@ class Mean(NamedTuple):
         return f"{self.mean:+.3g} [{self.low:+.3g}, {self.high:+.3g}] n={self.n}"
 
 
-class Estimate(NamedTuple):
-    """A statistic and its bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Signs(NamedTuple):
     """Numbers of differences above, at and below zero; p is two-sided."""
 
@@ -43,14 +34,11 @@ class Signs(NamedTuple):
     p: float
 
 
-def _finite(values: ArrayLike, dimensions: tuple[int, ...] = (1,), least: int = 1) -> np.ndarray:
-    """Return `values` as floats. Raises ValueError for another shape, too few rows, NaN or infinity."""
+def _finite(values: ArrayLike) -> np.ndarray:
+    """Return (n,) `values` as floats. Raises ValueError for another shape, n = 0, NaN or infinity."""
     array = np.asarray(values, dtype=float)
-    if array.ndim not in dimensions or len(array) < least:
-        shapes = " or ".join("(n,)" if d == 1 else "(n, k)" for d in dimensions)
-        raise ValueError(
-            f"values must have shape {shapes} with n of at least {least}, got {array.shape}"
-        )
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"values must have shape (n,) with n of at least 1, got {array.shape}")
     if bad := int((~np.isfinite(array)).sum()):
         raise ValueError(f"{bad} of {array.size} values are NaN or infinite; leave those out")
     return array
@@ -84,32 +72,6 @@ def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Mean:
     if a.shape != b.shape:
         raise ValueError(f"pairs need as many values on either side, got {a.shape} and {b.shape}")
     return mean_interval(a - b, level)
-
-
-def bootstrap(
-    values: ArrayLike,
-    statistic: Callable[[np.ndarray], float] = np.mean,
-    seed: int = 0,
-    level: float = 0.95,
-    repeats: int = 9999,
-) -> Estimate:
-    """Return statistic(values) with its percentile interval over `repeats` resamples of the rows.
-
-    `values` (n,) or (n, k), a row per trial: what is paired stays together. The same `seed` gives the
-    same interval. Of few trials the interval is too short; state n beside it. Raises ValueError for
-    fewer than two rows, NaN, infinity.
-    """
-    rows, level = _finite(values, (1, 2), least=2), _level(level)
-    sampled = stats.bootstrap(
-        (np.arange(len(rows)),),
-        lambda order: statistic(rows[order]),
-        vectorized=False,
-        n_resamples=repeats,
-        confidence_level=level,
-        method="percentile",
-        random_state=np.random.default_rng(seed),
-    ).confidence_interval
-    return Estimate(float(statistic(rows)), float(sampled.low), float(sampled.high))
 
 
 def sign_test(differences: ArrayLike) -> Signs:

@@ -121,6 +121,11 @@ def _side(mean: Mean) -> str:
     return "smaller" if mean.high < 0 else "larger" if mean.low > 0 else "open"
 
 
+def interval_ends(values: pd.Series) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a mean; infinite where a run diverged."""
+    return mean_interval(values)[1:3] if np.isfinite(values).all() else (-np.inf, np.inf)
+
+
 def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """Return means over the selected runs of all trials, per dataset, label noise and method.
 
@@ -132,7 +137,7 @@ def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
     cases = runs.groupby(SWEEP)
     means = cases[["gap", *MEANS, "knob", "tied"]].mean()
-    ends = [mean_interval(values)[1:3] for _, values in cases["gap"]]
+    ends = [interval_ends(values) for _, values in cases["gap"]]
     means[["gap_low", "gap_high"]] = np.array(ends, dtype=float).reshape(-1, 2)
     means = means.assign(knob_sd=cases["knob"].std(ddof=1), edge=cases["at_edge"].sum())
     means = means.assign(n=cases.size()).reset_index()
@@ -197,10 +202,10 @@ def _beside_the_paper(
 
 
 def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) -> pd.DataFrame:
-    """Return which of `methods` have the largest and smallest mean gap, per dataset and tie rule, with n.
+    """Return which of `methods` have the largest and smallest mean gap, per dataset and tie rule.
 
     `acc_change` is the test accuracy of the method with the smallest gap minus ERM's, `loss_change` its
-    test cross-entropy minus ERM's, in nats.
+    test cross-entropy minus ERM's, in nats; `n` the smaller number of trials of these two.
     """
     lines = []
     for ties in TIES:
@@ -213,7 +218,8 @@ def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) ->
             tests = part[["acc_test", "loss_test"]]
             changes = tests.loc[smallest] - tests.loc["erm"]
             named = [LABELS[largest], LABELS[smallest]]
-            lines.append([ties, dataset, *named, *changes, int(part["n"].min())])
+            n = int(part.loc[[smallest, "erm"], "n"].min())
+            lines.append([ties, dataset, *named, *changes, n])
     columns = ["largest gap", "smallest gap", "acc_change", "loss_change", "n"]
     return pd.DataFrame(lines, columns=["ties", "dataset", *columns])
 

@@ -72,15 +72,16 @@ def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
     """Say whether a smaller gap and a lower test loss are left once every method is calibrated alike."""
     table = against_erm(rows)
     table = table[table["method"] == method].set_index(["dataset", "scaling"])
-    trained, scaled = SCALINGS[""], SCALINGS["prior_"]
     sentences = []
     for measure, word in (("gap", "gap"), ("loss", "test loss")):
         by_outcome: dict[str, list[str]] = {}
         for dataset in table.index.unique("dataset"):
-            before, after = (table.loc[(dataset, name)] for name in (trained, scaled))
-            means = f"{before[measure]:+.3f} and {after[measure]:+.3f}, n = {before['n']}"
-            outcome = _outcome(before[f"{measure} is"], after[f"{measure} is"])
-            by_outcome.setdefault(outcome, []).append(f"{dataset} ({means})")
+            part = table.loc[dataset].loc[list(SCALINGS.values())]
+            means = listed(f"{mean:+.3f}" for mean in part[measure])
+            outcome = _outcome(part[f"{measure} is"].replace("open", "undecided"))
+            by_outcome.setdefault(outcome, []).append(
+                f"{dataset} ({means}, n = {part['n'].iloc[0]})"
+            )
         head = f"{LABELS[method]}'s {word} against ERM's"
         sentences += [f"{head}: {word} on {listed(sets)}." for word, sets in by_outcome.items()]
     if sentences:
@@ -88,12 +89,14 @@ def readings(rows: pd.DataFrame, method: str = "softad") -> list[str]:
     return sentences
 
 
-def _outcome(before: str, after: str) -> str:
-    """Say what temperature scaling leaves of a difference, from its verdicts before and with prior."""
-    words = {"open": "undecided"}
-    before, after = words.get(before, before), words.get(after, after)
-    same = f"{before} before and after scaling"
-    return same if before == after else f"{before} before scaling, {after} after"
+def _outcome(verdicts: pd.Series) -> str:
+    """Say what temperature scaling leaves of a difference, from its verdict under every scaling."""
+    trained, plain, prior = verdicts
+    if trained == plain == prior:
+        return f"{trained} as trained and after either fit"
+    if plain == prior:
+        return f"{trained} as trained, {plain} after either fit"
+    return f"{trained} as trained, {plain} after the plain fit, {prior} after the fit with prior"
 
 
 def best_readings(rows: pd.DataFrame) -> list[str]:

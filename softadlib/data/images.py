@@ -212,6 +212,9 @@ def _read_prepared(path: Path) -> Images:
                 f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C) and y_{part} (n,), n > 0; "
                 f"got {x.dtype} {x.shape} and {y.shape}; {again}"
             )
+    if x_train.shape[1:] != x_test.shape[1:]:
+        sizes = f"{x_train.shape[1:]}, test images {x_test.shape[1:]}"
+        raise UserError(f"{path}: training images are {sizes}; give all one size; {again}")
     return Images(_channels_first(x_train), y_train, _channels_first(x_test), y_test)
 
 
@@ -270,13 +273,17 @@ def _read_folder(folder: Path, progress: Callable[[int, int], None] | None = Non
 
 
 def _read_pixels(file: str) -> np.ndarray:
-    """Read one image as (H, W) where it is grey, else as (H, W, 3)."""
+    """Read one image of 8 bits as (H, W) where it is grey, else as (H, W, 3)."""
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
-            grey = picture.mode in ("1", "L", "P", "I;16")
-            return np.asarray(picture.convert("L" if grey else "RGB"))
+            if picture.mode.startswith(("I", "F")):
+                deep = f"has pixels of more than 8 bits (mode {picture.mode})"
+                raise UserError(f"{file} {deep}; save it with 8 bits")
+            pixels = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
+            is_grey = picture.mode == "P" and (pixels == pixels[..., :1]).all()
+            return pixels[..., 0] if is_grey else pixels
     except OSError as error:
         raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
 

@@ -106,6 +106,25 @@ def train_by_batch_size(
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
 
 
+def across_ln2(rows: pd.DataFrame) -> list[str]:
+    """Say how the linear classifier's mean accuracy changes from the last θ below ln 2 to the next."""
+    below, above = (
+        rows.loc[rows["theta"] < LN2, "theta"].max(),
+        rows.loc[rows["theta"] >= LN2, "theta"].min(),
+    )
+    means = rows.groupby(["method", "batch_size", "theta"])["acc_test"].mean()
+    return [
+        f"From θ = {below:.2f} to {above:.2f}, across ln 2, its mean accuracy with {METHODS[str(method)].label} "
+        "changes "
+        + ", ".join(
+            f"from {part[method, size, below]:.0%} to {part[method, size, above]:.0%} with batches of {size}"
+            for size in part.index.unique("batch_size")
+        )
+        + "."
+        for method, part in means.groupby("method")
+    ]
+
+
 def readings(limits: pd.DataFrame, compared: pd.DataFrame, tolerance: float) -> list[str]:
     """Sum up `last_accurate_theta`, and `tables.differences` from ERM per batch size, in sentences."""
     sentences = []

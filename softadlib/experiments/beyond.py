@@ -101,9 +101,9 @@ def readings(runs: pd.DataFrame) -> list[str]:
 def _against_erm_lines(table: pd.DataFrame, measure: str, word: str) -> list[str]:
     """Say which methods have a smaller mean than ERM, and for which an interval shows a difference."""
     heads = {
-        "every": f"Mean {word} below ERM's on every set:",
-        "some": f"Mean {word} below ERM's on some sets only:",
-        "none": f"Mean {word} below ERM's on no set:",
+        "every": f"Mean {word} below ERM's on each of its sets:",
+        "some": f"Mean {word} below ERM's on some of its sets only:",
+        "none": f"Mean {word} below ERM's on none of its sets:",
         "smaller": f"Smaller {word} than ERM's by the interval:",
         "larger": f"Larger {word} than ERM's by the interval:",
     }

@@ -17,7 +17,7 @@ from softadlib.functional.reduction import check_number
 Grads = dict[str, Tensor]
 ASAM_VARIANTS = {"official": 1e-16, "davda54": 1e-12}
 """The two public ASAMs, and what each adds to the norm it divides by."""
-USE_BFLOAT = "use bfloat16, or float32 parameters under torch.autocast"
+USE_BFLOAT = "use float32 parameters, under torch.autocast with bfloat16"
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
 BN_UPDATES = ("both", "first")
@@ -53,6 +53,12 @@ def perturb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
     return {name: torch.addcmul(p, grads[name], factor.to(p.device)) for name, p in params.items()}
 
 
+def _moves_statistics(bn_update: str) -> bool:
+    """Tell whether every pass moves batch norm's running statistics."""
+    choose("bn_update", bn_update, BN_UPDATES)
+    return bn_update == "both"
+
+
 def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
     """g(w): the gradient rule of every method that changes the objective only."""
     return gradient(params)
@@ -63,7 +69,7 @@ def sam_gradient(
 ) -> Grads:
     """g(w + r·g(w)/‖g(w)‖): two calls of `gradient`. Foret et al. (2021)."""
     perturbed = perturb(params, gradient(params), radius)
-    return gradient(perturbed, track=bn_update == "both")
+    return gradient(perturbed, track=_moves_statistics(bn_update))
 
 
 def asam_perturb(
@@ -104,7 +110,7 @@ def asam_gradient(
 ) -> Grads:
     """g at `asam_perturb`, w + r·T²g/‖Tg‖: two calls of `gradient`. Kwon et al. (2021)."""
     perturbed = asam_perturb(params, gradient(params), radius, variant, eta)
-    return gradient(perturbed, track=bn_update == "both")
+    return gradient(perturbed, track=_moves_statistics(bn_update))
 
 
 def gnp_gradient(
@@ -122,7 +128,7 @@ def gnp_gradient(
     """
     choose("mixing", mixing, GNP_MIXINGS)
     grads = gradient(params)
-    ahead = gradient(perturb(params, grads, radius), track=bn_update == "both")
+    ahead = gradient(perturb(params, grads, radius), track=_moves_statistics(bn_update))
     share = 1 - alpha
     if mixing == "official":
         share = share / (global_norm(grads) + 1e-12)
@@ -145,7 +151,7 @@ def fdgr_gradient(
     """
     choose("scheme", scheme, FD_SCHEMES)
     check_number("step_size", step_size, above=0)
-    track = bn_update == "both"
+    track = _moves_statistics(bn_update)
     grads = gradient(params)
     back, width = grads, step_size
     up = gradient({name: p + step_size * grads[name] for name, p in params.items()}, track=track)

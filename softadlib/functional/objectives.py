@@ -17,8 +17,8 @@ from softadlib._validation import UserError, choose
 from softadlib.functional.reduction import check_losses, check_number, reduce
 
 SCALES = ("code", "text")
-MIN_SIGMA = 1e-30
-"""Smallest σ: below it (ℓ − θ)/σ overflows float32, and gradients are NaN."""
+MIN_SIGMA = 1e-12
+"""Smallest σ: far below it the backward pass of `softad` underflows in float32."""
 LN2 = math.log(2)
 """θ at and above which SoftAD and iFlood with cross-entropy stop being classification-calibrated."""
 
@@ -60,7 +60,7 @@ def erm(
 ) -> Tensor:
     """mean ℓ, (n,) → (). `knob` is ignored; every method is called the same way. Vapnik (1992).
 
-    Raises ValueError for losses that are no float tensor (n,), as all functions here do.
+    Raises ValueError for losses that are no float tensor, or a single value, as all functions here do.
 
     >>> erm(torch.tensor([1.0, 2.0]))
     tensor(1.5000)
@@ -111,8 +111,8 @@ def softad(
 
     Per-sample gradient weights are σφ((ℓ−θ)/σ) under "code", the authors' implementation, and
     φ((ℓ−θ)/σ) under "text", the paper's figures; they coincide at σ = 1. `theta` in nats, float, ()
-    or (n,); `sigma` > 0 in nats. η moves the value only, never the gradient in the weights.
-    Raises ValueError for σ below 1e-30 or an unknown scale. A tensor σ that cannot be read (under
+    or (n,); `sigma` > 0 in nats, likewise. η moves the value only, never the gradient in the weights.
+    Raises ValueError for σ below 1e-12 or an unknown scale. A tensor σ that cannot be read (under
     `vmap`, `compile`, a trace or on a GPU) gives NaN where it is not positive. NaN for a loss of ∞.
     Holland & Nakatani (2024), Sec. 3.
 
@@ -126,7 +126,7 @@ def softad(
     if _is_one(sigma):
         spread = _rise(gap, gap)
     else:
-        sigma = _checked_sigma(sigma)
+        sigma = _checked_sigma(losses, sigma)
         spread = _rise(gap, gap / sigma)
         if scale == "text":
             spread = spread / sigma
@@ -138,8 +138,9 @@ def _is_one(sigma: float | Tensor) -> bool:
     return type(sigma) in (int, float) and bool(sigma == 1)
 
 
-def _checked_sigma(sigma: float | Tensor) -> float | Tensor:
+def _checked_sigma(losses: Tensor, sigma: float | Tensor) -> float | Tensor:
     """σ, NaN where it is a tensor that is not positive and cannot be read; `UserError` otherwise."""
+    check_losses(losses, sigma, name="sigma")
     check_number("sigma", sigma, low=MIN_SIGMA)
     return torch.where(sigma > 0, sigma, math.nan) if isinstance(sigma, Tensor) else sigma
 
@@ -163,9 +164,11 @@ def softad_weights(
     tensor([-0.6000,  0.0000,  0.6000])
     """
     choose("scale", scale, SCALES)
+    if isinstance(theta, Tensor) and theta.ndim:
+        check_losses(losses, theta)
     if _is_one(sigma):
         return phi(losses - theta)
-    sigma = _checked_sigma(sigma)
+    sigma = _checked_sigma(losses, sigma)
     weights = phi((losses - theta) / sigma)
     return sigma * weights if scale == "code" else weights
 

@@ -91,7 +91,8 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
     Every torch loss of half-precision input is computed in float32. Raises ValueError for a single
     value, for what is no tensor, and for class probabilities with class weights.
     """
-    if (input.dtype in HALF or target.dtype in HALF) and isinstance(base, nn.modules.loss._Loss):
+    is_torchs = isinstance(base, (nn.modules.loss._Loss, _SummedPerSample))
+    if is_torchs and (input.dtype in HALF or target.dtype in HALF):
         input, target = (v.float() if v.dtype in HALF else v for v in (input, target))
     if not is_classification(base):
         return _losses_of_callable(base, input, target)
@@ -112,8 +113,15 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
         return losses, None
     if weight is None:
         return losses, None if _all_count(target, ignored) else target != ignored
+    classes = input.shape[1] if input.ndim > 1 else input.shape[0]
+    if weight.shape != (classes,):
+        raise UserError(
+            f"the base's class weights must have shape ({classes},), one per class of the logits, "
+            f"got {tuple(weight.shape)}"
+        )
     counted = target != ignored
-    return losses, weight.to(losses.dtype)[torch.where(counted, target, 0)] * counted
+    index = torch.where(counted, target, 0).long()  # uint8 would be a mask
+    return losses, weight.to(losses.dtype)[index] * counted
 
 
 def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -63,14 +63,14 @@ class AccumulatedFlooding(Thresholded):
 
     @torch.no_grad()
     def scale_gradients(
-        self, parameters: Iterable[nn.Parameter], group: "ProcessGroup | None" = None
+        self, parameters: nn.Parameter | Iterable[nn.Parameter], group: "ProcessGroup | None" = None
     ) -> Tensor:
         """Turn the gradients of the sums into those of θ + |R − θ|, in place, and return that value.
 
         R is the mean loss of every part of every process. Every process must call this.
 
         Args:
-            parameters: those whose gradients are scaled.
+            parameters: one or several whose gradients are scaled, each once however often it is given.
             group: the process group that shares the batch. Default: all processes.
 
         Raises:
@@ -87,7 +87,8 @@ class AccumulatedFlooding(Thresholded):
         risk = sums[0] / sums[1]
         # DDP has divided the sum over processes by their number.
         factor = world * torch.sign(risk - self.theta) / sums[1]
-        for p in parameters:
+        given = [parameters] if isinstance(parameters, Tensor) else parameters
+        for p in {id(p): p for p in given}.values():
             if p.grad is not None:
                 p.grad.mul_(factor.to(p.grad.device))
         return self.theta + (risk - self.theta).abs()

@@ -1,5 +1,6 @@
 """Criteria around a level θ: drop-in replacements for `nn.CrossEntropyLoss`."""
 
+import reprlib
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -148,7 +149,7 @@ class SoftAD(Thresholded):
     Args:
         theta: level in nats. Start at 0.1, stay below ln 2 ≈ 0.69, or see `suggest_theta`. It
             cannot be learned.
-        sigma: width in nats of the region around θ in which steps are short, at least 1e-30.
+        sigma: width in nats of the region around θ in which steps are short, at least 1e-12.
         eta: factor of θ in the value. It never changes a gradient in the weights.
         scale: "code" has σ² before the mean and weights σφ, as the paper's code; "text" has σ and
             weights φ, as its text. They are equal at σ = 1.
@@ -284,7 +285,7 @@ def _levels_by_index(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[
         levels = torch.as_tensor(theta if keys is None else [float(theta[i]) for i in keys])
         ids = torch.as_tensor(range(len(levels)) if keys is None else keys)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{wanted}, got {theta!r}") from error
+        raise UserError(f"{wanted}, got {reprlib.repr(theta)}") from error
     if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
         raise UserError(f"{wanted}, got {levels.dtype} of shape {tuple(levels.shape)}")
     if ids.dtype != torch.int64:

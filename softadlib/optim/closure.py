@@ -1,7 +1,6 @@
 """What all optimizers here share: a gradient rule in front of a `torch.optim` optimizer."""
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -56,49 +55,6 @@ def _marks(params: list[Tensor]) -> dict[int, tuple[int, int]]:
     return {id(p): (id(p.grad), p.grad._version) for p in params if p.grad is not None}
 
 
-def accept_class(init: Callable[..., None]) -> Callable[..., None]:
-    """Let an optimizer class stand for the base: SAM(SGD, params, lr=0.1), SAM(params, SGD, rho=0.05).
-
-    `rho` is another word for `radius`. TypeError for a class without parameters, and for a setting
-    that both know.
-    """
-    names = set(inspect.signature(init).parameters)
-
-    @functools.wraps(init)
-    def wrapper(self: Optimizer, *args: Any, **settings: Any) -> None:
-        def is_class(value: object) -> bool:
-            return isinstance(value, type) and issubclass(value, Optimizer)
-
-        if "base_optimizer" in settings:  # of davda54/sam
-            args = (*args, settings.pop("base_optimizer"))
-        if len(args) > 1 and is_class(args[1]):
-            args = (args[1], args[0], *args[2:])
-        if args and is_class(args[0]):
-            base, *rest = args
-            known = set(inspect.signature(base).parameters)
-            name, given = type(self).__name__, base.__name__
-            if "rho" in settings and "radius" in names and "rho" not in known:
-                settings["radius"] = settings.pop("rho")
-            if both := names & known & set(settings):
-                raise TypeError(
-                    f"{min(both)} is a setting of {name} and of {given}: give each its own, "
-                    f"{name}({given}(model.parameters(), {min(both)}=…), {min(both)}=…)"
-                )
-            if not rest and "params" not in settings:
-                raise TypeError(
-                    f"{name}({given}) needs what to optimize: "
-                    f"{name}({given}, model.parameters(), lr=0.1) or {name}({given}(…))"
-                )
-            params, *rest = rest or [settings.pop("params")]
-            base = base(params, **{k: settings.pop(k) for k in set(settings) - names})
-            args = (base, *rest)
-        elif "rho" in settings and "radius" in names:
-            settings["radius"] = settings.pop("rho")
-        init(self, *args, **settings)
-
-    return wrapper
-
-
 class ClosureOptimizer(Optimizer):
     """Steps `base` with the combination that a gradient rule makes of several runs of the closure.
 
@@ -112,6 +68,8 @@ class ClosureOptimizer(Optimizer):
     _left: Mapping[int, tuple[int, int]] = MappingProxyType({})
     """Marks of the gradients that the last step left behind."""
     _zeroed = False
+    _own: dict[str, Any]
+    """What `Optimizer` sets before there is a base."""
 
     def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
         if not isinstance(base, Optimizer):
@@ -123,21 +81,47 @@ class ClosureOptimizer(Optimizer):
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
             raise UserError("bn_update='first' needs model=, to find its batch norm layers")
-        self.base, self.bn_update, self.model = base, bn_update, model
-        self._check_base()
+        self._check_base(base)
         super().__init__(base.param_groups, base.defaults)
-        self.param_groups, self.state = base.param_groups, base.state  # one set, not two
+        self.base, self.bn_update, self.model = base, bn_update, model
 
-    def _check_base(self) -> None:
+    # One set of groups and one state, not two: `base.load_state_dict` puts others in their place.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of `base`."""
+        return self.base.param_groups if "base" in self.__dict__ else self._own["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._set_shared("param_groups", groups)
+
+    @property
+    def state(self) -> Any:
+        """The state of `base`."""
+        return self.base.state if "base" in self.__dict__ else self._own["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._set_shared("state", state)
+
+    def _set_shared(self, name: str, value: Any) -> None:
+        """Set an attribute of `base`; while `Optimizer` is being made there is none yet."""
+        if "base" in self.__dict__:
+            setattr(self.base, name, value)
+        else:
+            self.__dict__.setdefault("_own", {})[name] = value
+
+    def _check_base(self, base: Optimizer) -> None:
         """Refuse optimizers that cannot be stepped with a gradient from elsewhere."""
-        ours, theirs = type(self).__name__, type(self.base).__name__
-        closure = inspect.signature(self.base.step).parameters.get("closure")
+        ours, theirs = type(self).__name__, type(base).__name__
+        closure = inspect.signature(base.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise UserError(
                 f"{ours} cannot wrap {theirs}, which evaluates the loss itself; "
                 "take an optimizer whose step needs no closure, such as SGD or Adam"
             )
-        for group in self.base.param_groups:
+        for group in base.param_groups:
             if group.get("maximize"):
                 raise UserError(
                     f"{ours} climbs up the loss, and {theirs}(maximize=True) too: "
@@ -171,27 +155,33 @@ class ClosureOptimizer(Optimizer):
         evaluate = torch.enable_grad()(closure)
         with contextlib.nullcontext() if self.first_sync else self._no_sync()():
             loss = self._first_pass(evaluate, every)
-        named = {n: p for n, p in zip(self._names(every), every) if p.grad is not None}
-        if not named:
+        names = self._names(every)
+        named = {n: p for n, p in zip(names, every) if p.requires_grad or p.grad is not None}
+        if all(p.grad is None for p in named.values()):
             raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
         start = {name: p.clone() for name, p in named.items()}
-        sparse = {name: p.grad.sparse_dim() for name, p in named.items() if p.grad.is_sparse}
+        dims: dict[
+            str, int
+        ] = {}  # of those that any pass gives a gradient: sparse dimensions, or 0
 
         def gradient(params: Grads, track: bool = True) -> Grads:
             if params is not start:  # at the start the closure has been called already
-                for name, p in named.items():
-                    p.copy_(params[name])
+                _set_weights(named, params)
                 with _frozen_statistics(None if track else self.model), _without_scaler():
                     evaluate()
+            dims.update(
+                (name, p.grad.sparse_dim() if p.grad.is_sparse else 0)
+                for name, p in named.items()
+                if p.grad is not None
+            )
             return {name: _take_gradient(p) for name, p in named.items()}
 
         try:
             combined = self.combine(gradient, start)
         finally:
-            for name, p in named.items():
-                p.copy_(start[name])  # a stored copy: subtracting would not restore the bits
-        for name, p in named.items():
-            p.grad = combined[name].to_sparse(sparse[name]) if name in sparse else combined[name]
+            _set_weights(named, start)  # a stored copy: subtracting would not restore the bits
+        for name, dim in dims.items():
+            named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
         self.base.step()
         self._left = _marks(every)
         return loss
@@ -236,8 +226,11 @@ class ClosureOptimizer(Optimizer):
         return no_sync
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return everything: `Optimizer` alone would drop the base, and a copy would fail later."""
-        return self.__dict__.copy()
+        """Return everything: `Optimizer` alone would drop the base, and a copy would fail later.
+
+        But `step`, which a scheduler replaces by one that steps the original.
+        """
+        return {name: value for name, value in self.__dict__.items() if name != "step"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state, and the radius of each group; other settings are arguments."""
@@ -246,7 +239,6 @@ class ClosureOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the base optimizer's state, and the radius where the state has one."""
         self.base.load_state_dict(state_dict)
-        self.param_groups, self.state = self.base.param_groups, self.base.state
 
 
 class RadiusOptimizer(ClosureOptimizer):
@@ -273,6 +265,18 @@ class RadiusOptimizer(ClosureOptimizer):
         self.defaults["radius"] = real("radius", value, low=0)
         for group in self.param_groups:
             group["radius"] = self.defaults["radius"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the base optimizer's state, and the radius, that of groups to come too."""
+        super().load_state_dict(state_dict)
+        self.defaults["radius"] = self.radius
+
+
+def _set_weights(named: Grads, weights: Grads) -> None:
+    """Copy weights into parameters; autocast forgets the copies in half precision that it keeps."""
+    for name, p in named.items():
+        p.copy_(weights[name])
+    torch.clear_autocast_cache()
 
 
 def _take_gradient(p: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from torch.optim import Optimizer
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
-from softadlib.optim.closure import ClosureOptimizer, RadiusOptimizer, accept_class
+from softadlib.optim.arguments import accept_class
+from softadlib.optim.closure import ClosureOptimizer, RadiusOptimizer
 
 
 class SAM(RadiusOptimizer):
@@ -17,7 +18,7 @@ class SAM(RadiusOptimizer):
     `step(closure)` runs the closure twice. It must zero the gradients, compute the loss, call
     `backward()` and return the loss. The learning rate, weight decay and state are those of `base`;
     clip in a step pre-hook of `base`. Under DDP both passes average gradients, as one process with
-    the whole batch does. float16 with a GradScaler, which has no closures, is refused: use bfloat16,
+    the whole batch does. float16 with a GradScaler, which has no closures, is refused: use bfloat16 autocast,
     or a fixed scale that the closure multiplies the loss by and divides the gradients by.
 
     Args:

@@ -6,7 +6,7 @@ validation logits, and the method is trained at it: two trainings a trial instea
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,16 +138,3 @@ def prepare(
     for _ in run_tasks(executor, tasks, folder, progress):
         pass
     return len(missing)
-
-
-def preserve_suggestions(
-    runs: Sequence[Run], folder: ResultFolder, move: Callable[[], object]
-) -> None:
-    """Call `move`, which takes away what is stored, and restore the suggestions of `runs`."""
-    stored = {
-        (r.label_noise, r.trial): folder.read_suggestion(r.label_noise, r.trial) for r in runs
-    }
-    move()
-    for key, facts in stored.items():
-        if facts:
-            folder.save_suggestion(*key, facts)

@@ -190,7 +190,7 @@ class _StudyRun:
         if others or self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
             if len(self.rows):
                 self.folder.save_part(self.rows)
-            auto_theta.preserve_suggestions(self.study.runs, self.folder, self.folder.set_aside)
+            self.folder.set_aside()
 
     def train(self) -> None:
         """Train the runs that are left, measured as the first pass is."""

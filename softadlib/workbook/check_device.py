@@ -2,8 +2,7 @@
 
 Every method is trained on the device and compared with runs trained one by one on the CPU, in float64.
 Then: lower precisions are near float32, runs on streams are what each is alone, a lot trained again ends
-in the same bits, so does a resumed training, and the memory of a dropped engine is given back. Speed is
-reported, not judged.
+in the same bits, so does a resumed training, and the memory of a dropped engine is given back.
 """
 
 import dataclasses
@@ -28,7 +27,6 @@ from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.memory import footprint
-from softadlib.workbook.check_speed import timings
 
 SEEDS = (17716, 17717)
 KNOBS = {"theta": 0.1, "radius": 0.1, "alpha": 0.3, "strength": 0.05, "divergence": 0.2}
@@ -43,10 +41,9 @@ class Check:
     """One line of the report."""
 
     name: str
-    passed: bool | None
-    """None for a figure that is not judged."""
+    passed: bool
     value: str
-    wanted: str = ""
+    wanted: str
 
 
 def check_device(
@@ -59,7 +56,7 @@ def check_device(
         say: gets every check as it ends.
     """
     started, checks = time.monotonic(), []
-    for section in (methods, precision, streams, replay, resume, memory, speed):
+    for section in (methods, precision, streams, replay, resume, memory):
         try:
             if time.monotonic() - started > budget:
                 found = [Check(section.__name__, False, f"not begun after {budget:g} s", "begun")]
@@ -72,7 +69,7 @@ def check_device(
         for check in found:
             checks.append(check)
             say(check)
-    passed = all(check.passed is not False for check in checks)
+    passed = all(check.passed for check in checks)
     if passed and device.type != "cpu":
         remember_checked(device)
     return {
@@ -247,13 +244,8 @@ def precision(device: torch.device) -> Iterator[Check]:
                         f"{off:.1e}", "< 0.1")  # fmt: skip
 
 
-def speed(device: torch.device) -> Iterator[Check]:
-    """Report the time of a step and of a measurement; it is not judged."""
-    return (Check(name, None, value) for name, value in timings(device))
-
-
 def line(check: Check) -> str:
     """Write one line of the table."""
-    mark = {True: "pass", False: "FAIL", None: "    "}[check.passed]
-    wanted = f"  (want {check.wanted})" if check.wanted else ""
-    return f"{mark}  {check.name}: {check.value}{wanted}"
+    return (
+        f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.value}  (want {check.wanted})"
+    )

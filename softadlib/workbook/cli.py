@@ -25,11 +25,6 @@ EXAMPLES = """examples:
   softad show quick                    say what is done and how long the rest takes
   softad train quick -p lr 0.05 --as slower
 """
-MOVED = {
-    ("results",): "softad report PROFILE --format md (or csv)",
-    ("export", "mlflow"): "softad export PROFILE --to mlflow",
-}
-"""Earlier spellings and what to write now."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,8 +65,6 @@ def _add_work(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument(
         "--timeout", type=int, metavar="S", help="stop a notebook whose cell takes over S seconds"
     )
-    command.add_argument("--emit-slurm", metavar="N", help=argparse.SUPPRESS)
-    command.add_argument("--shard", help=argparse.SUPPRESS)
     command = add(
         "train", "Train a profile without notebooks; it writes the same tables.", commands.train
     )
@@ -120,7 +113,6 @@ def _add_results(add: Callable[..., argparse.ArgumentParser]) -> None:
         "export", "Send finished results to a tracking server.", commands.export, profile=""
     )
     command.add_argument("profile", metavar="PROFILE", help="a folder under outputs/")
-    command.add_argument("moved", nargs="?", help=argparse.SUPPRESS)
     command.add_argument("--to", default="mlflow", help="mlflow (default)")
     command.add_argument(
         "--uri",
@@ -171,17 +163,12 @@ def _stopped(stop: KeyboardInterrupt) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `softad` command; return the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    for earlier, now in MOVED.items():
-        if tuple(words[: len(earlier)]) == earlier:
-            commands.say(f"{' '.join(earlier)} is now: {now}")
-            return 2
     parser = _parser()
     with contextlib.suppress(ModuleNotFoundError):
         import argcomplete  # type: ignore[import-not-found,unused-ignore]
 
         argcomplete.autocomplete(parser)
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     try:
         with processes.stopped_by_signals(_stopped), warnings.catch_warnings():
             # loky warns of a worker that it has replaced

@@ -24,10 +24,6 @@ FORMATS = ("html", "md", "csv")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.emit_slurm is not None:
-        raise UserError("--emit-slurm N is now: softad slurm PROFILE --shards N")
-    if args.shard is not None and args.engine == "joblib":
-        raise UserError("run --shard is now: softad train PROFILE --shard i/N")
     if args.timeout is not None and args.timeout < 1:
         raise UserError(f"--timeout must be at least 1 second, got {args.timeout}")
     from softadlib.workbook.notebooks import kernels
@@ -194,7 +190,11 @@ def report(args: argparse.Namespace) -> int:
         for path in markdown.write_csv(args.profile, folder):
             print(path)
     elif args.output:
-        changed = markdown.write(args.profile, Path(args.output))
+        from softadlib.experiments.audit.page import tests
+
+        results = markdown.markdown
+        blocks = {"overview": markdown.overview, "tests": tests, "results": results}
+        changed = markdown.write(args.profile, Path(args.output), blocks)
         print(f"{args.output}: {'written' if changed else 'as it was'}")
     else:
         print(markdown.markdown(args.profile), end="")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib.analysis import paper, statistics, tables
+from softadlib.analysis import paper, tables
 from softadlib.analysis.readings import DECIDABLE, span
 from softadlib.methods import METHODS
 from softadlib.results import reader
@@ -61,7 +61,7 @@ def summarise(profile: str, facts: pd.DataFrame) -> dict[str, Any]:
         agree, differ = compare(clean)
         result["gaps"] = Markup(gap_table(clean))
         chosen = select(rows, "largest").groupby(SWEEP)["loss_test"]
-        ends = {case: _interval(values) for case, values in chosen}
+        ends = {case: tables.interval_ends(values) for case, values in chosen}
         cases = means[SWEEP].itertuples(index=False, name=None)
         means[["test_low", "test_high"]] = [ends[case] for case in cases]
         result["overview"] = pictures(means)
@@ -76,14 +76,6 @@ def summarise(profile: str, facts: pd.DataFrame) -> dict[str, Any]:
         },
     ]
     return result
-
-
-def _interval(values: pd.Series) -> tuple[float, float]:
-    """Return the 95 % interval of a mean; infinite where a run diverged."""
-    if not np.isfinite(values).all():
-        return -np.inf, np.inf
-    mean = statistics.mean_interval(values)
-    return mean.low, mean.high
 
 
 def what_was_run(facts: pd.DataFrame) -> list[str]:

@@ -10,11 +10,13 @@ import pytest
 from softadlib._validation import UserError
 from softadlib.analysis import coverage, tables
 from softadlib.analysis import markdown as results
+from softadlib.experiments.audit import page as audit_page
 from softadlib.results import reader as store
 from softadlib.results.schema import COLUMNS
 from softadlib.workbook import cli
 
 ROOT = Path(__file__).parents[2]
+BLOCKS = {"results": results.markdown}
 
 
 def rows(gap: float, theta: float, trial: int, method: str = "softad") -> dict:
@@ -132,13 +134,13 @@ def test_written_between_its_marks_and_nowhere_else(tmp_path):
         results.END.format(what="results", profile="smoke"),
     )
     page.write_text(f"before\n{marks[0]}\nold\n{marks[1]}\nafter\n")
-    assert results.write("smoke", page)
+    assert results.write("smoke", page, BLOCKS)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "\nold\n" not in text
     assert results.markdown("smoke") in text
-    assert not results.write("smoke", page)
+    assert not results.write("smoke", page, BLOCKS)
 
 
 def test_flipped_labels_are_named_and_have_no_column_of_the_paper():
@@ -161,7 +163,7 @@ def test_a_page_without_marks_is_left_alone(tmp_path, text):
     )
     page.write_text(text)
     with pytest.raises(UserError, match="must hold the lines"):
-        results.write("smoke", page)
+        results.write("smoke", page, BLOCKS)
     assert page.read_text() == text
 
 
@@ -178,7 +180,8 @@ def test_the_pages_say_what_is_stored(profile):
     block, tail = rest.split(results.END.format(what="results", profile=profile))
     assert block.strip() == results.markdown(profile).strip()
     assert not tail.strip()
-    assert not re.findall(r"\d+\.\d+", head)
+    prose = head.split("<!-- tests")[0] + head.rpartition("<!-- end of tests")[2]
+    assert not re.findall(r"\d+\.\d+", prose)
 
 
 def test_so_do_the_tables_beside_the_rows(tmp_path):
@@ -198,25 +201,48 @@ def test_the_same_as_csv(tmp_path, capsys):
     assert (tmp_path / "softads_theta_against_floodings.csv").exists()
 
 
+def between(page, what, file="README.md"):
+    """What stands between the marks of a block of profile `paper`."""
+    begin, end = (
+        mark.format(what=what, profile="paper", file=file) for mark in (results.BEGIN, results.END)
+    )
+    return page.split(begin)[1].split(end)[0].strip()
+
+
 def test_the_overview_in_the_readme_is_of_the_stored_rows():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    begin, end = (
-        mark.format(what="overview", profile="paper", file="README.md")
-        for mark in (results.BEGIN, results.END)
-    )
-    assert page.split(begin)[1].split(end)[0].strip() == results.overview("paper").strip()
+    assert between(page, "overview") == results.overview("paper").strip()
 
 
-def test_the_overview_compares_the_smallest_theta_with_erm(monkeypatch):
-    """Means by hand: SoftAD's larger θ, which would be selected, is not what is shown."""
-    facts = {"dataset": "gaussian", "label_noise": 0.0, "epoch": 1, "loss_val": 0.1, "acc_val": 0.5,
-             "acc_train": 1.0, "model_norm": 1.0}  # fmt: skip
+def test_the_tests_of_the_paper_are_of_the_stored_rows():
+    page = (ROOT / "outputs" / "paper" / "README.md").read_text(encoding="utf-8")
+    assert between(page, "tests") == audit_page.tests("paper").strip()
+
+
+def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
+    """Means by hand. SoftAD's larger θ has the higher validation accuracy in trial 0, a tie in trial 1."""
+    facts = {
+        "dataset": "gaussian",
+        "label_noise": 0.0,
+        "epoch": 1,
+        "loss_val": 0.1,
+        "acc_train": 1.0,
+    }
     runs = [
-        ("erm", 0, math.nan, 0.0, 0.30, 0.90), ("erm", 1, math.nan, 0.0, 0.50, 0.80),
-        ("softad", 0, 0.1, 0.1, 0.20, 0.95), ("softad", 1, 0.1, 0.1, 0.30, 0.90),
-        ("softad", 0, 0.6, 0.6, 0.61, 0.99), ("softad", 1, 0.6, 0.6, 0.61, 0.99),
+        ("erm", 0, math.nan, 0.0, 0.30, 0.90, 0.5, 9.0), ("erm", 1, math.nan, 0.0, 0.50, 0.80, 0.5, 9.0),
+        ("softad", 0, 0.1, 0.1, 0.20, 0.95, 0.5, 8.0), ("softad", 1, 0.1, 0.1, 0.30, 0.90, 0.6, 8.0),
+        ("softad", 0, 0.6, 0.6, 0.61, 0.99, 0.6, 7.0), ("softad", 1, 0.6, 0.6, 0.61, 0.99, 0.6, 7.0),
     ]  # fmt: skip
-    names = ("method", "trial", "knob", "loss_train", "loss_test", "acc_test")
+    names = (
+        "method",
+        "trial",
+        "knob",
+        "loss_train",
+        "loss_test",
+        "acc_test",
+        "acc_val",
+        "model_norm",
+    )
     rows = pd.DataFrame([facts | dict(zip(names, run)) for run in runs])
     monkeypatch.setattr(results.reader, "read", lambda profile, final: rows)
     stored = pd.DataFrame({"method": ["erm", "sam", "softad"]})
@@ -225,8 +251,18 @@ def test_the_overview_compares_the_smallest_theta_with_erm(monkeypatch):
         results.coverage, "labels", lambda given: {"gaussian": f"gaussian, {list(given['method'])}"}
     )
     table, words = results.overview("tiny").strip().split("\n\n")
-    cells = [cell.strip() for cell in table.splitlines()[-1].strip("|").split("|")]
-    assert cells.pop(0) == "gaussian, ['erm', 'softad']", "SAM's trials are not of this table"
-    assert cells == ["0.10", "2", "0.400", "0.400", "85.0", "0.150", "0.250", "92.5"]
-    assert "below ERM's on 1 of 1 sets" in words
-    assert "+7.5 to +7.5 points" in words
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert lines[0][2:] == ["θ", "n", "gap", "test loss", "test accuracy, %", "norm"]
+    assert lines[2][0] == "gaussian, ['erm', 'softad']", "SAM's trials are not of this table"
+    assert [line[1:] for line in lines[2:]] == [
+        ["ERM", "–", "2", "0.400", "0.400", "85.0", "9.0"],
+        ["SoftAD, smallest θ", "0.10", "2", "0.150", "0.250", "92.5", "8.0"],
+        ["SoftAD, selected θ", "0.60", "2", "0.010", "0.610", "99.0", "7.0"],
+    ]
+    smallest, selected, along, _ = words.splitlines()
+    assert (
+        "gap than ERM's on 1 of 1 sets, a smaller norm on 1, a smaller test loss on 1" in smallest
+    )
+    assert smallest.endswith("+7.5 to +7.5 points from ERM's.")
+    assert "a smaller test loss on 0;" in selected
+    assert along == "- SoftAD's mean test loss is lowest at θ = 0.10 on gaussian."

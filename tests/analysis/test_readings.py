@@ -76,11 +76,11 @@ def test_iflood_against_softad():
 
 
 def test_gaps_that_are_not_apart_are_named_only_then():
-    assert not any("holds the second smallest" in s for s in readings.gap_readings(AS_CLAIMED))
+    assert not any("second smallest gap lies" in s for s in readings.gap_readings(AS_CLAIMED))
     spread = AS_CLAIMED.copy()
     spread.loc[(spread["method"] == "softad") & (spread["trial"] == 1), "loss_test"] = 0.6
     assert any(
-        "second smallest on gaussian (SoftAD 0.075, Flooding 0.100)" in s
+        "interval of the smallest on gaussian (SoftAD 0.075, Flooding 0.100)" in s
         for s in readings.gap_readings(spread)
     )
 
@@ -141,7 +141,7 @@ def test_sentences_along_the_grid_turn_round():
 def test_few_trials_decide_nothing():
     assert "no exact test" in readings.trials_sentence([3, 3])
     assert "n = 1 to 3" in readings.trials_sentence([1, 3])
-    assert "an exact test can decide" in readings.trials_sentence([3, 15])
+    assert "An exact test needs 6 trials" in readings.trials_sentence([3, 15])
 
 
 def test_no_sentence_without_the_methods_it_speaks_of():

@@ -64,6 +64,14 @@ def test_summary_by_hand():
     assert smallest["knob"] == pytest.approx(0.1)
 
 
+def test_the_mean_over_a_diverged_run_has_no_finite_interval():
+    rows = ROWS.copy()
+    rows.loc[0, ["loss_train", "loss_test"]] = math.inf, math.nan  # ERM's trial 0
+    erm, softad = tables.summary(rows).to_dict("records")
+    assert (erm["gap_low"], erm["gap_high"]) == (-math.inf, math.inf)
+    assert math.isfinite(softad["gap_low"])
+
+
 def test_methods_stand_in_the_registrys_order():
     rows = pd.concat([ROWS, ROWS[ROWS["method"] == "softad"].assign(method="flooding")])
     assert tables.summary(rows)["method"].tolist() == ["erm", "flooding", "softad"]

@@ -53,16 +53,16 @@ def test_differences_are_paired_with_students_interval():
 def test_sentences_turn_round_with_their_rows():
     gap, loss, _ = temperature.readings(made_up(0.4, 0.5015))
     assert gap.startswith(
-        "SoftAD's gap against ERM's: smaller before and after scaling on gaussian (-0.190 "
+        "SoftAD's gap against ERM's: smaller as trained and after either fit on gaussian (-0.190, "
     )
     assert loss == (
-        "SoftAD's test loss against ERM's: larger before scaling, smaller after on gaussian "
-        "(+0.315 and -0.100, n = 4)."  # 0.615 − 0.3 and 0.4015 − 0.5015
+        "SoftAD's test loss against ERM's: larger as trained, smaller after either fit on gaussian "
+        "(+0.315, -0.100 and -0.100, n = 4)."  # 0.615 − 0.3 and 0.4015 − 0.5015
     )
     higher = temperature.readings(made_up(0.5, 0.4))
-    assert "larger before and after scaling on gaussian" in higher[1]
+    assert "larger as trained and after either fit on gaussian" in higher[1]
     equal = temperature.readings(made_up(0.4985, 0.5))
-    assert "larger before scaling, undecided after on gaussian" in equal[1]
+    assert "larger as trained, undecided after either fit on gaussian" in equal[1]
     assert "fit with prior SoftAD 0.40" in "".join(temperature.best_readings(made_up(0.4, 0.5)))
     assert "fit with prior ERM 0.40" in "".join(temperature.best_readings(made_up(0.5, 0.4)))
 
@@ -78,7 +78,17 @@ def test_the_best_is_named_among_methods_with_equally_many_trials():
 def test_one_trial_decides_nothing():
     rows = made_up()
     for sentence in temperature.readings(rows[rows["trial"] == 0])[:2]:
-        assert "undecided before and after scaling" in sentence
+        assert "undecided as trained and after either fit" in sentence
+
+
+def test_fits_that_disagree_are_both_told():
+    rows = made_up(0.5, 0.4)  # larger than ERM's
+    is_test = (rows["method"] == "softad") & (rows["part"] == "test")
+    rows.loc[is_test, "prior_loss"] -= 0.3  # smaller
+    assert (
+        "larger as trained, larger after the plain fit, smaller after the fit with prior on gaussian "
+        "(+0.315, +0.101 and -0.199, n = 4)"
+    ) in temperature.readings(rows)[1]
 
 
 def test_without_erm_or_without_rows_there_is_nothing_to_say():

@@ -205,6 +205,7 @@ def test_the_prepared_file_is_read_first(root, monkeypatch):
         ({"x_train": pictures(19, 8, 8)}, r"got uint8 \(19, 8, 8\) and \(20,\)"),
         ({"x_test": pictures(0, 8, 8), "y_test": np.arange(0)}, "n > 0"),
         ({"x_train": np.array([{}], dtype=object)}, "broken"),
+        ({"x_test": pictures(20, 9, 9), "y_test": np.zeros(20, int)}, "give all one size"),
     ],
 )
 def test_a_prepared_file_that_is_off_is_named(root, changes, words):
@@ -279,6 +280,24 @@ def test_folders_that_are_off_are_refused(root, tmp_path, capsys):
     (tmp_path / "pets" / "train" / "cat" / "bad.png").unlink()
     (tmp_path / "pets" / "test" / "cow").mkdir()
     assert "train has ['cat', 'dog'], test has ['cat', 'cow', 'dog']" in refused(tmp_path / "pets")
+
+
+def test_palettes_keep_their_colours_and_deep_pixels_are_refused(tmp_path):
+    from PIL import Image
+
+    colours = np.zeros((8, 8, 3), np.uint8)
+    colours[:4, :, 0], colours[4:, :, 1] = 255, 130
+    grey = pictures(1, 8, 8)[0] // 2  # 128 levels fit in a palette
+    file = str(tmp_path / "image.png")
+    for pixels in (colours, grey):
+        picture = Image.fromarray(pixels).convert("P", palette=Image.Palette.ADAPTIVE)
+        picture.save(file)
+        with Image.open(file) as stored:
+            assert stored.mode == "P"
+        np.testing.assert_array_equal(images._read_pixels(file), pixels)
+    Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(file)
+    with pytest.raises(UserError, match=r"image.png has pixels of more than 8 bits \(mode I;16\)"):
+        images._read_pixels(file)
 
 
 def _prepare(name):

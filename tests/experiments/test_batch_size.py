@@ -50,6 +50,20 @@ def test_a_batch_size_of_the_linear_classifier_is_that_of_its_steps():
     assert smaller["loss_test"].item() != pytest.approx(loss, abs=1e-4)
 
 
+def test_accuracy_across_ln2_by_hand():
+    accuracies = {0.5: 0.99, 0.65: 0.9, 0.75: 0.1, 0.9: 0.5}
+    rows = pd.DataFrame(
+        [
+            {"batch_size": 10, "method": "flooding", "theta": theta, "acc_test": acc + shift}
+            for theta, acc in accuracies.items()
+            for shift in (-0.02, 0.02)
+        ]
+    )
+    (sentence,) = batch_size.across_ln2(rows)
+    assert sentence.startswith("From θ = 0.65 to 0.75, across ln 2, ")
+    assert sentence.endswith("with Flooding changes from 90% to 10% with batches of 10.")
+
+
 def test_sentences_turn_round_with_the_rows():
     limits = pd.DataFrame({"softad": [0.5, 0.6]}, index=[10, 100])
     for sign, count, sides in (

@@ -82,16 +82,16 @@ def test_sentences_turn_round_with_their_rows():
         "gaussian: the smallest gap is ASAM's 0.467, the smallest test loss ASAM's 0.567, "
         "the highest accuracy ERM's 90.0%."
     )
-    assert "Mean test loss below ERM's on every set: ASAM." in better
+    assert "Mean test loss below ERM's on each of its sets: ASAM." in better
     assert "Smaller test loss than ERM's by the interval: ASAM on gaussian and spiral." in better
     worse = beyond.readings(made_up(erm=erm, asam=[0.6, 0.51, 0.99]))
     assert "the smallest test loss ERM's 0.667" in worse[0]
-    assert "Mean test loss below ERM's on no set: ASAM." in worse
+    assert "Mean test loss below ERM's on none of its sets: ASAM." in worse
     assert not any("interval" in sentence for sentence in worse)
     assert "At n = 3 no exact test" in worse[-1]
     known = beyond.readings(made_up(erm=erm, softad=erm, auto=erm))
     named = [sentence for sentence in known if sentence.startswith("Mean gap")]
-    assert named == ["Mean gap below ERM's on no set: SoftAD (θ: auto)."], (
+    assert named == ["Mean gap below ERM's on none of its sets: SoftAD (θ: auto)."], (
         "Table 1 has SoftAD itself"
     )
 

@@ -178,7 +178,8 @@ def test_the_words_on_six_problems_turn_round_with_the_rows():
     table = pd.DataFrame.from_dict(
         {"a": line(-0.5, 0.1), "b": line(-1.5, -0.1), "a, told": line(-4.0, 0.2)}, orient="index"
     )
-    untold, told = strategies.six_problems_in_words(table).split("In ")[1:]
+    assert "In 0 of 2 problems told of no noise" in strategies.six_problems_in_words(table, 0.4)
+    untold, told = strategies.six_problems_in_words(table, 0.5).split("In ")[1:]
     assert untold.startswith("1 of 2 problems told of no noise")
     assert "(the largest fall is 1.50)" in untold
     assert "in 1 of them" in untold

@@ -1,5 +1,6 @@
 """Base losses: equal to torch's options or refused with the reason, warned of where θ turns them."""
 
+import math
 import warnings
 
 import pytest
@@ -162,3 +163,46 @@ def test_calls_without_gradients_are_no_parts(trains):
     expected.backward()
     torch.testing.assert_close(value, expected.detach())
     torch.testing.assert_close(ours, model.weight.grad)
+
+
+def test_uint8_targets_pick_their_class_weight():
+    base = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]))
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 2, 1, 1], dtype=torch.uint8)
+    torch.testing.assert_close(ERM(base=base)(logits, target), base(logits, target))
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_class_weights_of_another_length_are_refused(classes):
+    criterion = SoftAD(0.1, base=nn.CrossEntropyLoss(weight=torch.ones(classes)))
+    with pytest.raises(ValueError, match=r"shape \(3,\), one per class of the logits, got"):
+        criterion(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+def test_sums_per_sample_of_half_precision_are_taken_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 500, generator=generator).log_softmax(1).bfloat16()
+    targets = torch.rand(4, 500, generator=generator).bfloat16()
+    sums = nn.functional.kl_div(inputs.float(), targets.float(), reduction="none").sum(1)
+    criterion = ERM(base=nn.KLDivLoss(reduction="batchmean"), reduction="none")
+    assert criterion(inputs, targets).dtype == torch.float32
+    torch.testing.assert_close(criterion(inputs, targets), sums)
+
+
+def test_a_callable_base_takes_whatever_it_takes():
+    cross_entropy = nn.CrossEntropyLoss(reduction="none")
+    criterion = ERM(base=lambda heads, y: cross_entropy(heads[0], y) + cross_entropy(heads[1], y))
+    assert criterion((torch.zeros(2, 2), torch.zeros(2, 4)), torch.tensor([0, 1])).item() == (
+        pytest.approx(math.log(8))
+    )
+
+
+def test_each_parameter_is_scaled_once_and_one_may_be_given_alone():
+    for chosen in (lambda w: [w, w], lambda w: w):
+        weight, flooding = nn.Parameter(torch.zeros(2, 2)), AccumulatedFlooding(0.1)
+        x, y = torch.eye(2), torch.tensor([0, 1])
+        flooding(x @ weight, y).backward()
+        flooding.scale_gradients(chosen(weight))
+        whole = nn.Parameter(torch.zeros(2, 2))
+        Flooding(0.1)(x @ whole, y).backward()
+        torch.testing.assert_close(weight.grad, whole.grad)

@@ -434,3 +434,49 @@ class TestFormerDefects:
         unit = 1024 if sys.platform.startswith("linux") else 1
         assert grown * unit < 500e6
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64, bool])
+def test_logits_that_are_whole_numbers_are_numbers(dtype):
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 2, (40, 3)).astype(dtype) * (1 if dtype is bool else 7)
+    targets = np.arange(40) % 3
+    assert fit_temperature(logits, targets) == fit_temperature(logits.astype(float), targets)
+
+
+def test_unsigned_targets_are_class_indices():
+    logits = np.random.default_rng(0).normal(size=(40, 3))
+    targets = np.arange(40) % 3
+    expected = suggest_theta(logits, targets)
+    for dtype in (np.uint8, np.uint16, np.uint32, np.uint64):
+        assert suggest_theta(logits, targets.astype(dtype)) == expected
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        torch.zeros(4, 2, dtype=torch.complex64),
+        np.zeros((4, 2), dtype=np.longdouble),
+        torch.eye(4)[:, :2].to_sparse(),
+        [torch.zeros(2, requires_grad=True)] * 4,
+        [[0.0, 1.0], [1.0]],
+    ],
+    ids=["complex", "longdouble", "sparse", "gradients", "ragged"],
+)
+def test_what_is_no_matrix_of_numbers_is_refused(logits):
+    with pytest.raises(ValueError, match=r"logits must be|inhomogeneous"):
+        suggest_theta(logits, [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("logits", "bins", "words"),
+    [
+        ([0.0, 1.0], 15, r"logits must have shape \(n, K\)"),
+        (np.zeros((2, 2, 2)), 15, r"logits must have shape \(n, K\)"),
+        (np.zeros((0, 2)), 15, "logits of 0 samples"),
+        (np.zeros((2, 2)), 2.5, "bins must be a whole number of at least 1, got 2.5"),
+    ],
+)
+def test_bad_input_of_the_calibration_error_is_refused(logits, bins, words):
+    with pytest.raises(ValueError, match=words):
+        C.expected_calibration_error(logits, [0, 1][: len(logits)], bins=bins)

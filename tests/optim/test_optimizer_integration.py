@@ -1,6 +1,7 @@
 """SAM, ASAM, GNP, FD-GR in other people's loops: groups, schedulers, states, sparse gradients, clipping, scalers."""
 
 import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -376,3 +377,99 @@ def test_bfloat16_autocast_trains(wrap):
 
     losses = [optimizer.step(closure).item() for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+@every
+def test_autocast_around_the_step_is_autocast_inside_the_closure(wrap):
+    """Autocast keeps copies of the weights in bfloat16 until its outermost context ends."""
+    ends = []
+    for around in (True, False):
+        model, seen = network(), []
+        optimizer = wrap(SGD(model.parameters(), lr=0.3))
+
+        def closure(model=model, optimizer=optimizer, seen=seen):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(X), Y)
+            loss.backward()
+            seen.append(loss.item())
+            return loss
+
+        for _ in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
+                optimizer.step(closure)
+        ends.append([p.detach() for p in model.parameters()])
+        assert seen[0] != seen[1], "the second pass is at other weights"
+    for a, b in zip(*ends):
+        assert torch.equal(a, b)
+
+
+# What torch replaces
+
+
+@every
+def test_the_base_may_load_a_state_of_its_own(wrap):
+    model, extra = network(), nn.Parameter(torch.ones(1))
+    base = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = wrap(base)
+    base.load_state_dict(SGD(network().parameters(), lr=0.5, momentum=0.9).state_dict())
+    assert optimizer.param_groups is base.param_groups
+    assert optimizer.state is base.state
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.step(closure_of(model, optimizer))
+    optimizer.add_param_group({"params": [extra]})
+    assert len(base.param_groups) == 2
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step(closure_of(model, optimizer))
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+
+
+@every
+def test_a_scheduled_optimizer_can_be_copied_and_pickled(wrap):
+    model = network()
+    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    CosineAnnealingLR(optimizer, 10)
+    model_2, optimizer_2 = copy.deepcopy((model, optimizer))
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer_2.step(closure_of(model_2, optimizer_2))
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+    assert not any(torch.equal(p, b) for p, b in zip(model_2.parameters(), before))
+    model_3, optimizer_3 = pickle.loads(pickle.dumps((model, optimizer)))
+    optimizer_3.step(closure_of(model_3, optimizer_3))
+    for p, q in zip(model_2.parameters(), model_3.parameters()):
+        assert torch.equal(p, q)
+
+
+def test_a_radius_that_is_loaded_is_that_of_groups_to_come():
+    wide = SAM(SGD(network().parameters(), lr=0.1), radius=0.2)
+    model = network()
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), radius=0.05)
+    optimizer.load_state_dict(wide.state_dict())
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    optimizer.step(closure_of(model, optimizer))
+    assert [group["radius"] for group in optimizer.param_groups] == [0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("make", "moved"),
+    [
+        (lambda base: SAM(base, radius=0.1), 1.0),
+        (lambda base: GNP(base, alpha=0.25, radius=0.1), 0.25),  # α·1
+        (lambda base: FDGR(base, strength=0.1, step_size=0.5), 0.2),  # λ/a·(1 − 0)
+    ],
+)
+def test_a_gradient_that_only_a_later_pass_has_goes_through_the_rule(make, moved):
+    w, v, never = (nn.Parameter(torch.tensor([1.0])) for _ in range(3))
+    optimizer, calls = make(SGD([w, v, never], lr=1.0, weight_decay=0.0)), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (w.square() + (v if calls else 0)).sum()
+        calls.append(1)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert 1 - v.item() == pytest.approx(moved)
+    assert never.grad is None, "what no pass has is left out, as torch's optimizers leave it out"

@@ -58,9 +58,9 @@ def address(tmp_path_factory):
                 if not left:
                     raise
         nodes.wait_for_nodes()
-        with ray_executor.RayCluster(nodes.address):
-            yield nodes.address
-        nodes.shutdown()
+    with ray_executor.RayCluster(nodes.address):
+        yield nodes.address
+    nodes.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -197,10 +197,6 @@ def test_a_note_that_several_datasets_share_is_said_once(capsys, home):
 
 
 NEW = [
-    (("run", "tiny", "--emit-slurm", "3"), "now: softad slurm PROFILE --shards N"),
-    (("run", "tiny", "--shard", "1/2"), "now: softad train PROFILE --shard i/N"),
-    (("results", "tiny"), "now: softad report PROFILE --format md"),
-    (("export", "mlflow", "tiny"), "now: softad export PROFILE --to mlflow"),
     (("export", "tiny", "--to", "wandb"), "'wandb' unknown; choose from mlflow"),
     (("report", "tiny", "--format", "pdf"), "'pdf' unknown; choose from html, md, csv"),
     (("report", "tiny", "--output", "x"), "--output is for --format md and csv"),

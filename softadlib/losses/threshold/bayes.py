@@ -33,11 +33,17 @@ def as_tensor(name: str, values: Values | None) -> Tensor:
     if values is None:
         raise ValueError(f"{name} are missing")
     if not isinstance(values, Tensor):
-        array = np.asarray(values)
-        if array.dtype.kind not in "biuf":
-            raise ValueError(f"{name} must be numbers, got {array.dtype}")
-        # negative strides and read-only memory are no tensor's
-        values = torch.from_numpy(np.array(array))
+        try:
+            array = np.asarray(values)
+        except (RuntimeError, TypeError) as error:  # a list of tensors with gradients
+            raise ValueError(f"{name} must be one array or tensor of numbers ({error})") from None
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+            raise ValueError(f"{name} must be numbers of at most 64 bits, got {array.dtype}")
+        # torch has few unsigned types; negative strides and read-only memory are no tensor's
+        wide = array.dtype.kind == "u" and array.dtype.itemsize > 1
+        values = torch.from_numpy(np.array(array, dtype=np.int64 if wide else None))
+    if values.is_complex() or values.layout is not torch.strided:
+        raise ValueError(f"{name} must be dense real numbers, got {values.dtype}, {values.layout}")
     values = values.detach().cpu()
     if not values.is_floating_point():
         return values

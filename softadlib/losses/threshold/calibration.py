@@ -49,12 +49,7 @@ def check_validation(logits: Values, targets: Values) -> tuple[Tensor, Tensor]:
 
     Raises ValueError in one line for what cannot be used, as probabilities in place of logits.
     """
-    z = as_tensor("logits", logits)
-    if z.ndim != 2 or z.shape[1] < 2:
-        raise ValueError(
-            f"logits must have shape (n, K), a column for each class, got {tuple(z.shape)}; "
-            "for one logit z of two classes pass the columns 0 and z"
-        )
+    z = _as_logits(logits)
     if len(z) < 2:
         raise ValueError(f"logits of {len(z)} validation samples; at least 2 are needed")
     y = class_indices(targets, *z.shape)
@@ -65,6 +60,17 @@ def check_validation(logits: Values, targets: Values) -> tuple[Tensor, Tensor]:
     if z.min() >= 0 and (z.sum(1) - 1).abs().max() < tolerance:
         raise ValueError("logits are probabilities, rows that sum to one; pass their logarithms")
     return z, y
+
+
+def _as_logits(logits: Values) -> Tensor:
+    """Return logits (n, K), K ≥ 2, as floats on the CPU; ValueError for another shape."""
+    z = as_tensor("logits", logits)
+    if z.ndim != 2 or z.shape[1] < 2:
+        raise ValueError(
+            f"logits must have shape (n, K), a column for each class, got {tuple(z.shape)}; "
+            "for one logit z of two classes pass the columns 0 and z"
+        )
+    return z if z.is_floating_point() else z.double()
 
 
 def _precision(values: Values) -> float:
@@ -179,16 +185,18 @@ def expected_calibration_error(logits: Values, targets: Values, *, bins: int = 1
         A number in [0, 1].
 
     Raises:
-        ValueError: shapes that disagree, NaN.
+        ValueError: shapes that disagree, no sample, NaN, `bins` below 1.
 
     Example:
         >>> round(expected_calibration_error([[3.0, 0.0], [0.0, 3.0]], [0, 0]), 3)
         0.453
     """
-    z = as_tensor("logits", logits)
+    z = _as_logits(logits)
+    if not len(z):
+        raise ValueError("logits of 0 samples; at least 1 is needed")
     y = class_indices(targets, *z.shape)
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    if not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
     confidence, predicted = z.double().softmax(1).max(1)
     hits = (predicted == y).double()
     # the sum over a bin of hit − confidence is its size times the difference of its means

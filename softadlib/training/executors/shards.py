@@ -56,12 +56,16 @@ def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
 
 
 def run_cost(protocol: Protocol, name: str, curve: bool) -> int:
-    """Return the cost of one run, measured at the end or at every epoch of its curve."""
+    """Return the cost of one run, measured at the end or at every epoch of its curve.
+
+    Measuring a synthetic set runs at about four times the speed of its steps: the batches are larger.
+    """
     images, gradients = _image_set(protocol.dataset), protocol.method(name).gradients
     train, test = protocol.n_train or images.n_train * 4 // 5, protocol.n_test or images.n_test
     points = protocol.epochs // protocol.curve_every + 1 if curve else 1
     samples = 3 * train * protocol.epochs * gradients
-    samples += (train + (protocol.n_val or images.n_train // 5) + test) * points
+    measured = (train + (protocol.n_val or images.n_train // 5) + test) * points
+    samples += measured // 4 if protocol.dataset in SYNTHETIC else measured
     return _forward(protocol.model, protocol.dataset) * samples
 
 

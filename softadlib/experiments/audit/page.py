@@ -1,0 +1,105 @@
+"""The tests of the paper's claims on a profile's rows, as a part of its README."""
+
+import itertools
+from collections.abc import Iterator
+
+import pandas as pd
+
+from softadlib._validation import UserError
+from softadlib.analysis import coverage, markdown, paper
+from softadlib.analysis.readings import DECIDABLE, listed
+from softadlib.experiments.audit import accuracy, claims, controls
+from softadlib.results import reader
+from softadlib.results.selection import TIES
+
+MARGIN = 1.0
+"""Points of accuracy that "comparable" may lose."""
+ACCURACY = "an accuracy at most 1 point lower"
+HAS = {
+    "knob": "a larger θ",
+    "gap": "a smaller gap",
+    "model_norm": "a smaller norm",
+    "loss_test": "a smaller test loss",
+}
+LEGEND = f"""\
+SoftAD is compared with each rival trial by trial, under both rules for ties in validation accuracy. *yes*: the exact
+two-sided permutation test finds what the line says, at p ≤ .05 for this comparison alone. *no*: it finds the contrary.
+*open*: it finds neither. For accuracy, *yes* and *no* mean that Student's 95 % interval lies above or below −1 point.
+"Step matched" is ERM with its learning rate times the mean weight of SoftAD's run of the same trial. A comparison needs
+at least {DECIDABLE} trials; of one with fewer, n is shown."""
+
+
+def findings(profile: str) -> pd.DataFrame:
+    """Return what every comparison of a profile finds: has, against, ties, dataset, label_noise, finds, n.
+
+    Raises UserError where no comparison has `DECIDABLE` trials.
+    """
+    rows, beside = reader.read(profile, final=True), controls.read(profile)
+    tables = [pd.DataFrame(columns=["n"])]
+    if len(rows):
+        tested = claims.comparisons(rows, beside)
+        tables.append(
+            tested.assign(has=tested["claim"].map(lambda name: HAS[claims.CLAIMS[name].measure]))
+        )
+        for ties in TIES:
+            chosen = claims.contenders(rows, beside, ties)
+            compared = accuracy.compare_accuracy(chosen, MARGIN)
+            compared["finds"] = compared["finds"].replace({"comparable": "yes", "lower": "no"})
+            tables.append(compared.assign(has=ACCURACY, ties=ties))
+    found = pd.concat([t for t in tables if len(t)] or tables, ignore_index=True)
+    enough = found[found["n"] >= DECIDABLE]
+    if enough.empty:
+        raise UserError(
+            f"no comparison in profile {profile!r} has {DECIDABLE} trials to be tested by"
+        )
+    return found[found["dataset"].isin(enough["dataset"])]
+
+
+def tests(profile: str) -> str:
+    """Return sentences and a table of `findings`. Raises UserError as it does."""
+    found = findings(profile)
+    stored = coverage.labels(reader.provenances(profile))
+    left_out = [name for name in stored if name not in set(found["dataset"])]
+    words = f" Left out, with fewer: {listed(left_out)}." if left_out else ""
+    lines = "\n".join(f"- {line}" for line in _sentences(found))
+    return f"{lines}\n\n{LEGEND}{words}\n\n{markdown.to_markdown(table(found))}\n"
+
+
+def table(found: pd.DataFrame) -> pd.DataFrame:
+    """Lay `findings` out: a line per claim and rival, a column per dataset and tie rule."""
+    noise = found["label_noise"].map(lambda share: f", {share:.0%} flipped" if share else "")
+    cells = found["finds"].where(found["n"] >= DECIDABLE, "n = " + found["n"].astype(str))
+    rival = found["against"].map(claims.label)
+    whole = found.assign(
+        column=found["dataset"] + noise + ", " + found["ties"], cell=cells, rival=rival
+    )
+    datasets = paper.in_order(found["dataset"])
+    columns = [
+        name
+        for dataset in datasets
+        for name in whole.loc[whole["dataset"] == dataset, "column"].drop_duplicates()
+    ]
+    wide = whole.pivot(index=["has", "rival"], columns="column", values="cell")[columns]
+    rivals = map(claims.label, (*claims.PAPER, "iflood", claims.MATCHED))
+    lines = itertools.product((*HAS.values(), ACCURACY), rivals)
+    wide = wide.loc[[line for line in lines if line in wide.index]]
+    return wide.fillna("–").reset_index().rename(columns={"has": "SoftAD has", "rival": "than"})
+
+
+def _sentences(found: pd.DataFrame) -> Iterator[str]:
+    """Count what is found of each claim, against other methods and against ERM with a matched step."""
+    enough = found[found["n"] >= DECIDABLE]
+    matched = enough["against"] == claims.MATCHED
+    for has in (*HAS.values(), ACCURACY):
+        for part, who in (
+            (enough[~matched], "the other methods"),
+            (enough[matched], "ERM with a matched step"),
+        ):
+            finds = part.loc[part["has"] == has, "finds"]
+            if len(finds):
+                rivals = claims.label("flooding") if has == HAS["knob"] else who
+                yes, no = ((finds == word).sum() for word in ("yes", "no"))
+                yield (
+                    f"SoftAD has {has} than {rivals}: found in {yes} of {len(finds)} comparisons, "
+                    f"the contrary in {no}."
+                )
