@@ -346,13 +346,21 @@ def test_errors_of_nodes_and_of_the_cluster_are_one_line(home, address, capsys):
             "/dev/null/shared cannot be written: /dev/null is not a folder",
         ),
         (["--engine", "ray", "-j", "2"], "--jobs is for this machine"),
-        (["--engine", "ray", "--shard", "1/2"], "not with --engine ray"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "run"])
 def test_bad_options_are_one_line_and_start_nothing(home, capsys, command, argv, words):
+    one_line_and_nothing(home, capsys, [command, "tiny", *argv], words)
+
+
+def test_a_part_is_not_for_a_cluster(home, capsys):
+    argv = ["train", "tiny", "--engine", "ray", "--shard", "1/2"]
+    one_line_and_nothing(home, capsys, argv, "not with --engine ray")
+
+
+def one_line_and_nothing(home, capsys, argv, words):
     before = tree(home)
-    assert cli.main([command, "tiny", *argv]) == 2
+    assert cli.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.strip().splitlines()) == 1
