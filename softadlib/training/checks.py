@@ -11,6 +11,8 @@ from softadlib.methods import METHODS
 
 AUTO = {"auto": "theta", "auto-low": "theta_low", "auto-high": "theta_high"}
 """Words that stand for a grid of θ, and what each takes of `suggest_theta` in every trial."""
+MOST_VALUES = 10_000
+"""Longest grid that {linspace: …} makes."""
 
 
 def check_batches(n_train: int, batch_size: int) -> None:
@@ -59,8 +61,10 @@ def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
     if len(ends) != 3:
         raise UserError(f"{name}.linspace takes start, stop, count, got {ends!r}")
     start, stop = (real(f"{name} {end}", v, low=0) for end, v in zip(("start", "stop"), ends))
-    values_between = np.linspace(start, stop, whole(f"{name} count", ends[2], 1))
-    return [float(value) for value in values_between]
+    count = whole(f"{name} count", ends[2], 1)
+    if count > MOST_VALUES:
+        raise UserError(f"{name} count must be at most {MOST_VALUES:,}, got {count}")
+    return [float(value) for value in np.linspace(start, stop, count)]
 
 
 def user_error(error: ValidationError, schema: Mapping[str, Any]) -> UserError:
@@ -91,12 +95,17 @@ def allowed(facts: Mapping[str, Any]) -> str:
     kinds = {"integer": "a whole number", "number": "a number", "string": "a text"}
     words = [kinds.get(facts.get("type", ""), "a mapping")]
     if "minimum" in facts:
-        words.append(f"of at least {facts['minimum']:g}")
+        words.append(f"of at least {_number(facts['minimum'])}")
     if "exclusiveMinimum" in facts:
-        words.append(f"above {facts['exclusiveMinimum']:g}")
+        words.append(f"above {_number(facts['exclusiveMinimum'])}")
     if "maximum" in facts:
-        words.append(f"and at most {facts['maximum']:g}")
+        words.append(f"and at most {_number(facts['maximum'])}")
     return " ".join(words)
+
+
+def _number(x: float) -> str:
+    """Write a bound: 10,000,000 or 0.5."""
+    return f"{int(x):,}" if x == int(x) else f"{x:g}"
 
 
 def _hint(value: Any) -> str:

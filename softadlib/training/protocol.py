@@ -27,8 +27,8 @@ from softadlib.training.engines.base import TrainConfig
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Size = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 @dataclass(frozen=True, order=True)
@@ -85,11 +85,11 @@ class Protocol(BaseModel):
     """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
     """Weight decay, added to the gradient."""
-    batch_size: Annotated[int, Field(ge=2)] = 50
+    batch_size: Annotated[int, Field(ge=2, le=10_000_000)] = 50
     """Samples per step; batch norm cannot train on a single one."""
     epochs: Count = 500
     """Epochs of every run."""
-    trials: Count = 15
+    trials: Annotated[int, Field(ge=1, le=10_000)] = 15
     """Repetitions, each with its own data, initial weights and order of samples."""
     label_noise: tuple[Share, ...] = (0.0,)
     """Fraction of flipped labels in every part of a synthetic set, or a list of fractions."""

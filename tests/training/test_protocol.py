@@ -261,6 +261,18 @@ def test_load_reads_overrides_and_refuses_what_does_not_fit(home, tmp_path, monk
             "parameter 'dataset' unknown",
         ),
         (lambda: load("tiny", "gaussian", {"epochs": 0}), "epochs must be a whole number"),
+        (
+            lambda: load("tiny", "gaussian", {"epochs": 10**22}),
+            "epochs must be a whole number of at least 1 and at most 1,000,000, got 1",
+        ),
+        (
+            lambda: load("tiny", "gaussian", {"n_test": 10**12}),
+            "n_test must be a whole number of at least 0 and at most 10,000,000, got 1",
+        ),
+        (
+            lambda: load("tiny", "gaussian", {"grids": {"softad": {"linspace": [0, 1, 10**11]}}}),
+            "grids.softad count must be at most 10,000, got 100000000000",
+        ),
     ):
         with pytest.raises(UserError) as caught:
             call()
