@@ -13,6 +13,7 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real, whole
+from softadlib.functional.objectives import MIN_SIGMA
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ METHODS: dict[str, Method] = {
             THETA,
             F.softad,
             settings={
-                "sigma": Setting(1.0, "scale σ of the losses' deviations, in nats", above=0),
+                "sigma": Setting(1.0, "scale σ of the losses' deviations, in nats", low=MIN_SIGMA),
                 "eta": Setting(1.0, "weight η of θ in the value; no gradient has it"),
                 "scale": Setting(
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES

@@ -54,8 +54,8 @@ def trials_sentence(counts: Iterable[int]) -> str:
     """Say what so many trials of each set can decide."""
     n = f"n = {span(sorted(counts := list(counts)))}"
     if max(counts) < DECIDABLE:
-        return f"At {n} no exact test can find a difference at 5 %: all of this is what was seen."
-    return f"{n}. An exact test needs {DECIDABLE} trials to find a difference at 5 %; `beyond_audit` makes these tests."
+        return f"At {n} no exact test of paired trials can find a difference at 5 %: all of this is what was seen."
+    return f"{n}. An exact test of paired trials needs {DECIDABLE} of them to find a difference at 5 %."
 
 
 def gap_readings(rows: pd.DataFrame) -> list[str]:

@@ -51,8 +51,7 @@ class Images:
 
 def data_root() -> Path:
     """Return the folder of the image sets: $SOFTAD_DATA, else `data/` in the workbook."""
-    named = os.environ.get("SOFTAD_DATA")
-    return Path(named) if named else home() / "data"
+    return Path(os.environ.get("SOFTAD_DATA") or home() / "data")
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -155,8 +154,7 @@ def load_images(name: str, folder: str = "") -> Images:
     Raises UserError naming the file, and what to do, for a set that is not there or is broken.
     """
     path = prepared_file(name)
-    changed = path.stat().st_mtime_ns if path.exists() else 0
-    return _read(name, folder, path, changed)
+    return _read(name, folder, path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
 @functools.lru_cache(maxsize=1)
@@ -204,7 +202,7 @@ def _read_prepared(path: Path) -> Images:
             if missing := [key for key in KEYS if key not in file]:
                 raise UserError(f"{path} lacks {', '.join(missing)}; {again}")
             x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is broken ({error}); {again}") from None
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
         if not (x.dtype == np.uint8 and x.ndim in (3, 4) and y.shape == (len(x),) and len(x)):
@@ -212,6 +210,9 @@ def _read_prepared(path: Path) -> Images:
                 f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C) and y_{part} (n,), n > 0; "
                 f"got {x.dtype} {x.shape} and {y.shape}; {again}"
             )
+    classes = np.unique(np.concatenate([y_train, y_test])).tolist()
+    if len(classes) < 2 or classes != list(range(len(classes))):
+        raise UserError(f"{path}: labels must be 0, 1, … of two classes or more, got {classes[:6]}")
     if x_train.shape[1:] != x_test.shape[1:]:
         sizes = f"{x_train.shape[1:]}, test images {x_test.shape[1:]}"
         raise UserError(f"{path}: training images are {sizes}; give all one size; {again}")
@@ -248,20 +249,20 @@ def prepare(
 
 def _read_folder(folder: Path, progress: Callable[[int, int], None] | None = None) -> Images:
     """Read train/<class>/* and test/<class>/* as uint8 arrays; all images of one size and mode."""
-    layout = f"{folder} must hold train/<class>/ and test/<class>/ with images"
+    layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
     walk = partial(torchvision().datasets.ImageFolder, allow_empty=True)
     try:
         train, test = walk(folder / "train"), walk(folder / "test")
     except OSError as error:
         raise UserError(f"{layout} ({error})") from None
-    if train.classes != test.classes or not (train.samples and test.samples):
+    alike = train.classes == test.classes and len(train.classes) > 1
+    if not (alike and train.samples and test.samples):
         counts = f"{len(train.samples)} and {len(test.samples)} images"
         raise UserError(f"{layout}; train has {train.classes}, test has {test.classes}: {counts}")
     entries: list[tuple[str, int]] = [*train.samples, *test.samples]
     pictures: list[np.ndarray] = []
     for done, (file, _) in enumerate(entries, 1):
-        pixels = _read_pixels(file)
-        pictures.append(pixels)
+        pictures.append(pixels := _read_pixels(file))
         if pixels.shape != pictures[0].shape:
             sizes = f"is {pixels.shape}, the images before it {pictures[0].shape}"
             raise UserError(f"{file} {sizes}; give all one size and mode")

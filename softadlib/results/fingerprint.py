@@ -10,7 +10,7 @@ from softadlib.methods import METHODS
 NUMERICS_VERSION = 3
 """Raised by hand whenever the same protocol would give other numbers: old results are set aside."""
 
-RUNTIME_FIELDS = ("device", "stack", "folder", "checkpoint_every")
+RUNTIME_FIELDS = ("device", "stack", "checkpoint_every")
 """Fields that may change where and how fast a run is made, never its numbers."""
 SELECTION_FIELDS = ("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every")
 """Fields that say which runs and rows there are, never what one run does."""
@@ -28,7 +28,7 @@ LEGACY_SETTINGS: dict[str, tuple[str, ...]] = {
     "aux_folds": ("adaflood",),
 }
 """Settings that were fields of the protocol once, and their methods. Fingerprints hash them as fields."""
-LEGACY_DEFAULTS = {"aux": "folds", "aux_folds": 5}
+LEGACY_DEFAULTS = {"aux": "folds", "aux_folds": 5, "folder": ""}
 """Fields that are newer than the oldest results, with the values that those were made with."""
 
 

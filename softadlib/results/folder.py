@@ -21,7 +21,7 @@ import io
 import json
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,10 @@ class ResultFolder:
         paths = sorted(self.path.parent.glob(f"{self.method}.{self.fingerprint}*"))
         return [replace(self, method=path.name) for path in paths if self.fingerprint]
 
-    def stored_rows(self, label_noise: Sequence[float]) -> pd.DataFrame:
+    def stored_rows(self) -> pd.DataFrame:
         """Return every row of this protocol: finished ones and those of an interrupted study.
 
-        `label_noise` is the protocol's, for a table without that column and without provenance.
+        A table that only its provenance could give a label noise counts as none without it.
         """
         frames = []
         for part in self._of_study("parts/*.parquet"):
@@ -182,11 +182,9 @@ class ResultFolder:
         if self.metrics.exists():
             rows, fingerprint = unpack(self.metrics)
             if fingerprint == self.fingerprint:
-                if "label_noise" not in rows:
-                    if self.provenance.exists():
-                        label_noise = self.read_provenance().protocol["label_noise"]
-                    rows["label_noise"] = label_noise[0]
-                frames.append(rows)
+                if "label_noise" not in rows and self.provenance.exists():
+                    rows["label_noise"] = self.read_provenance().protocol["label_noise"][0]
+                frames += [rows] if "label_noise" in rows else []
         return merge(frames)
 
     def save_part(self, rows: pd.DataFrame) -> None:
@@ -250,11 +248,14 @@ class ResultFolder:
         return True
 
     def clear(self) -> None:
-        """Delete everything that is stored of this protocol, also aside, and the finished results."""
+        """Delete what is stored of this protocol, also aside, and a broken table, but not results of others."""
+        finished = self.files()
+        with contextlib.suppress(UserError):
+            finished = finished if self.stored_fingerprint() in (None, self.fingerprint) else []
         with os_error_as_user_error(self.path):
             for folder in self.aside():
                 shutil.rmtree(folder.path)
-            for path in (*self.files(), self.progress, *self._of_study("*/*")):
+            for path in (*finished, self.progress, *self._of_study("*/*")):
                 path.unlink(missing_ok=True)
 
     # What a method needs to know before it is trained. A broken file counts as none: what it held

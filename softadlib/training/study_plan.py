@@ -116,13 +116,12 @@ class Study:
 
         Rows of results that were set aside count too: nothing of them is trained again.
         """
-        noises = self.protocol.label_noise
-        rows = self.folder.stored_rows(noises)
+        rows = self.folder.stored_rows()
         others = len(self._rows_of_runs(rows)) < len(rows)
         earlier = []
         for folder in self.folder.aside():
             with contextlib.suppress(UserError):  # the runs of a broken file are trained again
-                earlier.append(self._rows_of_runs(folder.stored_rows(noises)))
+                earlier.append(self._rows_of_runs(folder.stored_rows()))
         return merge([*earlier, self._rows_of_runs(rows)]), others
 
     def _rows_of_runs(self, rows: pd.DataFrame) -> pd.DataFrame:

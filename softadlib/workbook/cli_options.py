@@ -67,10 +67,16 @@ def add_execution(command: argparse.ArgumentParser) -> None:
 
 
 def split_names(values: Sequence[str] | None) -> list[str] | None:
-    """Return the names of a repeatable option whose values may be lists with commas."""
+    """Return the names of a repeatable option whose values may be lists with commas.
+
+    Raises UserError where it is given and names nothing.
+    """
     if values is None:
         return None
-    return [name for value in values for name in value.split(",") if name]
+    names = [name for value in values for name in value.split(",") if name]
+    if not names:
+        raise UserError("--dataset and --method need a name; leave them out for all")
+    return names
 
 
 def selection(args: argparse.Namespace) -> "Selection":

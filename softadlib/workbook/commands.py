@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softadlib._validation import UserError, choose
+from softadlib._validation import UserError, choose, real
 from softadlib.workbook import cli_options
 
 if TYPE_CHECKING:
@@ -263,6 +263,7 @@ def check_device(args: argparse.Namespace) -> int:
     from softadlib.training.device import available_devices, pick_device
     from softadlib.workbook import check_device as checks
 
+    real("--budget", args.budget, low=0)
     device = pick_device(available_devices()[0] if args.device == "best" else args.device)
     report = checks.check_device(device, args.budget, lambda c: print(checks.line(c), flush=True))
     print(

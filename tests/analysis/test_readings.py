@@ -141,7 +141,7 @@ def test_sentences_along_the_grid_turn_round():
 def test_few_trials_decide_nothing():
     assert "no exact test" in readings.trials_sentence([3, 3])
     assert "n = 1 to 3" in readings.trials_sentence([1, 3])
-    assert "An exact test needs 6 trials" in readings.trials_sentence([3, 15])
+    assert "An exact test of paired trials needs 6 of them" in readings.trials_sentence([3, 15])
 
 
 def test_no_sentence_without_the_methods_it_speaks_of():

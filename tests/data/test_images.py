@@ -5,6 +5,7 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import shutil
 import struct
 
 import numpy as np
@@ -216,6 +217,32 @@ def test_a_prepared_file_that_is_off_is_named(root, changes, words):
     assert "softad data prepare mine" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (np.array(["cat", "dog"] * 10), r"\['cat', 'dog'\]"),
+        (np.arange(20) % 2 + 0.5, r"\[0.0, 0.5, 1.0, 1.5\]"),
+        (np.arange(20) % 2 * 10**6, r"\[0, 1, 1000000\]"),
+        (np.arange(20) % 2 - 1, r"\[-1, 0, 1\]"),
+    ],
+)
+def test_labels_of_a_prepared_file_count_from_zero(root, labels, found):
+    parts = {"y_test": labels[:10]} if labels.dtype.kind == "U" else {}
+    save_prepared(root, y_train=labels, **parts)
+    with pytest.raises(UserError, match=rf"mine\.npz: labels must be 0, 1, … .*got {found}"):
+        images.load_images("mine")
+
+
+def test_a_prepared_file_of_one_class_or_of_another_format_is_named(root):
+    save_prepared(root, y_train=np.zeros(20, int), y_test=np.zeros(10, int))
+    with pytest.raises(UserError, match=r"mine\.npz: labels .* two classes or more, got \[0\]"):
+        images.load_images("mine")
+    with open(root / "array.npz", "wb") as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(UserError, match=r"array\.npz is broken"):
+        images.load_images("array")
+
+
 @pytest.mark.parametrize("keep", [0, 40, 0.5])
 def test_a_prepared_file_cut_short_is_named(root, keep):
     save_prepared(root)
@@ -280,6 +307,9 @@ def test_folders_that_are_off_are_refused(root, tmp_path, capsys):
     (tmp_path / "pets" / "train" / "cat" / "bad.png").unlink()
     (tmp_path / "pets" / "test" / "cow").mkdir()
     assert "train has ['cat', 'dog'], test has ['cat', 'cow', 'dog']" in refused(tmp_path / "pets")
+    for folder in ("train/dog", "test/dog", "test/cow"):
+        shutil.rmtree(tmp_path / "pets" / folder)
+    assert "of several classes; train has ['cat'], test has ['cat']" in refused(tmp_path / "pets")
 
 
 def test_palettes_keep_their_colours_and_deep_pixels_are_refused(tmp_path):

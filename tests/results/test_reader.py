@@ -50,7 +50,7 @@ def place(fingerprint="f1", method="softad"):
 def test_what_is_finished_is_read_back(home):
     place().finish(rows(), facts())
     pd.testing.assert_frame_equal(store.read("tiny"), rows())
-    pd.testing.assert_frame_equal(place().stored_rows([0.0]), rows())
+    pd.testing.assert_frame_equal(place().stored_rows(), rows())
     stored = pd.read_parquet(home / "outputs/tiny/gaussian/softad/metrics.parquet")
     assert tuple(stored.columns) == COLUMNS, (
         "label noise that does not vary stands in the provenance"
@@ -68,7 +68,7 @@ def test_label_noise_is_a_column_where_it_varies(home):
 def test_one_noise_that_is_not_zero_comes_from_the_provenance(home):
     place().finish(rows(noise=0.05), facts([0.05]))
     assert store.read("tiny")["label_noise"].unique().tolist() == [0.05]
-    assert place().stored_rows([0.05])["label_noise"].unique().tolist() == [0.05]
+    assert place().stored_rows()["label_noise"].unique().tolist() == [0.05]
 
 
 def test_without_provenance_a_result_is_not_read(home):
@@ -78,16 +78,32 @@ def test_without_provenance_a_result_is_not_read(home):
     assert store.finished("tiny") == []
 
 
+def test_rows_whose_label_noise_nothing_says_are_not_taken_for_another(home):
+    place().finish(rows(noise=0.4), facts([0.4]))
+    place().provenance.unlink()
+    assert place().stored_rows().empty
+
+
+def test_clearing_leaves_results_of_other_parameters(home):
+    place().finish(rows(), facts())
+    place("f2").save_part(rows((5,)))
+    place("f2").clear()
+    pd.testing.assert_frame_equal(place().stored_rows(), rows())
+    assert place("f2").stored_rows().empty
+    place().clear()
+    assert place().files() == []
+
+
 def test_parts_are_kept_until_the_end_and_only_for_their_protocol(home):
     place().save_part(rows((0,)))
     place().save_part(rows((1,)))
     place("f2").save_part(rows((5,)))
-    pd.testing.assert_frame_equal(place().stored_rows([0.0]), rows((0, 1)))
+    pd.testing.assert_frame_equal(place().stored_rows(), rows((0, 1)))
     place().finish(rows(), facts())
     left = [p.name for p in (place().path / "parts").iterdir()]
     assert len(left) == 1, "another protocol's part is not ours to delete"
     assert left[0].startswith("f2-")
-    pd.testing.assert_frame_equal(place("f2").stored_rows([0.0]), rows((5,)))
+    pd.testing.assert_frame_equal(place("f2").stored_rows(), rows((5,)))
 
 
 def test_a_part_saved_twice_is_one_part(home):
@@ -122,7 +138,7 @@ def test_a_cut_table_is_named_with_what_to_do(home, cut):
     place().finish(rows(), facts())
     data = place().metrics.read_bytes()
     place().metrics.write_bytes(data[: int(len(data) * cut) if isinstance(cut, float) else cut])
-    for read in (lambda: store.read("tiny"), lambda: place().stored_rows([0.0])):
+    for read in (lambda: store.read("tiny"), lambda: place().stored_rows()):
         with pytest.raises(
             UserError, match=r"metrics.parquet is broken .*delete .*run the same command"
         ) as caught:

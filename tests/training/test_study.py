@@ -183,7 +183,7 @@ def test_on_a_gpu_a_study_cut_short_trains_the_lots_of_its_label_noise_again(as_
         study.Study(p, "softad").folder,
         study.Study(p, "softad", torch.device("cuda")),
     )
-    stored = folder.stored_rows(p.label_noise)
+    stored = folder.stored_rows()
     (lost,) = [run for run in plan.runs if run.label_noise and run.trial == 2 and run.knob == 0.3]
     for part in (folder.path / "parts").iterdir():
         part.unlink()
@@ -475,7 +475,7 @@ def test_on_rows_hears_every_row_once_in_this_process_after_it_was_saved(jobs):
 
     def on_rows(rows):
         heard.append(rows)
-        kept = place.stored_rows([0.0]).set_index([*RUN_KEY, "epoch"])
+        kept = place.stored_rows().set_index([*RUN_KEY, "epoch"])
         saved.append(rows.set_index([*RUN_KEY, "epoch"]).index.isin(kept.index).all())
 
     rows = study.run(protocol(), "softad", jobs=jobs, on_rows=on_rows)
@@ -493,7 +493,7 @@ def test_what_on_rows_raises_ends_the_call_and_loses_nothing():
 
     with pytest.raises(KeyError, match="mine"):
         study.run(protocol(), "softad", on_rows=on_rows)
-    assert len(study.Study(protocol(), "softad").folder.stored_rows([0.0]))
+    assert len(study.Study(protocol(), "softad").folder.stored_rows())
 
 
 class WorkspaceTask:

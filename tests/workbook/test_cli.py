@@ -40,9 +40,20 @@ BAD = [
         ("tiny", "-p", "epoch", "3"),
         "parameter 'epoch' unknown; choose from folder, model, optimizer",
     ),
-    (("tiny", "-p", "epochs", "many"), "epochs must be a whole number of at least 1, got 'many'"),
-    (("tiny", "-p", "settings.softad.sigma", "0"), "sigma must be a number above 0, got 0"),
-    (("tiny", "-p", "settings.softad.sigma", ".nan"), "sigma must be a number above 0, got nan"),
+    (("tiny", "--dataset", ""), "--dataset and --method need a name; leave them out for all"),
+    (("tiny", "--method", ","), "--dataset and --method need a name; leave them out for all"),
+    (
+        ("tiny", "-p", "epochs", "many"),
+        "epochs must be a whole number of at least 1 and at most 1,000,000, got 'many'",
+    ),
+    (
+        ("tiny", "-p", "settings.softad.sigma", "0"),
+        "sigma must be a number of at least 1e-12, got 0",
+    ),
+    (
+        ("tiny", "-p", "settings.softad.sigma", ".nan"),
+        "sigma must be a number of at least 1e-12, got nan",
+    ),
     (
         ("tiny", "-p", "sigma", "2"),
         "parameter 'sigma' belongs to a method; write settings: {softad: {sigma: 2}}, on the command "
@@ -95,7 +106,7 @@ def test_bad_arguments(capsys, home, command, argv, words):
         ("epochs: [1, 2", "broken YAML"),
         ("epochs: 3\nteh: 4", "parameter 'teh' unknown"),
         ("grids: {softad: [.nan]}", "theta in grids.softad"),
-        ("settings: {softad: {sigma: -1}}", "sigma must be a number above 0, got -1"),
+        ("settings: {softad: {sigma: -1}}", "sigma must be a number of at least 1e-12, got -1"),
         ("sigma: 2", "write settings: {softad: {sigma: 2}}"),
         ("label_noise: []", "label_noise must be"),
     ],
@@ -169,7 +180,7 @@ def test_show_describes_the_parameters_of_its_methods(capsys, home):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert lines["epochs"].split()[1:3] == ["4", "500"], "in tiny, and by default"
     assert "a whole number of at least 1" in lines["epochs"]
-    assert "a number above 0" in lines["settings.softad.sigma"]
+    assert "a number of at least 1e-12" in lines["settings.softad.sigma"]
     assert "grids.softad" in lines
     assert "grids.sam" not in lines
     assert "settings.sam.bn_update" not in lines

@@ -1,8 +1,9 @@
 """What a selected SoftAD run did to its gradient, and ERM trained with as much less of a step.
 
-SoftAD weighs every sample's gradient by |φ| < 1, so at equal lr it takes shorter steps than ERM. Here
-the run is trained once more with its weights recorded, then ERM with lr × mean |φ| and, for comparison,
-with loss × mean |φ|. One table a dataset, outputs/<profile>/<dataset>/controls.parquet.
+SoftAD weighs every sample's gradient by |φ| < 1, so under SGD it takes shorter steps than ERM at equal lr.
+Adam divides a common factor out again. Here the run is trained once more with its weights recorded, then ERM
+with lr × mean |φ| and, for comparison, with loss × mean |φ|. One table a dataset,
+outputs/<profile>/<dataset>/controls.parquet.
 """
 
 import dataclasses

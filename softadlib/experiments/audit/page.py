@@ -25,8 +25,9 @@ LEGEND = f"""\
 SoftAD is compared with each rival trial by trial, under both rules for ties in validation accuracy. *yes*: the exact
 two-sided permutation test finds what the line says, at p ≤ .05 for this comparison alone. *no*: it finds the contrary.
 *open*: it finds neither. For accuracy, *yes* and *no* mean that Student's 95 % interval lies above or below −1 point.
-"Step matched" is ERM with its learning rate times the mean weight of SoftAD's run of the same trial. A comparison needs
-at least {DECIDABLE} trials; of one with fewer, n is shown."""
+"Step matched" is ERM with its learning rate times the mean weight of SoftAD's run of the same trial. Under Adam that
+shortens its steps by more than SoftAD does, so a *no* on the norm there decides nothing about SoftAD. A comparison
+needs at least {DECIDABLE} trials; of one with fewer, n is shown."""
 
 
 def findings(profile: str) -> pd.DataFrame:

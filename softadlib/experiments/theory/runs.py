@@ -1,4 +1,4 @@
-"""How near to stationary the runs of Props. 1–3 come, and how steep transformed gradients are."""
+"""How near to stationary the runs of Propositions 3, 4 and 6 come, and how steep transformed gradients are."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
