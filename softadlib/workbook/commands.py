@@ -263,7 +263,7 @@ def check_device(args: argparse.Namespace) -> int:
     from softadlib.training.device import available_devices, pick_device
     from softadlib.workbook import check_device as checks
 
-    real("--budget", args.budget, low=0)
+    real("--budget", args.budget)
     device = pick_device(available_devices()[0] if args.device == "best" else args.device)
     report = checks.check_device(device, args.budget, lambda c: print(checks.line(c), flush=True))
     print(

@@ -84,3 +84,8 @@ def test_auto_takes_a_gpu_that_was_checked_with_this_torch(home, monkeypatch):
     assert not is_checked(cuda), "another torch has other kernels"
     devices._checked_file().write_text("{broken")
     assert not is_checked(cuda)
+
+
+def test_a_budget_that_is_no_number_is_refused(capsys):
+    assert cli.main(["check-device", "--device", "cpu", "--budget", "nan"]) == 2
+    assert "--budget must be a finite number, got nan" in capsys.readouterr().err
