@@ -96,26 +96,25 @@ def overview(profile: str) -> str:
     """
     rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
     labels = coverage.labels(provenances[provenances["method"].isin(["erm", "softad"])])
-    found, lowest = [], []
+    lines, best_thetas = [], []
     for dataset in paper.in_order(rows["dataset"].unique()):
         part = rows[rows["dataset"] == dataset]
         erm, softad = (part[part["method"] == name] for name in ("erm", "softad"))
         if len(erm) and len(softad):
             smallest = softad[softad["knob"] == softad["knob"].min()]
             for side, runs in zip(SIDES, (erm, smallest, select(softad, "largest"))):
-                found.append({"dataset": labels[dataset], "method": side, **_means(runs)})
+                lines.append({"dataset": labels[dataset], "method": side, **_means(runs)})
             theta = softad.groupby("knob")["loss_test"].mean().idxmin()
-            lowest.append(f"{theta:.2f} on {dataset}")
-    if not found:
+            best_thetas.append(f"{theta:.2f} on {dataset}")
+    if not lines:
         raise UserError(f"profile {profile!r} has no finished runs of ERM and SoftAD")
-    table = pd.DataFrame(found)
+    table = pd.DataFrame(lines)
     by_side = table.set_index(["dataset", "method"])[list(OVERVIEW)].unstack("method")
     sentences = [_against_erm(by_side, side) for side in SIDES[1:]]
-    sentences.append(f"SoftAD's mean test loss is lowest at θ = {readings.listed(lowest)}.")
+    sentences.append(f"SoftAD's mean test loss is lowest at θ = {readings.listed(best_thetas)}.")
     sentences.append(readings.trials_sentence(table["n"]))
     table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
-    lines = readings.bullets(sentences)
-    return f"{to_markdown(tables.render(table))}\n\n{lines}\n"
+    return f"{to_markdown(tables.render(table))}\n\n{readings.bullets(sentences)}\n"
 
 
 def _means(runs: pd.DataFrame) -> dict[str, float]:

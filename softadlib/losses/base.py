@@ -91,8 +91,8 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
     Every torch loss of half-precision input is computed in float32. Raises ValueError for a single
     value, for what is no tensor, and for class probabilities with class weights.
     """
-    is_torchs = isinstance(base, (nn.modules.loss._Loss, _SummedPerSample))
-    if is_torchs and (input.dtype in HALF or target.dtype in HALF):
+    is_from_torch = isinstance(base, (nn.modules.loss._Loss, _SummedPerSample))
+    if is_from_torch and (input.dtype in HALF or target.dtype in HALF):
         input, target = (v.float() if v.dtype in HALF else v for v in (input, target))
     if not is_classification(base):
         return _losses_of_callable(base, input, target)

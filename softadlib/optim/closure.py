@@ -68,7 +68,7 @@ class ClosureOptimizer(Optimizer):
     _left: Mapping[int, tuple[int, int]] = MappingProxyType({})
     """Marks of the gradients that the last step left behind."""
     _zeroed = False
-    _own: dict[str, Any]
+    _before_base: dict[str, Any]
     """What `Optimizer` sets before there is a base."""
 
     def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
@@ -90,7 +90,9 @@ class ClosureOptimizer(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of `base`."""
-        return self.base.param_groups if "base" in self.__dict__ else self._own["param_groups"]
+        return (
+            self.base.param_groups if "base" in self.__dict__ else self._before_base["param_groups"]
+        )
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -99,7 +101,7 @@ class ClosureOptimizer(Optimizer):
     @property
     def state(self) -> Any:
         """The state of `base`."""
-        return self.base.state if "base" in self.__dict__ else self._own["state"]
+        return self.base.state if "base" in self.__dict__ else self._before_base["state"]
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -110,7 +112,7 @@ class ClosureOptimizer(Optimizer):
         if "base" in self.__dict__:
             setattr(self.base, name, value)
         else:
-            self.__dict__.setdefault("_own", {})[name] = value
+            self.__dict__.setdefault("_before_base", {})[name] = value
 
     def _check_base(self, base: Optimizer) -> None:
         """Refuse optimizers that cannot be stepped with a gradient from elsewhere."""
@@ -160,16 +162,15 @@ class ClosureOptimizer(Optimizer):
         if all(p.grad is None for p in named.values()):
             raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
         start = {name: p.clone() for name, p in named.items()}
-        dims: dict[
-            str, int
-        ] = {}  # of those that any pass gives a gradient: sparse dimensions, or 0
+        # of the parameters that any pass gives a gradient; 0 where it is dense
+        sparse_dims: dict[str, int] = {}
 
         def gradient(params: Grads, track: bool = True) -> Grads:
             if params is not start:  # at the start the closure has been called already
                 _set_weights(named, params)
                 with _frozen_statistics(None if track else self.model), _without_scaler():
                     evaluate()
-            dims.update(
+            sparse_dims.update(
                 (name, p.grad.sparse_dim() if p.grad.is_sparse else 0)
                 for name, p in named.items()
                 if p.grad is not None
@@ -180,7 +181,7 @@ class ClosureOptimizer(Optimizer):
             combined = self.combine(gradient, start)
         finally:
             _set_weights(named, start)  # a stored copy: subtracting would not restore the bits
-        for name, dim in dims.items():
+        for name, dim in sparse_dims.items():
             named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
         self.base.step()
         self._left = _marks(every)

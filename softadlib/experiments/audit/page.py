@@ -47,34 +47,34 @@ def findings(profile: str) -> pd.DataFrame:
             compared = accuracy.compare_accuracy(chosen, MARGIN)
             compared["finds"] = compared["finds"].replace({"comparable": "yes", "lower": "no"})
             tables.append(compared.assign(has=ACCURACY, ties=ties))
-    found = pd.concat([t for t in tables if len(t)] or tables, ignore_index=True)
-    enough = found[found["n"] >= DECIDABLE]
-    if enough.empty:
+    outcomes = pd.concat([t for t in tables if len(t)] or tables, ignore_index=True)
+    decidable = outcomes[outcomes["n"] >= DECIDABLE]
+    if decidable.empty:
         raise UserError(
             f"no comparison in profile {profile!r} has {DECIDABLE} trials to be tested by"
         )
-    return found[found["dataset"].isin(enough["dataset"])]
+    return outcomes[outcomes["dataset"].isin(decidable["dataset"])]
 
 
 def tests(profile: str) -> str:
     """Return sentences and a table of `findings`. Raises UserError as it does."""
-    found = findings(profile)
+    outcomes = findings(profile)
     stored = coverage.labels(reader.provenances(profile))
-    left_out = [name for name in stored if name not in set(found["dataset"])]
+    left_out = [name for name in stored if name not in set(outcomes["dataset"])]
     words = f" Left out, with fewer: {listed(left_out)}." if left_out else ""
-    lines = "\n".join(f"- {line}" for line in _sentences(found))
-    return f"{lines}\n\n{LEGEND}{words}\n\n{markdown.to_markdown(table(found))}\n"
+    lines = "\n".join(f"- {line}" for line in _sentences(outcomes))
+    return f"{lines}\n\n{LEGEND}{words}\n\n{markdown.to_markdown(table(outcomes))}\n"
 
 
-def table(found: pd.DataFrame) -> pd.DataFrame:
+def table(outcomes: pd.DataFrame) -> pd.DataFrame:
     """Lay `findings` out: a line per claim and rival, a column per dataset and tie rule."""
-    noise = found["label_noise"].map(lambda share: f", {share:.0%} flipped" if share else "")
-    cells = found["finds"].where(found["n"] >= DECIDABLE, "n = " + found["n"].astype(str))
-    rival = found["against"].map(claims.label)
-    whole = found.assign(
-        column=found["dataset"] + noise + ", " + found["ties"], cell=cells, rival=rival
+    noise = outcomes["label_noise"].map(lambda share: f", {share:.0%} flipped" if share else "")
+    cells = outcomes["finds"].where(outcomes["n"] >= DECIDABLE, "n = " + outcomes["n"].astype(str))
+    rival = outcomes["against"].map(claims.label)
+    whole = outcomes.assign(
+        column=outcomes["dataset"] + noise + ", " + outcomes["ties"], cell=cells, rival=rival
     )
-    datasets = paper.in_order(found["dataset"])
+    datasets = paper.in_order(outcomes["dataset"])
     columns = [
         name
         for dataset in datasets
@@ -87,14 +87,14 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
     return wide.fillna("–").reset_index().rename(columns={"has": "SoftAD has", "rival": "than"})
 
 
-def _sentences(found: pd.DataFrame) -> Iterator[str]:
-    """Count what is found of each claim, against other methods and against ERM with a matched step."""
-    enough = found[found["n"] >= DECIDABLE]
-    matched = enough["against"] == claims.MATCHED
+def _sentences(outcomes: pd.DataFrame) -> Iterator[str]:
+    """Count the outcomes of each claim, against other methods and against ERM with a matched step."""
+    decidable = outcomes[outcomes["n"] >= DECIDABLE]
+    matched = decidable["against"] == claims.MATCHED
     for has in (*HAS.values(), ACCURACY):
         for part, who in (
-            (enough[~matched], "the other methods"),
-            (enough[matched], "ERM with a matched step"),
+            (decidable[~matched], "the other methods"),
+            (decidable[matched], "ERM with a matched step"),
         ):
             finds = part.loc[part["has"] == has, "finds"]
             if len(finds):
