@@ -19,11 +19,12 @@ from softadlib.results import sample_losses
 from softadlib.results.schema import LEVELS
 
 WIDTH = 0.1
-"""Losses no farther than this from θ count as near it, in nats."""
+"""Losses count as near θ where they lie no farther from it than this, in nats, and than θ/2."""
+NEAR = f"within min({WIDTH}, θ/2) of θ"
 MEASURES = ("near", "spread", "below")
 CELLS = {
     "theta": Cell("θ", 2),
-    "near": Cell("within 0.1 of θ, %", 0, 100),
+    "near": Cell(f"{NEAR}, %", 0, 100),
     "spread": Cell("interquartile range, nats"),
     "below": Cell("below θ/2, %", 0, 100),
     "start": Cell("the same before the first step, %", 0, 100),
@@ -53,7 +54,8 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     rows = with_theta(rows)
     lines = []
     for quantiles, theta in zip(rows["quantiles"], rows["theta"]):
-        near = share_below(quantiles, theta + WIDTH) - share_below(quantiles, theta - WIDTH)
+        width = min(WIDTH, theta / 2)
+        near = share_below(quantiles, theta + width) - share_below(quantiles, theta - width)
         spread = float(quantiles[75]) - float(quantiles[25])
         lines.append((float(near), spread, float(share_below(quantiles, theta / 2))))
     return rows.assign(**dict(zip(MEASURES, np.array(lines).reshape(-1, 3).T)))
@@ -125,7 +127,7 @@ def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
     near = {dataset: lines["near"] for dataset, lines in by_set.items()}
     sentences = [
         _where(
-            f"No method has a larger share of {word} losses within {WIDTH} of θ than SoftAD, to one point,",
+            f"No method has a larger share of {word} losses {NEAR} than SoftAD, to one point,",
             {d: bool(values["softad"] >= values.max() - 0.01) for d, values in near.items()},
         ),
         _where(
@@ -135,7 +137,7 @@ def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
     ]
     for dataset, lines in by_set.items():
         each = ", ".join(f"{LABELS[m]} {value:.0%}" for m, value in lines["near"].items())
-        sentences.append(f"{dataset}, {word}, within {WIDTH} of θ: {each}.")
+        sentences.append(f"{dataset}, {word}, {NEAR}: {each}.")
     if word == "training":
         near_ln2 = {d: bool(lines.loc["softad", "start"] > 0.5) for d, lines in by_set.items()}
         sentences.append(

@@ -8,6 +8,7 @@ import pandas as pd
 from softadlib import _workspace
 from softadlib.analysis import tables
 from softadlib.data.splits import PARTS
+from softadlib.results import reader
 from softadlib.training import profiles
 from softadlib.training.protocol import Protocol
 
@@ -52,9 +53,24 @@ def _cuts(stored: pd.DataFrame, facts: pd.Series, protocol: Protocol) -> list[st
         for name, whole in (("trials", protocol.trials), ("epochs", protocol.epochs))
         if stored[name].min() < whole
     ]
-    cuts += _grid_cuts(stored, protocol)
+    cuts += _grid_cuts(stored, protocol) + _training_cuts(stored, protocol)
     samples = " + ".join(str(getattr(protocol, f"n_{part}") or "all") for part in PARTS)
     return cuts if facts["samples"] == samples else [*cuts, f"{facts['samples']} samples"]
+
+
+def _training_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
+    """Return what was trained otherwise than in `protocol`: "lr 0.01", or "sigma 2 of SoftAD" of one alone."""
+    paper, methods = protocol.model_dump(), stored["method"].tolist()
+    other: dict[str, list[str]] = {}
+    for r in stored.itertuples():
+        of_paper = reader.training_words(paper, r.method).split(", ")
+        for fact in r.training.split(", "):
+            if fact not in of_paper:
+                other.setdefault(fact, []).append(tables.LABELS[r.method])
+    return [
+        fact if len(labels) == len(methods) else f"{fact} of {', '.join(labels)}"
+        for fact, labels in other.items()
+    ]
 
 
 def _grid_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 
 from softadlib.analysis import paper, tables
+from softadlib.analysis.statistics import paired
 from softadlib.functional import LN2
-from softadlib.results.selection import TIES, final
+from softadlib.results.selection import TIES, final, select
 
 DECIDABLE = 6
 """Trials from which an exact two-sided test of signs can reach 5 %: 2/2⁶ = 3 %."""
 RULES = {"largest": "With ties to the largest value", "smallest": "With ties to the smallest value"}
-POINTS = 0.005
-"""Accuracies no farther apart than this count as alike."""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -54,8 +54,11 @@ def trials_sentence(counts: Iterable[int]) -> str:
     """Say what so many trials of each set can decide."""
     n = f"n = {span(sorted(counts := list(counts)))}"
     if max(counts) < DECIDABLE:
-        return f"At {n} no exact test of paired trials can find a difference at 5 %: all of this is what was seen."
-    return f"{n}. An exact test of paired trials needs {DECIDABLE} of them to find a difference at 5 %."
+        return (
+            f"At {n} no exact permutation test of paired trials can find a difference at 5 %: "
+            "all of this is what was seen."
+        )
+    return f"{n}. An exact permutation test of paired trials needs {DECIDABLE} of them to find a difference at 5 %."
 
 
 def gap_readings(rows: pd.DataFrame) -> list[str]:
@@ -66,6 +69,7 @@ def gap_readings(rows: pd.DataFrame) -> list[str]:
         complete = means["n"].reindex(columns=list(paper.COMPARED)).dropna()
         if len(complete):
             lines = _gap_lines(means.loc[paper.in_order(complete.index)])
+            lines += _close_line(rows, ties, paper.in_order(complete.index))
             sentences += [f"{RULES[ties]}: {line}" for line in lines]
     if sentences:
         sentences += _unequal_lines(rows)
@@ -87,7 +91,7 @@ def _unequal_lines(rows: pd.DataFrame) -> list[str]:
 
 def _gap_lines(means: pd.DataFrame) -> list[str]:
     """Return the sentences of one tie rule, from a row per dataset and columns (measure, method)."""
-    gap, loss, accuracy = means["gap"], means["loss_test"], means["acc_test"]
+    gap, loss = means["gap"], means["loss_test"]
     four = gap[list(paper.COMPARED)]
     lines = [
         split_sentence(
@@ -96,10 +100,6 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
         ),
         split_sentence("ERM has the largest mean gap", four.idxmax(axis=1) == "erm"),
     ]
-    close = [_runner_up(dataset, means.loc[dataset].unstack(0)) for dataset in means.index]
-    if any(close):
-        names = listed(filter(None, close))
-        lines.append(f"The second smallest gap lies in the interval of the smallest on {names}.")
     if "iflood" in gap:
         pairs = gap[["iflood", "softad"]].dropna()
         smaller = pairs["iflood"].round(3) < pairs["softad"].round(3)  # as the tables print them
@@ -109,19 +109,31 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
         f"{d} {soft:.3f} against {erm:.3f}" for d, soft, erm in loss[["softad", "erm"]].itertuples()
     ]
     lines.append(f"{price} SoftAD against ERM: {'; '.join(losses)}.")
-    alike = (accuracy["softad"] - accuracy["erm"]).abs() <= POINTS
-    lines.append(split_sentence("SoftAD's accuracy is within half a point of ERM's", alike))
+    points = 100 * (means["acc_test"]["softad"] - means["acc_test"]["erm"])
+    changes = listed(f"{change:+.1f} on {d}" for d, change in points.round(1).add(0.0).items())
+    lines.append(f"SoftAD's mean test accuracy minus ERM's, in points: {changes}.")
     return lines
 
 
-def _runner_up(dataset: str, part: pd.DataFrame) -> str:
-    """Write the two smallest gaps where the second lies in the interval of the first, else nothing."""
-    part = part.loc[list(paper.COMPARED)]
-    first, second = (part.loc[name] for name in part["gap"].nsmallest(2).index)
-    if first["n"] < 2 or not first["gap_low"] <= second["gap"] <= first["gap_high"]:
-        return ""
-    labels = tables.LABELS[first.name], tables.LABELS[second.name]
-    return f"{dataset} ({labels[0]} {first['gap']:.3f}, {labels[1]} {second['gap']:.3f})"
+def _close_line(rows: pd.DataFrame, ties: str, datasets: Iterable[str]) -> list[str]:
+    """Name the sets where the paired difference of the two smallest gaps has an interval around 0."""
+    runs = select(rows, ties)
+    runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
+    close = []
+    for dataset in datasets:
+        gaps = runs[runs["dataset"] == dataset].pivot(index="trial", columns="method", values="gap")
+        gaps = gaps[list(paper.COMPARED)].dropna()
+        if len(gaps) < 2 or not np.isfinite(gaps).all(axis=None):
+            continue
+        first, second = gaps.mean().nsmallest(2).index
+        difference = paired(gaps[second], gaps[first])
+        if difference.low <= 0 <= difference.high:
+            labels = f"{tables.LABELS[second]} minus {tables.LABELS[first]}"
+            cell = tables.interval(tables.CELLS["gap"], *difference)
+            close.append(f"{dataset} ({labels}: {cell})")
+    if not close:
+        return []
+    return [f"The interval of the two smallest gaps' paired difference holds 0 on {listed(close)}."]
 
 
 def theta_readings(rows: pd.DataFrame) -> list[str]:

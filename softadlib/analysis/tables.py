@@ -254,7 +254,9 @@ def effort(provenances: pd.DataFrame) -> pd.DataFrame:
     if provenances.empty:
         return pd.DataFrame(columns=facts)
     groups = provenances.groupby("dataset", sort=False)
-    table = groups[facts].agg(_range_words).assign(grid=groups["grid"].max())
+    swept = provenances[provenances["method"] != "erm"].groupby("dataset")["grid"].agg(_range_words)
+    table = groups[facts].agg(_range_words)
+    table["grid"] = swept.reindex(table.index).fillna(1)
     return table.loc[paper.in_order(table.index)].rename(columns={"grid": "values per method"})
 
 

@@ -21,6 +21,8 @@ CELLS = {
     "gap": Cell("gap"),
     "ece": Cell("ECE, %", 1, 100),
 }
+LOWEST = 1.001e-3
+"""A fitted temperature of at most this ran to its bound, 0.001."""
 DIFFERENCES = {
     "loss": Cell("its test loss − ERM's", signed=True),
     "gap": Cell("its gap − ERM's", signed=True),
@@ -102,19 +104,33 @@ def _outcome(verdicts: pd.Series) -> str:
 def best_readings(rows: pd.DataFrame) -> list[str]:
     """Name the method with the lowest mean test loss and smallest gap, as trained and scaled.
 
-    Of methods with unequal numbers of trials those with the most are compared.
+    Of methods with unequal numbers of trials those with the most are compared. A scaling under which
+    any of their runs fell to `LOWEST` is not ranked: a few such runs make the mean.
     """
     table, sentences = scaled(rows).reset_index(), []
+    fell = (
+        runs(rows)
+        .groupby(["dataset", "method", "scaling"])["temperature"]
+        .agg(lambda fitted: (fitted <= LOWEST).sum())
+    )
+    table = table.join(fell.rename("fell"), on=fell.index.names)
     for dataset, methods in table.groupby("dataset", sort=False):
         most = methods["n"].max()
         lines = methods[methods["n"] == most]
         compared = (
             "all methods" if len(lines) == len(methods) else f"the methods with {most} trials"
         )
+        fell_by_scaling = lines.groupby("scaling", sort=False)["fell"].sum()
         for measure, word in (("loss", "lowest test loss"), ("gap", "smallest gap")):
             best = [
                 f"{name} {LABELS[str(part.loc[part[measure].idxmin(), 'method'])]} {part[measure].min():.3f}"
                 for name, part in lines.groupby("scaling", sort=False)
+                if not fell_by_scaling[name]
             ]
             sentences.append(f"{dataset}, {word} of {compared}: {', '.join(best)}.")
+        for name, count in fell_by_scaling[fell_by_scaling > 0].items():
+            runs_of = "1 run" if count == 1 else f"{count} runs"
+            sentences.append(
+                f"{dataset}, {name}: not ranked, since T falls to its bound in {runs_of} of these methods."
+            )
     return sentences

@@ -1,12 +1,14 @@
 """Finished results of `outputs/`, as tables."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from softadlib._workspace import home
 from softadlib.methods import METHODS
+from softadlib.results.fingerprint import current_fields
 from softadlib.results.folder import ResultFolder
 from softadlib.results.paths import profile_dir
 from softadlib.results.provenance import Provenance
@@ -73,6 +75,18 @@ def provenances(profile: str) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def training_words(protocol: Mapping[str, Any], method: str) -> str:
+    """Write network, optimizer and settings of one method's runs: "model mlp4x500, optimizer adam, …"."""
+    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size")
+    given = current_fields(protocol)["settings"].get(method, {})
+    facts = {name: protocol[name] for name in names}
+    facts |= {name: given.get(name, s.default) for name, s in METHODS[method].settings.items()}
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in facts.items()
+    )
+
+
 def _line(facts: Provenance) -> dict[str, Any]:
     protocol, last = facts.protocol, facts.sessions[-1]
     grid = protocol["grids"].get(facts.method, [0])
@@ -89,6 +103,7 @@ def _line(facts: Provenance) -> dict[str, Any]:
         "word": word,
         "epochs": protocol["epochs"],
         "samples": " + ".join(samples),
+        "training": training_words(protocol, facts.method),
         "dtype": protocol["dtype"],
         "device": last.device,
         "torch": last.torch,

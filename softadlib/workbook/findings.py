@@ -87,7 +87,7 @@ def what_was_run(facts: pd.DataFrame) -> list[str]:
         trials, noise = sorted(part["trials"]), part["label_noise"].max()
         words = (
             f"{span(trials)} trial{'s' if trials[-1] > 1 else ''}, up to {part['grid'].max()} values per swept "
-            f"method, {part['epochs'].max()} epochs, {part['runs'].sum()} runs"
+            f"method, {span(sorted(part['epochs']))} epochs, {part['runs'].sum()} runs"
         )
         words += f" (label noise {noise})" if noise != "0" else ""
         alike.setdefault(words, []).append(str(dataset))
@@ -97,7 +97,7 @@ def what_was_run(facts: pd.DataFrame) -> list[str]:
     ]
     if facts["trials"].max() < DECIDABLE:
         lines.append(
-            f"With fewer than {DECIDABLE} trials no exact test can decide at the 5 % level."
+            f"With fewer than {DECIDABLE} trials no exact permutation test can decide at the 5 % level."
         )
     return lines
 

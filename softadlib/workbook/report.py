@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pandas as pd
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError
 from softadlib.results import reader
+from softadlib.results.fingerprint import current_fields
 from softadlib.results.paths import profile_dir
 from softadlib.results.provenance import Provenance
 from softadlib.training.profiles import datasets_of
@@ -194,7 +196,8 @@ def _trainings(facts: pd.DataFrame) -> str:
     """Return the table of trainings."""
     if facts.empty:
         return "<p>Nothing is trained yet.</p>"
-    shown = facts.rename(columns={"word": "in place of a grid", "label_noise": "label noise"})
+    words = {"word": "in place of a grid", "label_noise": "label noise"}
+    shown = facts.drop(columns="training").rename(columns=words)
     labels = findings.LABELS
     shown["method"] = shown["method"].map(lambda name: labels.get(name, name))
     table: str = shown.to_html(index=False, border=0, escape=True)
@@ -202,17 +205,26 @@ def _trainings(facts: pd.DataFrame) -> str:
 
 
 def _protocols(provenance: Sequence[Provenance]) -> list[dict[str, str]]:
-    """Return the settings of every dataset and the grid of every method, in words."""
+    """Return how each dataset was trained, methods trained alike together; each method's settings and grid."""
     lines = []
-    for facts in provenance:
-        protocol, method = facts.protocol, facts.method
-        if method == "erm":
-            omitted = ("profile", "dataset", "grids")
+    for dataset, results in itertools.groupby(provenance, key=lambda facts: facts.dataset):
+        alike: dict[str, list[str]] = {}
+        of_methods = []
+        for facts in results:
+            protocol, method = current_fields(facts.protocol), facts.method
+            label = findings.LABELS.get(method, method)
+            omitted = ("profile", "dataset", "grids", "settings")
             words = ", ".join(f"{k} {v}" for k, v in protocol.items() if k not in omitted)
-            lines.append({"title": facts.dataset, "words": words})
-        values = protocol["grids"].get(method)
-        if values:
-            grid = values if isinstance(values, str) else ", ".join(f"{v:g}" for v in values)
-            name = findings.LABELS.get(method, method)
-            lines.append({"title": f"{facts.dataset} × {name}", "words": grid})
+            alike.setdefault(words, []).append(label)
+            own = [f"{k} {v}" for k, v in protocol["settings"].get(method, {}).items()]
+            if values := protocol["grids"].get(method):
+                own.append(
+                    values if isinstance(values, str) else ", ".join(f"{v:g}" for v in values)
+                )
+            if own:
+                of_methods.append({"title": f"{dataset} × {label}", "words": "; ".join(own)})
+        for words, labels in alike.items():
+            title = dataset if len(alike) == 1 else f"{dataset} × {', '.join(labels)}"
+            lines.append({"title": title, "words": words})
+        lines += of_methods
     return lines

@@ -41,6 +41,13 @@ def test_shares_are_those_of_counting_to_one_in_a_hundred():
     assert line.spread == pytest.approx(q[1] - q[0], rel=1e-5)
 
 
+def test_a_loss_of_zero_is_near_no_theta():
+    """θ = 0.02: near are 0.01 to 0.03, where a band of 0.1 would hold 0 too."""
+    losses = np.array([0.0] * 500 + [0.02] * 500)
+    line = concentration.shares(run("softad", 0, 0.02, parts(losses), epochs=(10,)))
+    assert line.query("part == 'train'")["near"].item() == pytest.approx(0.5, abs=0.01)
+
+
 def test_losses_that_are_all_equal_are_all_near_or_none():
     assert concentration.share_below(np.full(101, 0.5), 0.5) == 1
     assert concentration.share_below(np.full(101, 0.5), 0.499) == 0
@@ -72,7 +79,7 @@ def test_sentences_turn_round_with_their_rows():
     as_claimed = "\n".join(concentration.readings(made_up(0.01, 0.5)))
     turned = "\n".join(concentration.readings(made_up(0.5, 0.01)))
     for words in (
-        "No method has a larger share of training losses within 0.1 of θ than SoftAD, to one point,",
+        "No method has a larger share of training losses within min(0.1, θ/2) of θ than SoftAD, to one point,",
         "More than half of SoftAD's training losses lie there",
         "Flooding's test losses have a wider interquartile range than SoftAD's",
     ):

@@ -13,6 +13,7 @@ from softadlib.analysis import markdown as results
 from softadlib.experiments.audit import page as audit_page
 from softadlib.results import reader as store
 from softadlib.results.schema import COLUMNS
+from softadlib.training import profiles
 from softadlib.workbook import cli
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,21 @@ def made(method: str, grid: int) -> dict:
     return {
         "dataset": "fashionmnist", "trials": 5, "grid": grid, "epochs": 500,
         "samples": "all + all + all", "dtype": "float32", "method": method, "word": "",
+        "training": training("fashionmnist", method),
     }  # fmt: skip
+
+
+def training(dataset: str, method: str) -> str:
+    """What the paper trains a method with."""
+    return store.training_words(profiles.load("paper", dataset).model_dump(), method)
+
+
+def test_other_training_than_the_papers_is_named():
+    frame = pd.DataFrame([made("erm", 1), made("softad", 10)])
+    frame["training"] = frame["training"].str.replace("lr 0.1", "lr 0.01")
+    assert coverage.shortfalls(frame)["fashionmnist"] == "lr 0.01"
+    frame.loc[1, "training"] = frame.loc[1, "training"].replace("sigma 1", "sigma 2")
+    assert coverage.shortfalls(frame)["fashionmnist"] == "lr 0.01, sigma 2 of SoftAD"
 
 
 def test_grids_that_are_shorter_than_the_papers():
@@ -122,7 +137,7 @@ def test_the_paper_itself_is_called_so():
     facts = {
         "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
         "samples": "100 + 100 + 20000", "dtype": "float32", "method": "softad",
-        "word": "",
+        "word": "", "training": training("gaussian", "softad"),
     }  # fmt: skip
     assert coverage.shortfalls(pd.DataFrame([facts])) == {"gaussian": ""}
 

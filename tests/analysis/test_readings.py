@@ -58,7 +58,6 @@ ALTERED = rows(
         (readings.gap_readings, "SoftAD has the smallest mean gap"),
         (readings.gap_readings, "ERM has the largest"),
         (readings.gap_readings, "SoftAD's test loss is above ERM's"),
-        (readings.gap_readings, "SoftAD's accuracy is within half a point"),
     ],
 )
 def test_gap_sentences_turn_round(function, start):
@@ -75,13 +74,31 @@ def test_iflood_against_softad():
         assert where in line
 
 
-def test_gaps_that_are_not_apart_are_named_only_then():
-    assert not any("second smallest gap lies" in s for s in readings.gap_readings(AS_CLAIMED))
+def test_accuracies_stand_with_their_sign():
+    words = "SoftAD's mean test accuracy minus ERM's, in points:"
+    for table, change in ((AS_CLAIMED, "+0.1"), (ALTERED, "-10.0")):
+        lines = [s for s in readings.gap_readings(table) if words in s]
+        assert len(lines) == 2, "one a tie rule"
+        assert all(s.endswith(f"{words} {change} on gaussian.") for s in lines)
+
+
+def test_gaps_that_are_not_apart_by_pairs_are_named_only_then():
+    words = "The interval of the two smallest gaps' paired difference holds 0 on gaussian"
+
+    def closest(table):
+        return [s.partition(": ")[2] for s in readings.gap_readings(table) if words in s]
+
+    assert closest(AS_CLAIMED) == [], "each pair differs by 0.05"
+    # two trials far apart, each pair alike: the intervals of the means overlap, that of the difference does not
+    shifted = AS_CLAIMED.assign(loss_test=AS_CLAIMED["loss_test"] + AS_CLAIMED["trial"])
+    assert closest(shifted) == []
     spread = AS_CLAIMED.copy()
     spread.loc[(spread["method"] == "softad") & (spread["trial"] == 1), "loss_test"] = 0.6
-    assert any(
-        "interval of the smallest on gaussian (SoftAD 0.075, Flooding 0.100)" in s
-        for s in readings.gap_readings(spread)
+    # differences of 0.05 and 0; 12.706 is Student's 97.5 % quantile of one degree of freedom
+    half = 12.706 * 0.025
+    assert (
+        closest(spread)
+        == [f"{words} (Flooding minus SoftAD: 0.025 [{0.025 - half:.3f}, {0.025 + half:.3f}])."] * 2
     )
 
 
@@ -139,9 +156,11 @@ def test_sentences_along_the_grid_turn_round():
 
 
 def test_few_trials_decide_nothing():
-    assert "no exact test" in readings.trials_sentence([3, 3])
+    assert "no exact permutation test" in readings.trials_sentence([3, 3])
     assert "n = 1 to 3" in readings.trials_sentence([1, 3])
-    assert "An exact test of paired trials needs 6 of them" in readings.trials_sentence([3, 15])
+    assert "An exact permutation test of paired trials needs 6 of them" in readings.trials_sentence(
+        [3, 15]
+    )
 
 
 def test_no_sentence_without_the_methods_it_speaks_of():

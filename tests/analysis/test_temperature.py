@@ -75,6 +75,20 @@ def test_the_best_is_named_among_methods_with_equally_many_trials():
     assert "SoftAD" not in "".join(said), "its mean is over other trials"
 
 
+def test_a_fit_that_fell_to_its_bound_is_not_ranked():
+    rows = made_up(0.4, 0.5)
+    fallen = (rows["method"] == "erm") & (rows["trial"] == 2) & (rows["part"] == "test")
+    rows.loc[fallen, "plain_temperature"] = 1e-3
+    said = temperature.best_readings(rows)
+    assert said[:2] == [
+        "gaussian, lowest test loss of all methods: as trained ERM 0.300, fit with prior SoftAD 0.402.",
+        "gaussian, smallest gap of all methods: as trained SoftAD 0.100, fit with prior SoftAD 0.000.",
+    ]
+    assert said[2:] == [
+        "gaussian, plain fit: not ranked, since T falls to its bound in 1 run of these methods."
+    ]
+
+
 def test_one_trial_decides_nothing():
     rows = made_up()
     for sentence in temperature.readings(rows[rows["trial"] == 0])[:2]:

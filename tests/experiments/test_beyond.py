@@ -88,7 +88,7 @@ def test_sentences_turn_round_with_their_rows():
     assert "the smallest test loss ERM's 0.667" in worse[0]
     assert "Mean test loss below ERM's on none of its sets: ASAM." in worse
     assert not any("interval" in sentence for sentence in worse)
-    assert "At n = 3 no exact test" in worse[-1]
+    assert "At n = 3 no exact permutation test" in worse[-1]
     known = beyond.readings(made_up(erm=erm, softad=erm, auto=erm))
     named = [sentence for sentence in known if sentence.startswith("Mean gap")]
     assert named == ["Mean gap below ERM's on none of its sets: SoftAD (θ: auto)."], (

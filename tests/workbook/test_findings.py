@@ -60,7 +60,9 @@ def test_few_trials_are_said_to_decide_nothing():
     facts = {"dataset": "gaussian", "label_noise": "0", "grid": 40, "epochs": 500, "runs": 483}
     lines = findings.what_was_run(pd.DataFrame([facts | {"trials": 3}]))
     assert lines[0] == "gaussian: 3 trials, up to 40 values per swept method, 500 epochs, 483 runs"
-    assert "no exact test can decide" in lines[1]
+    assert "no exact permutation test can decide" in lines[1]
     assert len(findings.what_was_run(pd.DataFrame([facts | {"trials": 15}]))) == 1
     both = pd.DataFrame([facts | {"trials": n} for n in (15, 3)])
     assert "3 to 15 trials, " in findings.what_was_run(both)[0]
+    both["epochs"] = [500, 40]
+    assert ", 40 to 500 epochs, " in findings.what_was_run(both)[0]

@@ -18,7 +18,9 @@ from softadlib.workbook.notebooks.plan import TRAIN
 
 STEEPER = 50
 """Differences are so many times as large in the altered rows: what was within a margin leaves it."""
-SIZE_ONLY = re.compile(r"n = \d+( to \d+)?\. An exact test of paired trials needs|At n = ")
+SIZE_ONLY = re.compile(
+    r"n = \d+( to \d+)?\. An exact permutation test of paired trials needs|At n = "
+)
 """Sentences on the number of trials alone, which the altered rows keep."""
 
 
@@ -101,6 +103,7 @@ def test_every_sentence_on_metrics_turns_round(rows, sentences, measures):
 
 
 SCALED_LOSSES = tuple(f"{fit}loss" for fit in temperature.SCALINGS)
+TEMPERATURES = ("plain_temperature", "prior_temperature")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ SCALED_LOSSES = tuple(f"{fit}loss" for fit in temperature.SCALINGS)
     [
         (concentration.readings, spread_out),
         (temperature.readings, partial(altered, measures=SCALED_LOSSES)),
-        (temperature.best_readings, partial(altered, measures=SCALED_LOSSES)),
+        (temperature.best_readings, partial(altered, measures=(*SCALED_LOSSES, *TEMPERATURES))),
     ],
     ids=["concentration", "temperature", "best of all"],
 )

@@ -96,11 +96,12 @@ def _sentences(outcomes: pd.DataFrame) -> Iterator[str]:
             (decidable[~matched], "the other methods"),
             (decidable[matched], "ERM with a matched step"),
         ):
-            finds = part.loc[part["has"] == has, "finds"]
-            if len(finds):
-                rivals = claims.label("flooding") if has == HAS["knob"] else who
+            counts = []
+            for ties, finds in part[part["has"] == has].groupby("ties", sort=False)["finds"]:
                 yes, no = ((finds == word).sum() for word in ("yes", "no"))
-                yield (
-                    f"SoftAD has {has} than {rivals}: found in {yes} of {len(finds)} comparisons, "
-                    f"the contrary in {no}."
+                counts.append(
+                    f"found in {yes} of {len(finds)} comparisons with ties to the {ties} value, the contrary in {no}"
                 )
+            if counts:
+                rivals = claims.label("flooding") if has == HAS["knob"] else who
+                yield f"SoftAD has {has} than {rivals}: {'; '.join(counts)}."
