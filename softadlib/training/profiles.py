@@ -16,7 +16,15 @@ from softadlib.training.protocol import Protocol
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
-    """YAML that reads 1e-3 and 1e2 as numbers; YAML 1.1 wants a point and a sign in them."""
+    """YAML that reads 1e-3 and 1e2 as numbers (YAML 1.1 wants a point and a sign), and names each key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                mark = node.value[i][0].start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
+        return dict(super().construct_mapping(node, deep))
 
 
 _Loader.add_implicit_resolver(

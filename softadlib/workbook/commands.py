@@ -5,10 +5,11 @@ Imports are inside the functions, so that `softad --help` does not wait for torc
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from softadlib.workbook import cli_options
 
 if TYPE_CHECKING:
     from softadlib.workbook.notebooks.execute import NotebookResult
-    from softadlib.workbook.notebooks.plan import Plan
     from softadlib.workbook.prepare import Work
 
 FORMATS = ("html", "md", "csv")
@@ -37,14 +37,14 @@ def run(args: argparse.Namespace) -> int:
     if args.profile == plan.FIGURES:
         return _run_figures(args)
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
-        work = prepare(cli_options.selection(args), cluster)
+        work = prepare(cli_options.selection(args), cluster, read_only=args.dry_run)
         notebooks = plan.plan(work, draw_only=args.draw_only)
         jobs = cli_options.jobs(args.jobs, work.protocols)
-        _lacking(notebooks)
+        _notes(notebooks.lacking_notes())
         if args.dry_run:
             return _print_plan(work, jobs, [t.name for t in notebooks.drawings], args.draw_only)
         if not args.draw_only:
-            _notes(work)
+            _notes(work.notes())
         if notebooks.skipped:
             total = len(notebooks.skipped) + len(notebooks.trainings) + len(notebooks.drawings)
             say(f"{len(notebooks.skipped)} of {total} notebooks are already done")
@@ -64,7 +64,7 @@ def _run_figures(args: argparse.Namespace) -> int:
             raise UserError(f"softad run figures trains nothing; leave --{name} out")
     cli_options.check_jobs(args.jobs)
     started, notebooks = time.monotonic(), plan.plan_figures()
-    _lacking(notebooks)
+    _notes(notebooks.lacking_notes())
     if args.dry_run:
         print("notebooks to draw:", ", ".join(t.name for t in notebooks.drawings) or "none")
         return 0
@@ -105,19 +105,21 @@ def train(args: argparse.Namespace) -> int:
         )
     started = time.monotonic()
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
-        work = prepare(cli_options.selection(args), cluster, fresh=args.fresh)
+        asked, dry_run = cli_options.selection(args), args.dry_run
+        work = prepare(asked, cluster, fresh=args.fresh, read_only=dry_run)
         jobs = cli_options.jobs(args.jobs, work.protocols)
-        if args.dry_run:
+        if dry_run:
+            _notes(training.dry_run_notes(work, args.fresh, args.losses))
             return _print_plan(work, jobs, [])
         if not args.fresh:
-            _notes(work)
+            _notes(work.notes())
         errors = training.train(
             work, jobs=jobs, fresh=args.fresh, losses=args.losses, cluster=cluster
         )
     for line in errors:
         say(line)
-    for line in training.loss_notes(work) if args.losses else ():
-        say(f"note: {line}")
+    if args.losses:
+        _notes(training.loss_notes(work))
     if args.shard is not None:
         say(training.shard_note(work))
     elif not errors:
@@ -131,7 +133,7 @@ def _print_plan(work: "Work", jobs: int, drawings: list[str], draw_only: bool = 
     from softadlib.workbook import show as overview
 
     if not draw_only:
-        _notes(work)
+        _notes(work.notes())
         print(overview.progress(work, jobs))
     if drawings:
         print("notebooks to draw:", ", ".join(drawings))
@@ -163,8 +165,8 @@ def show(args: argparse.Namespace) -> int:
         return 0
     from softadlib.workbook.prepare import prepare
 
-    work = prepare(cli_options.selection(args))
-    _notes(work)
+    work = prepare(cli_options.selection(args), read_only=True)
+    _notes(work.notes())
     print(overview.progress(work, cli_options.jobs(args.jobs, work.protocols)))
     print()
     print(overview.parameters(work))
@@ -235,19 +237,11 @@ def data(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    import json
-
-    from softadlib import _workspace
     from softadlib.workbook.bench import run as timing
 
     if args.rounds < 1:
         raise UserError(f"--rounds must be at least 1, got {args.rounds}")
-    if args.json:
-        _workspace.check_writable(Path(args.json).absolute().parent)
-
-    def save(table: dict[str, Any]) -> None:
-        if args.json:
-            _workspace.write(Path(args.json), json.dumps(table, indent=1) + "\n")
+    save = _json_writer(args.json)
 
     def show(line: str) -> None:
         print(line, flush=True)  # rows appear as they end, in a pipe too
@@ -257,20 +251,17 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def check_device(args: argparse.Namespace) -> int:
-    import json
-
-    from softadlib import _workspace
     from softadlib.training.device import available_devices, pick_device
     from softadlib.workbook import check_device as checks
 
     real("--budget", args.budget)
+    save = _json_writer(args.json)
     device = pick_device(available_devices()[0] if args.device == "best" else args.device)
     report = checks.check_device(device, args.budget, lambda c: print(checks.line(c), flush=True))
     print(
         f"{report['device']}, torch {report['torch']}: {'passed' if report['passed'] else 'FAILED'}"
     )
-    if args.json:
-        _workspace.write(Path(args.json), json.dumps(report, indent=1) + "\n")
+    save(report)
     return 0 if report["passed"] else 1
 
 
@@ -286,14 +277,23 @@ def audit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lacking(notebooks: "Plan") -> None:
-    for name, needs in notebooks.lacking.items():
-        say(f"note: {name} is not drawn; it needs {needs}")
-
-
-def _notes(work: "Work") -> None:
-    for line in work.notes():
+def _notes(lines: Iterable[str]) -> None:
+    for line in lines:
         say(f"note: {line}")
+
+
+def _json_writer(path: str | None) -> Callable[[Mapping[str, Any]], None]:
+    """Return what writes a table to the file that is asked for, if any. Raises UserError for one it cannot write."""
+    from softadlib import _workspace
+
+    if path:
+        _workspace.check_writable(Path(path).absolute().parent)
+
+    def save(table: Mapping[str, Any]) -> None:
+        if path:
+            _workspace.write(Path(path), json.dumps(table, indent=1) + "\n")
+
+    return save
 
 
 def say(line: str) -> None:

@@ -1,5 +1,6 @@
 """What a command is asked to train, checked before any of it starts: for `run`, `train`, `show`."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ class Selection:
     methods: Sequence[str] | None = None
     overrides: Mapping[str, Any] | None = None
     shard: str | None = None
+    store_as: str | None = None
+    """Profile that the results belong to, where it is not `profile`."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,16 @@ class Work:
 
 
 def prepare(
-    selection: Selection, cluster: "RayCluster | None" = None, *, fresh: bool = False
+    selection: Selection,
+    cluster: "RayCluster | None" = None,
+    *,
+    fresh: bool = False,
+    read_only: bool = False,
 ) -> Work:
     """Check a selection and return its studies. Raises UserError for any bad input.
 
-    `fresh`: stored results are going to be forgotten, so a broken table is no error.
+    `fresh`: stored results are going to be forgotten, so a broken table is no error. `read_only`:
+    nothing will be trained, so the disk need not be writable.
     """
     part = None
     if selection.shard is not None:
@@ -108,7 +116,8 @@ def prepare(
         part = shards.trials_by_method(every[which - 1])
     protocols, left_out = _protocols(selection)
     pairs = [(p, m) for p in protocols.values() for m in p.select_methods(selection.methods)]
-    _workspace.check_writable(profile_dir(selection.profile))
+    if not read_only:
+        _workspace.check_writable(profile_dir(selection.store_as or selection.profile))
     studies = []
     for protocol, method in pairs:
         trials = None if part is None else part.get((protocol.dataset, method))
@@ -132,6 +141,8 @@ def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
     protocols, left_out = {}, []
     for dataset in dict.fromkeys(available if selection.datasets is None else selection.datasets):
         protocol = load(selection.profile, dataset, selection.overrides)
+        if selection.store_as:
+            protocol = protocol.model_copy(update={"profile": selection.store_as})
         try:
             for noise in protocol.label_noise:
                 splits = load_splits(protocol, noise, trials=1)
@@ -148,8 +159,8 @@ def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
 def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Selection:
     """Return `asked` as a profile of its own, `params/<name>/`, which holds the changed parameters.
 
-    `write=False` writes nothing and returns the selection unchanged. Raises UserError where the
-    profile exists with other parameters.
+    `write=False` writes nothing; the selection then has that profile's results alone. Raises UserError
+    where the profile exists with other parameters.
     """
     import yaml
 
@@ -168,7 +179,7 @@ def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Select
         if path.exists() and load(target, dataset) != protocol:
             raise UserError(f"{path} has other parameters; choose another name for --as")
     if not write:
-        return asked
+        return dataclasses.replace(asked, store_as=target)
     for dataset, protocol in derived.items():
         path = params / target / f"{dataset}.yaml"
         if not path.exists():

@@ -113,6 +113,15 @@ def train_on_ray(
     return errors
 
 
+def dry_run_notes(work: Work, fresh: bool, losses: bool) -> Iterator[str]:
+    """Yield what `--fresh` and `--losses` would do beside the runs that a dry run counts."""
+    if fresh:
+        stored = sum(study.n_stored() for study in work.studies)
+        yield f"--fresh forgets {stored:,} stored runs first; below they count as done"
+    if losses:
+        yield "--losses then trains the selected runs again, which is not counted below"
+
+
 def loss_notes(work: Work) -> Iterator[str]:
     """Yield a line for each study whose runs ended elsewhere when trained again for their losses."""
     for part in work.studies:

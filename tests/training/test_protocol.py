@@ -289,6 +289,8 @@ def test_load_reads_overrides_and_refuses_what_does_not_fit(home, tmp_path, monk
     ("text", "words"),
     [
         ("epochs: [1, 2\nlr: 3", "broken YAML"),
+        ("lr: 0.1\nepochs: 3\nlr: 0.2", "line 3: broken YAML ('lr' stands twice)"),
+        ("grids: {softad: [0.1], softad: [0.2]}", "('softad' stands twice)"),
         ("- a\n- b", "must hold `name: value` lines"),
         ("", "must hold `name: value` lines"),
         ("profile: other\ndataset: gaussian", "but the path says 'tiny'"),

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from helpers.workspace import TINY, make_home, tree, write_notebook
 
+from softadlib._validation import UserError
 from softadlib.results import reader as store
 from softadlib.training.profiles import load
 from softadlib.workbook import cli
@@ -413,9 +414,16 @@ def test_changed_parameters_as_a_profile_of_their_own(home, capsys):
     assert cli.main(argv) == 0
     before = tree(home / "outputs" / "tiny")
     other = [*argv, "-p", "epochs", "2", "--as", "short"]
-    assert cli.main([*other, "--dry-run"]) == 0
-    assert not (home / "params" / "short").exists()
+    same = [*argv, "--as", "copy", "--dry-run"]
+    capsys.readouterr()
+    for command in (same, [*other, "--dry-run"]):
+        assert cli.main(command) == 0
+        assert " 0% " in capsys.readouterr().out, "the new profile has no results yet"
+        assert not (home / "params" / command[command.index("--as") + 1]).exists()
     assert cli.main(other) == 0
+    capsys.readouterr()
+    assert cli.main([*other, "--dry-run"]) == 0
+    assert "everything is trained" in capsys.readouterr().out
     assert tree(home / "outputs" / "tiny") == before, "the profile's own results stay"
     assert store.read("short")["epoch"].max() == 2
     assert cli.main(["train", "short", "-j", "1"]) == 0, "it is a profile like any other"
@@ -423,6 +431,29 @@ def test_changed_parameters_as_a_profile_of_their_own(home, capsys):
     capsys.readouterr()
     assert cli.main([*argv, "-p", "epochs", "3", "--as", "short"]) == 2
     assert "has other parameters; choose another name for --as" in capsys.readouterr().err
+
+
+def test_a_dry_run_names_what_it_does_not_count(home, capsys):
+    argv = ["train", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]
+    assert cli.main(argv) == 0
+    before = tree(home)
+    capsys.readouterr()
+    assert cli.main([*argv, "--fresh", "--losses", "--dry-run"]) == 0
+    fresh, losses = capsys.readouterr().err.splitlines()
+    assert fresh.startswith("softad: note: --fresh forgets 2 stored runs first")
+    assert losses.startswith("softad: note: --losses then trains the selected runs again")
+    assert tree(home) == before
+
+
+def test_nothing_need_be_writable_where_nothing_is_written(home, capsys, monkeypatch):
+    def refuse(folder):
+        raise UserError(f"{folder}: read-only file system")
+
+    monkeypatch.setattr("softadlib._workspace.check_writable", refuse)
+    assert cli.main(["show", "tiny"]) == 0
+    assert cli.main(["train", "tiny", "--dry-run"]) == 0
+    assert cli.main(["train", "tiny"]) == 2
+    assert "read-only file system" in capsys.readouterr().err
 
 
 def test_a_derived_profile_of_one_that_extends_holds_every_value(home, capsys):

@@ -72,6 +72,11 @@ class Plan:
     lacking: dict[str, str] = field(default_factory=dict)
     """Notebooks that cannot be drawn here, and what they need."""
 
+    def lacking_notes(self) -> Iterator[str]:
+        """Yield a line for each notebook that cannot be drawn."""
+        for name, needs in self.lacking.items():
+            yield f"{name} is not drawn; it needs {needs}"
+
 
 def plan(work: Work, *, draw_only: bool = False) -> Plan:
     """Plan every notebook of prepared work: train what is left, then draw what reads it.
