@@ -19,6 +19,7 @@ import numpy as np
 
 from softadlib._validation import MissingData, UserError, choose
 from softadlib._workspace import check_writable, home, write
+from softadlib.data.image_folder import read_folder
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.models import torchvision
 
@@ -48,6 +49,14 @@ class Images:
     def classes(self) -> int:
         return int(max(self.y_train.max(), self.y_test.max())) + 1
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of images and labels."""
+        content = hashlib.sha256(str((self.x_train.shape, self.x_test.shape)).encode())
+        for array in (self.pool, self.y_train.astype(np.int64), self.y_test.astype(np.int64)):
+            content.update(np.ascontiguousarray(array))
+        return content.hexdigest()
+
 
 def data_root() -> Path:
     """Return the folder of the image sets: $SOFTAD_DATA, else `data/` in the workbook."""
@@ -68,9 +77,9 @@ def _from_torchvision(name: str, root: Path, download: bool) -> Images:
     """Read a set of `torchvision.datasets` that takes its part as `train`."""
     make = getattr(torchvision().datasets, name)
     train, test = (make(root, train=part, download=download) for part in (True, False))
-    x = [_channels_first(np.asarray(part.data)) for part in (train, test)]
+    x = [np.asarray(part.data) for part in (train, test)]
     y = [np.asarray(part.targets, dtype=np.uint8) for part in (train, test)]
-    return Images(x[0], y[0], x[1], y[1])
+    return _of_arrays(x[0], y[0], x[1], y[1])
 
 
 def _svhn(root: Path, download: bool) -> Images:
@@ -148,6 +157,11 @@ def is_image_set(name: str) -> bool:
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 
+def own_digest(name: str, folder: str = "") -> str:
+    """Return `Images.digest` of a set of one's own; "" for a built-in or synthetic one."""
+    return "" if name in dataset_names() else load_images(name, folder).digest
+
+
 def load_images(name: str, folder: str = "") -> Images:
     """Return the arrays of a set: embedded, prepared, in torchvision's own files, or in `folder`.
 
@@ -165,7 +179,7 @@ def _read(name: str, folder: str, path: Path, changed: int) -> Images:
     if changed:
         return _read_prepared(path)
     if folder:
-        return _read_folder(Path(folder))
+        return _of_arrays(*read_folder(Path(folder)))
     if name not in IMAGES:
         raise UserError(
             f"{path} is not there; make it: softad data prepare {name} --from-folder DIR"
@@ -216,6 +230,13 @@ def _read_prepared(path: Path) -> Images:
     if x_train.shape[1:] != x_test.shape[1:]:
         sizes = f"{x_train.shape[1:]}, test images {x_test.shape[1:]}"
         raise UserError(f"{path}: training images are {sizes}; give all one size; {again}")
+    return _of_arrays(x_train, y_train, x_test, y_test)
+
+
+def _of_arrays(
+    x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
+) -> Images:
+    """Return images with their channels first, of images (n, H, W) or (n, H, W, C)."""
     return Images(_channels_first(x_train), y_train, _channels_first(x_test), y_test)
 
 
@@ -233,7 +254,7 @@ def prepare(
             raise UserError(
                 f"{name!r} is taken or no plain name; choose another for your own images"
             )
-        images = _read_folder(Path(folder), progress)
+        images = _of_arrays(*read_folder(Path(folder), progress))
     else:
         choose("dataset", name, downloaded_sets())
         check_writable(data_root())
@@ -245,48 +266,6 @@ def prepare(
     content, path = sink.getvalue(), prepared_file(name)
     write(path, content)
     return path, hashlib.sha256(content).hexdigest()
-
-
-def _read_folder(folder: Path, progress: Callable[[int, int], None] | None = None) -> Images:
-    """Read train/<class>/* and test/<class>/* as uint8 arrays; all images of one size and mode."""
-    layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
-    walk = partial(torchvision().datasets.ImageFolder, allow_empty=True)
-    try:
-        train, test = walk(folder / "train"), walk(folder / "test")
-    except OSError as error:
-        raise UserError(f"{layout} ({error})") from None
-    alike = train.classes == test.classes and len(train.classes) > 1
-    if not (alike and train.samples and test.samples):
-        counts = f"{len(train.samples)} and {len(test.samples)} images"
-        raise UserError(f"{layout}; train has {train.classes}, test has {test.classes}: {counts}")
-    entries: list[tuple[str, int]] = [*train.samples, *test.samples]
-    pictures: list[np.ndarray] = []
-    for done, (file, _) in enumerate(entries, 1):
-        pictures.append(pixels := _read_pixels(file))
-        if pixels.shape != pictures[0].shape:
-            sizes = f"is {pixels.shape}, the images before it {pictures[0].shape}"
-            raise UserError(f"{file} {sizes}; give all one size and mode")
-        if progress:
-            progress(done, len(entries))
-    x, y = _channels_first(np.stack(pictures)), np.array([label for _, label in entries])
-    cut = len(train.samples)
-    return Images(x[:cut], y[:cut], x[cut:], y[cut:])
-
-
-def _read_pixels(file: str) -> np.ndarray:
-    """Read one image of 8 bits as (H, W) where it is grey, else as (H, W, 3)."""
-    from PIL import Image
-
-    try:
-        with Image.open(file) as picture:
-            if picture.mode.startswith(("I", "F")):
-                deep = f"has pixels of more than 8 bits (mode {picture.mode})"
-                raise UserError(f"{file} {deep}; save it with 8 bits")
-            pixels = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
-            is_grey = picture.mode == "P" and (pixels == pixels[..., :1]).all()
-            return pixels[..., 0] if is_grey else pixels
-    except OSError as error:
-        raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
 
 
 def available(name: str) -> str:

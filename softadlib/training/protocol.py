@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import UserError, choose, real, whole
-from softadlib.data.images import dataset_names, is_image_set
+from softadlib.data.images import dataset_names, is_image_set, own_digest
 from softadlib.data.synthetic import HALVES, SYNTHETIC
 from softadlib.functional import LN2
 from softadlib.methods import METHODS, Method, complete_settings, get_method
@@ -261,8 +261,12 @@ class Protocol(BaseModel):
         )
 
     def fingerprint(self) -> str:
-        """Hash of what one run does: two protocols that share it may share runs."""
-        return fingerprint(self.to_dict())
+        """Hash of what one run does: two protocols that share it may share runs.
+
+        Of images of one's own it is what they hold that counts, not where they lie.
+        """
+        images = own_digest(self.dataset, self.folder)
+        return fingerprint({**self.to_dict(), "folder": images})
 
     def cliff_note(self, methods: Sequence[str] | None = None) -> str | None:
         """Return a sentence where grids of `methods` cross θ = ln 2, where accuracy falls off; else None."""

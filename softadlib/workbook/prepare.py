@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
+from softadlib.data.images import prepared_file
 from softadlib.models import build
 from softadlib.results.paths import profile_dir
 from softadlib.training.executors import shards
@@ -62,6 +64,11 @@ class Work:
             if 0 < stored < total:
                 yield f"{dataset}: {stored:,} of {total:,} runs are trained already"
         yield from self._notes_on_other_parameters()
+        for dataset, protocol in self.protocols.items():
+            prepared = prepared_file(dataset)
+            if protocol.folder and prepared.exists() and Path(protocol.folder).exists():
+                again = f"softad data prepare {dataset} --from-folder {protocol.folder}"
+                yield f"{dataset}: images are read from {prepared}, not from the folder; it is made anew by: {again}"
         notes: dict[str, list[str]] = {}
         for dataset, protocol in self.protocols.items():
             if note := protocol.cliff_note(self.selection.methods):
@@ -80,8 +87,8 @@ class Work:
                 returning.append(pair)
         if replaced:
             yield (
-                f"results with other parameters are stored of {', '.join(replaced)}; training sets "
-                "them aside, and takes them back when they are asked for again; --as NAME keeps both"
+                f"results with other parameters, or of other images, are stored of {', '.join(replaced)}; "
+                "training sets them aside, and takes them back when they are asked for again; --as NAME keeps both"
             )
         if returning:
             yield f"results with these parameters were set aside of {', '.join(returning)}; they are taken back"

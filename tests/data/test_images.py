@@ -15,8 +15,9 @@ from helpers.workspace import make_home, tree
 
 from softadlib import models
 from softadlib._validation import UserError
-from softadlib.data import images
+from softadlib.data import image_folder, images
 from softadlib.data.splits import image_splits
+from softadlib.results import reader
 from softadlib.training import evaluation
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
@@ -291,6 +292,58 @@ def test_a_folder_of_ones_own(root, tmp_path, mode):
 
 
 @pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
+def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
+    def of(folder):
+        images._read.cache_clear()  # another process reads the files again
+        values = {"profile": "t", "dataset": "pets", "folder": str(folder)}
+        return Protocol.from_dict(values).fingerprint()
+
+    write_folder(tmp_path / "pets")
+    first = of(tmp_path / "pets")
+    shutil.copytree(tmp_path / "pets", tmp_path / "moved")
+    assert of(tmp_path / "moved") == first
+    shutil.copy(tmp_path / "moved/train/cat/0.png", tmp_path / "moved/train/cat/1.png")
+    edited = of(tmp_path / "moved")
+    assert edited != first
+    (tmp_path / "moved/test/dog/0.png").rename(tmp_path / "moved/test/cat/9.png")
+    assert of(tmp_path / "moved") not in (first, edited), "the same images with other labels"
+    assert cli.main(["data", "prepare", "pets", "--from-folder", str(tmp_path / "pets")]) == 0
+    assert of(tmp_path / "moved") == first, "the prepared file is what is read"
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
+def test_edited_images_are_trained_anew_and_the_others_kept(root, tmp_path, capsys):
+    write_folder(tmp_path / "pets")
+    profile = tmp_path / "home/params/mine"
+    profile.mkdir()
+    (profile / "pets.yaml").write_text(
+        f"folder: {tmp_path / 'pets'}\nn_train: 0\nn_val: 0\nn_test: 0\nbatch_size: 2\n"
+        "trials: 1\nepochs: 1\nmodel: linear\noptimizer: sgd\n"
+    )
+    assert cli.main(["train", "mine", "-j", "1"]) == 0
+    first = reader.read("mine")
+    file = tmp_path / "pets/train/dog/0.png"
+    kept = file.read_bytes()
+    shutil.copy(tmp_path / "pets/train/cat/0.png", file)
+    images._read.cache_clear()
+    capsys.readouterr()
+    assert cli.main(["train", "mine", "-j", "1"]) == 0
+    assert "or of other images, are stored of pets × erm" in capsys.readouterr().err
+    assert not reader.read("mine").equals(first)
+    file.write_bytes(kept)
+    images._read.cache_clear()
+    assert cli.main(["train", "mine", "-j", "1"]) == 0
+    assert "they are taken back" in capsys.readouterr().err
+    assert reader.read("mine").equals(first)
+    assert cli.main(["data", "prepare", "pets", "--from-folder", str(tmp_path / "pets")]) == 0
+    capsys.readouterr()
+    assert cli.main(["show", "mine"]) == 0
+    shown = capsys.readouterr()
+    assert "everything is trained" in shown.out
+    assert "images are read from" in shown.err
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
 def test_folders_that_are_off_are_refused(root, tmp_path, capsys):
     def refused(folder, name="pets"):
         before = tree(root)
@@ -324,10 +377,10 @@ def test_palettes_keep_their_colours_and_deep_pixels_are_refused(tmp_path):
         picture.save(file)
         with Image.open(file) as stored:
             assert stored.mode == "P"
-        np.testing.assert_array_equal(images._read_pixels(file), pixels)
+        np.testing.assert_array_equal(image_folder.read_pixels(file), pixels)
     Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(file)
     with pytest.raises(UserError, match=r"image.png has pixels of more than 8 bits \(mode I;16\)"):
-        images._read_pixels(file)
+        image_folder.read_pixels(file)
 
 
 def _prepare(name):
