@@ -12,7 +12,7 @@ from softadlib._validation import UserError
 from softadlib.analysis import coverage, paper, readings, tables
 from softadlib.methods import METHODS
 from softadlib.results import reader
-from softadlib.results.selection import TIES, select
+from softadlib.results.selection import TIES, of_every_trial, select
 
 BEGIN = "<!-- {what} of profile {profile}: softad report {profile} --format md --output {file} -->"
 END = "<!-- end of {what} of profile {profile} -->"
@@ -96,22 +96,28 @@ def overview(profile: str) -> str:
     """
     rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
     labels = coverage.labels(provenances[provenances["method"].isin(["erm", "softad"])])
-    lines, best_thetas = [], []
+    lines, best_thetas, words = [], [], coverage.auto_words(provenances)
     for dataset in paper.in_order(rows["dataset"].unique()):
         part = rows[rows["dataset"] == dataset]
         erm, softad = (part[part["method"] == name] for name in ("erm", "softad"))
         if len(erm) and len(softad):
-            smallest = softad[softad["knob"] == softad["knob"].min()]
+            grid = softad[:0] if (dataset, "softad") in words else of_every_trial(softad)
+            smallest = grid[grid["knob"] == grid["knob"].min()]
             for side, runs in zip(SIDES, (erm, smallest, select(softad, "largest"))):
-                lines.append({"dataset": labels[dataset], "method": side, **_means(runs)})
-            theta = softad.groupby("knob")["loss_test"].mean().idxmin()
-            best_thetas.append(f"{theta:.2f} on {dataset}")
+                if len(runs):
+                    lines.append({"dataset": labels[dataset], "method": side, **_means(runs)})
+            if len(grid):
+                theta = grid.groupby("knob")["loss_test"].mean().idxmin()
+                best_thetas.append(f"{theta:.2f} on {dataset}")
     if not lines:
         raise UserError(f"profile {profile!r} has no finished runs of ERM and SoftAD")
     table = pd.DataFrame(lines)
     by_side = table.set_index(["dataset", "method"])[list(OVERVIEW)].unstack("method")
-    sentences = [_against_erm(by_side, side) for side in SIDES[1:]]
-    sentences.append(f"SoftAD's mean test loss is lowest at θ = {readings.listed(best_thetas)}.")
+    sentences = [_against_erm(by_side, side) for side in SIDES[1:] if side in set(table["method"])]
+    if best_thetas:
+        sentences.append(
+            f"SoftAD's mean test loss is lowest at θ = {readings.listed(best_thetas)}."
+        )
     sentences.append(readings.trials_sentence(table["n"]))
     table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
     return f"{to_markdown(tables.render(table))}\n\n{readings.bullets(sentences)}\n"
@@ -126,10 +132,11 @@ def _means(runs: pd.DataFrame) -> dict[str, float]:
 
 def _against_erm(means: pd.DataFrame, side: str) -> str:
     """Say on how many sets a SoftAD has a smaller gap, norm and test loss than ERM, and its accuracy."""
-    softad, erm = (means.xs(name, axis=1, level="method") for name in (side, SIDES[0]))
+    softad = means.xs(side, axis=1, level="method").dropna()
+    erm = means.xs(SIDES[0], axis=1, level="method").loc[softad.index]
     smaller, change = (softad < erm).sum(), 100 * (softad["acc_test"] - erm["acc_test"])
     return (
-        f"{side}: a smaller gap than ERM's on {smaller['gap']} of {len(means)} sets, a smaller norm on "
+        f"{side}: a smaller gap than ERM's on {smaller['gap']} of {len(softad)} sets, a smaller norm on "
         f"{smaller['model_norm']}, a smaller test loss on {smaller['loss_test']}; accuracy "
         f"{change.min():+.1f} to {change.max():+.1f} points from ERM's."
     )
@@ -242,7 +249,8 @@ SIDES = ("ERM", "SoftAD, smallest θ", "SoftAD, selected θ")
 def grid_profile(rows: pd.DataFrame) -> pd.DataFrame:
     """Return SoftAD at some of its grid: the ends, those nearest 0.1 and 0.3, and both sides of ln 2."""
     lines = []
-    for dataset, part in rows[rows["method"] == "softad"].groupby("dataset"):
+    softad = of_every_trial(rows[rows["method"] == "softad"])
+    for dataset, part in softad.groupby("dataset"):
         grid = pd.Series(sorted(part["knob"].unique()))
         near = [grid.iloc[(grid - at).abs().argmin()] for at in (0.1, 0.3)]
         above = grid >= math.log(2)

@@ -8,7 +8,7 @@ import pandas as pd
 from softadlib.analysis import paper, tables
 from softadlib.analysis.statistics import paired
 from softadlib.functional import LN2
-from softadlib.results.selection import TIES, final, select
+from softadlib.results.selection import TIES, final, of_every_trial, select
 
 DECIDABLE = 6
 """Trials from which an exact two-sided test of signs can reach 5 %: 2/2⁶ = 3 %."""
@@ -199,7 +199,8 @@ def grid_readings(rows: pd.DataFrame) -> list[str]:
     ends, sentences = final(rows), []
     for dataset in paper.in_order(ends["dataset"]):
         part = ends[ends["dataset"] == dataset]
-        means = part[part["method"] == "softad"].groupby("knob")[["acc_test", "loss_test"]].mean()
+        softad = of_every_trial(part[part["method"] == "softad"])
+        means = softad.groupby("knob")[["acc_test", "loss_test"]].mean()
         if means.empty:
             continue
         below, above = means[means.index < LN2], means[means.index >= LN2]

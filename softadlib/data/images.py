@@ -54,7 +54,7 @@ class Images:
         """SHA-256 of images and labels."""
         content = hashlib.sha256(str((self.x_train.shape, self.x_test.shape)).encode())
         for array in (self.pool, self.y_train.astype(np.int64), self.y_test.astype(np.int64)):
-            content.update(np.ascontiguousarray(array))
+            content.update(np.ascontiguousarray(array).data)
         return content.hexdigest()
 
 

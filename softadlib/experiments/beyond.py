@@ -100,12 +100,13 @@ def readings(runs: pd.DataFrame) -> list[str]:
 
 def _against_erm_lines(table: pd.DataFrame, measure: str, word: str) -> list[str]:
     """Say which methods have a smaller mean than ERM, and for which an interval shows a difference."""
+    unadjusted = f"by the 95 % interval, not adjusted for {len(table)} comparisons"
     heads = {
         "every": f"Mean {word} below ERM's on each of its sets:",
         "some": f"Mean {word} below ERM's on some of its sets only:",
         "none": f"Mean {word} below ERM's on none of its sets:",
-        "smaller": f"Smaller {word} than ERM's by the interval:",
-        "larger": f"Larger {word} than ERM's by the interval:",
+        "smaller": f"Smaller {word} than ERM's {unadjusted}:",
+        "larger": f"Larger {word} than ERM's {unadjusted}:",
     }
     names: dict[str, list[str]] = {head: [] for head in heads}
     for name, part in table.groupby("name", sort=False):

@@ -116,6 +116,14 @@ def test_grids_that_are_shorter_than_the_papers():
     assert coverage.shortfalls(more)["fashionmnist"] == "5 of 6 values per method"
 
 
+def test_the_overview_of_a_theta_found_without_a_grid_has_no_smallest_theta():
+    table, sentences = results.overview("beyond").split("\n\n")
+    assert "SoftAD, selected θ" in table
+    assert "SoftAD, smallest θ" not in table
+    assert "smallest θ" not in sentences
+    assert "lowest at θ" not in sentences
+
+
 def test_a_value_found_without_a_grid_says_so_and_has_no_cell_of_the_paper_beside_it():
     frames = results.frames("choosing-auto")
     lines = frames["Loss gaps (Tables 1 and 3), ties to the largest"]

@@ -155,6 +155,14 @@ def test_sentences_along_the_grid_turn_round():
     assert "0.400 is not below ERM's 0.300" in low
 
 
+def test_a_theta_of_each_trials_own_is_no_grid():
+    own = [row("softad", 0.1, 0), row("softad", 0.2, 1), row("erm", trial=0), row("erm", trial=1)]
+    assert readings.grid_readings(pd.DataFrame(own)) == []
+    both = [*own, row("softad", 0.3, 0), row("softad", 0.3, 1)]
+    (line,) = readings.grid_readings(pd.DataFrame(both))
+    assert line.startswith("gaussian: at θ = 0.30, the smallest of the grid")
+
+
 def test_few_trials_decide_nothing():
     assert "no exact permutation test" in readings.trials_sentence([3, 3])
     assert "n = 1 to 3" in readings.trials_sentence([1, 3])

@@ -83,7 +83,10 @@ def test_sentences_turn_round_with_their_rows():
         "the highest accuracy ERM's 90.0%."
     )
     assert "Mean test loss below ERM's on each of its sets: ASAM." in better
-    assert "Smaller test loss than ERM's by the interval: ASAM on gaussian and spiral." in better
+    assert (
+        "Smaller test loss than ERM's by the 95 % interval, not adjusted for 2 comparisons: "
+        "ASAM on gaussian and spiral."
+    ) in better
     worse = beyond.readings(made_up(erm=erm, asam=[0.6, 0.51, 0.99]))
     assert "the smallest test loss ERM's 0.667" in worse[0]
     assert "Mean test loss below ERM's on none of its sets: ASAM." in worse
