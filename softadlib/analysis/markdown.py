@@ -195,16 +195,8 @@ def gaps(rows: pd.DataFrame, ties: str) -> pd.DataFrame:
     means = tables.summary(rows, ties)
     if ties != TIES[0]:
         means = means[means["knob"].notna()]
-    columns = [
-        "n",
-        "paper_gap",
-        "gap",
-        "gap_low",
-        "gap_high",
-        "loss_test",
-        "acc_test",
-        "model_norm",
-    ]
+    columns = ["n", "paper_gap", "gap", "gap_low", "gap_high", "loss_test", "acc_test"]
+    columns.append("model_norm")
     return _beside_printed(means, paper.printed(1, 3)["mean"].rename("paper_gap"), columns)
 
 

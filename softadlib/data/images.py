@@ -190,6 +190,10 @@ def _read(name: str, folder: str, path: Path, changed: int) -> Images:
 def _load(name: str, download: bool = False) -> Images:
     """Call a set's loader; one line says what to do where its files are missing or broken."""
     root, prepare_it = data_root(), f"softad data prepare {name}"
+    if not download and available(name) == "missing":
+        raise MissingData(
+            f"{name} is not under {root}; get it: {prepare_it} (or set SOFTAD_DATA to where it lies)"
+        )
     try:
         return IMAGES[name].load(root, download)
     except UserError:
@@ -200,10 +204,6 @@ def _load(name: str, download: bool = False) -> Images:
     if download:
         raise UserError(
             f"{name} could not be had ({what}); check the network, or copy its files to {root}"
-        )
-    if available(name) == "missing":
-        raise MissingData(
-            f"{name} is not under {root}; get it: {prepare_it} (or set SOFTAD_DATA to where it lies)"
         )
     raise UserError(f"{name} is broken ({what}); delete {files} and run: {prepare_it}")
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from softadlib.data.splits import PARTS, Splits
 from softadlib.methods import Method
@@ -18,34 +17,40 @@ OPTIMIZER_STATES = {"adam": 2, "sgd": 1}
 """Copies of the parameters that an optimizer keeps; SGD's is its momentum."""
 
 
-def _on_meta(network: nn.Module) -> nn.Module:
-    """Return a copy without values, in evaluation mode: it knows shapes and costs nothing to run."""
-    return copy.deepcopy(network).to("meta").eval()
+def _copy(network: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in evaluation mode. (Batch norm on device "meta" imports for seconds.)"""
+    return copy.deepcopy(network).cpu().eval()
 
 
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
     """Count the floats that the layers of `network` put out for one sample of `shape`."""
     sizes: list[int] = []
-    network = _on_meta(network)
+    network = _copy(network)
     for module in network.modules():
         if not any(True for _ in module.children()):
             module.register_forward_hook(lambda m, args, out: sizes.append(out[0].numel()))
     with torch.no_grad():
-        network(torch.empty(2, *shape, device="meta", dtype=next(network.parameters()).dtype))
+        network(torch.zeros(2, *shape, dtype=next(network.parameters()).dtype))
     return sum(sizes)
 
 
 def forward_flops(network: nn.Module, shape: tuple[int, ...]) -> int:
     """Count the operations of one sample's forward pass, in matrix products and convolutions.
 
-    A multiplication and an addition count two.
+    A multiplication and an addition count two. Every output of a layer costs as many of both as one
+    of its outputs has weights.
     """
-    network = _on_meta(network)
-    dtype = next(network.parameters()).dtype
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(torch.empty(1, *shape, device="meta", dtype=dtype))
-    flops: int = counter.get_total_flops()
-    return flops
+    counts: list[int] = []
+    network = _copy(network)
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            per_output = 2 * module.weight[0].numel()
+            module.register_forward_hook(
+                lambda m, args, out, each=per_output: counts.append(each * out.numel())
+            )
+    with torch.no_grad():
+        network(torch.zeros(1, *shape, dtype=next(network.parameters()).dtype))
+    return sum(counts)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from softadlib import _workspace
 from softadlib.results import reader
@@ -33,7 +33,8 @@ def progress(work: Work, jobs: int) -> str:
     lines: list[tuple[str, ...]] = [
         ("dataset", "method", "values", "trials", "runs", "epochs", "done", "time left")
     ]
-    seconds = [seconds_left(study, jobs) for study in work.studies]
+    speeds = slurm.speeds()
+    seconds = [seconds_left(study, jobs, speeds) for study in work.studies]
     for study, left in zip(work.studies, seconds):
         trials = {(run.label_noise, run.trial) for run in study.runs}
         counts = (len(study.runs) // max(len(trials), 1), len(trials), len(study.runs))
@@ -46,30 +47,29 @@ def progress(work: Work, jobs: int) -> str:
     return f"{_table(lines)}\n{total if sum(seconds) else 'everything is trained'}"
 
 
-def seconds_left(study: Study, jobs: int) -> float:
-    """Estimate the time of a study's missing runs and replays from the speed of stored results."""
+def seconds_left(study: Study, jobs: int, speeds: Mapping[str, float]) -> float:
+    """Estimate the time of a study's missing runs and replays from `speeds`, those of stored results."""
     runs, replays = study.left()
     if not runs + replays:
         return 0.0
     curves = len(study.first_epochs) > 1
     cost = runs * shards.run_cost(study.protocol, study.method, curves)
     cost += replays * shards.run_cost(study.protocol, study.method, curve=True)
-    return max(cost / _speed(study.protocol.model), 1.0) / jobs
+    return max(cost / _speed(study.protocol.model, speeds), 1.0) / jobs
 
 
 def whole_costs(profile: str) -> dict[str, float]:
     """Return the seconds that every dataset of a profile would take one process, results or not."""
-    costs = {}
+    costs, speeds = {}, slurm.speeds()
     for dataset in datasets_of(profile):
         protocol = load(profile, dataset)
         units = shards.units([(protocol, method) for method in protocol.methods])
-        costs[dataset] = sum(unit.cost for unit in units) / _speed(protocol.model)
+        costs[dataset] = sum(unit.cost for unit in units) / _speed(protocol.model, speeds)
     return costs
 
 
-def _speed(model: str) -> float:
+def _speed(model: str, speeds: Mapping[str, float]) -> float:
     """Return operations per second; a network without stored results is as fast as the others are."""
-    speeds = slurm.speeds()
     return speeds.get(model) or statistics.median(speeds.values() or [2e10])
 
 

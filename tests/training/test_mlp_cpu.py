@@ -23,10 +23,11 @@ from helpers.engines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from softadlib import functional as F
 from softadlib.methods import METHODS
-from softadlib.models import mlp
+from softadlib.models import build, mlp
 from softadlib.results.schema import MEASURES
 from softadlib.training.device import processor_name
 from softadlib.training.engines import mlp_layers
@@ -318,3 +319,13 @@ def test_work_and_activations_of_a_network_by_hand():
         nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.Flatten(), nn.Linear(24, 2)
     )
     assert forward_flops(convolution, (4, 5, 5)) == 2 * (6 * 2 * 2) * (2 * 3 * 3) + 2 * 24 * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [("mlp1x1000", (1, 28, 28)), ("resnet18", (3, 32, 32)), ("linear", (2,))]
+)
+def test_operations_are_those_of_torchs_counter(model, shape):
+    network = build(model, shape, 10, seed=0).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(1, *shape, dtype=next(network.parameters()).dtype))
+    assert forward_flops(network, shape) == counter.get_total_flops() > 0

@@ -7,7 +7,7 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.analysis import coverage, markdown, paper
-from softadlib.analysis.readings import DECIDABLE, listed
+from softadlib.analysis.readings import DECIDABLE, RULES, bullets, listed
 from softadlib.experiments.audit import accuracy, claims, controls
 from softadlib.results import reader
 from softadlib.results.selection import TIES
@@ -62,7 +62,7 @@ def tests(profile: str) -> str:
     stored = coverage.labels(reader.provenances(profile))
     left_out = [name for name in stored if name not in set(outcomes["dataset"])]
     words = f" Left out, with fewer: {listed(left_out)}." if left_out else ""
-    lines = "\n".join(f"- {line}" for line in _sentences(outcomes))
+    lines = bullets(_sentences(outcomes))
     return f"{lines}\n\n{LEGEND}{words}\n\n{markdown.to_markdown(table(outcomes))}\n"
 
 
@@ -88,20 +88,16 @@ def table(outcomes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sentences(outcomes: pd.DataFrame) -> Iterator[str]:
-    """Count the outcomes of each claim, against other methods and against ERM with a matched step."""
+    """Count the outcomes of each claim by tie rule, against other methods and ERM with a matched step."""
     decidable = outcomes[outcomes["n"] >= DECIDABLE]
-    matched = decidable["against"] == claims.MATCHED
-    for has in (*HAS.values(), ACCURACY):
-        for part, who in (
-            (decidable[~matched], "the other methods"),
-            (decidable[matched], "ERM with a matched step"),
-        ):
-            counts = []
-            for ties, finds in part[part["has"] == has].groupby("ties", sort=False)["finds"]:
-                yes, no = ((finds == word).sum() for word in ("yes", "no"))
-                counts.append(
-                    f"found in {yes} of {len(finds)} comparisons with ties to the {ties} value, the contrary in {no}"
-                )
-            if counts:
-                rivals = claims.label("flooding") if has == HAS["knob"] else who
-                yield f"SoftAD has {has} than {rivals}: {'; '.join(counts)}."
+    for ties, has in itertools.product(TIES, (*HAS.values(), ACCURACY)):
+        part = decidable[(decidable["ties"] == ties) & (decidable["has"] == has)]
+        matched = part["against"] == claims.MATCHED
+        rivals = claims.label("flooding") if has == HAS["knob"] else "the other methods"
+        sides = ((part[~matched], rivals), (part[matched], "ERM with a matched step"))
+        for finds, who in ((side["finds"], who) for side, who in sides if len(side)):
+            yes, no = ((finds == word).sum() for word in ("yes", "no"))
+            yield (
+                f"{RULES[ties]}: SoftAD has {has} than {who}: found in {yes} of {len(finds)} comparisons, "
+                f"the contrary in {no}."
+            )
