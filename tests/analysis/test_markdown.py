@@ -268,7 +268,8 @@ def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
     )
     rows = pd.DataFrame([facts | dict(zip(names, run)) for run in runs])
     monkeypatch.setattr(results.reader, "read", lambda profile, final: rows)
-    stored = pd.DataFrame({"method": ["erm", "sam", "softad"]})
+    methods = ["erm", "sam", "softad"]
+    stored = pd.DataFrame({"dataset": "gaussian", "method": methods, "word": ""})
     monkeypatch.setattr(results.reader, "provenances", lambda profile: stored)
     monkeypatch.setattr(
         results.coverage, "labels", lambda given: {"gaussian": f"gaussian, {list(given['method'])}"}
