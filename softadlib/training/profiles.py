@@ -19,11 +19,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
     """YAML that reads 1e-3 and 1e2 as numbers (YAML 1.1 wants a point and a sign), and names each key once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [key for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]
         for i, key in enumerate(keys):
-            if key in keys[:i]:
-                mark = node.value[i][0].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", mark)
+            if key.value in [other.value for other in keys[:i]]:
+                twice = f"{key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
         return dict(super().construct_mapping(node, deep))
 
 

@@ -9,7 +9,7 @@ from helpers.workspace import REPOSITORY, TINY, make_home
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, PAPER
 from softadlib.results.fingerprint import LEGACY_SETTINGS, RUNTIME_FIELDS, SELECTION_FIELDS
-from softadlib.training.profiles import datasets_of, load
+from softadlib.training.profiles import datasets_of, load, parse_yaml
 from softadlib.training.protocol import Protocol, Run, trial_seeds
 
 BASE = {"profile": "tiny", "dataset": "gaussian", **TINY}
@@ -283,6 +283,11 @@ def test_load_reads_overrides_and_refuses_what_does_not_fit(home, tmp_path, monk
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "params"))  # no workbook
     with pytest.raises(UserError, match="no profiles under"):
         datasets_of("tiny")
+
+
+def test_yaml_may_merge_a_mapping_into_another():
+    text = "base: &base {lr: 1, epochs: 2}\nother: {<<: *base, lr: 3}"
+    assert parse_yaml(text)["other"] == {"lr": 3, "epochs": 2}
 
 
 @pytest.mark.parametrize(
