@@ -162,6 +162,16 @@ def own_digest(name: str, folder: str = "") -> str:
     return "" if name in dataset_names() else load_images(name, folder).digest
 
 
+def own_image_set(name: str, folder: str = "") -> ImageSet | None:
+    """Return the facts of a set of one's own; None for a built-in or synthetic one."""
+    if name in dataset_names():
+        return None
+    images = load_images(name, folder)
+    channels, height, width = images.pool.shape[1:]
+    sizes = (len(images.x_train), len(images.x_test), (channels, height, width), images.classes)
+    return ImageSet(lambda root, download: images, (), *sizes)
+
+
 def load_images(name: str, folder: str = "") -> Images:
     """Return the arrays of a set: embedded, prepared, in torchvision's own files, or in `folder`.
 

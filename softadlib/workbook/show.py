@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from softadlib import _workspace
+from softadlib.data.images import own_image_set
 from softadlib.results import reader
 from softadlib.training.executors import shards, slurm
 from softadlib.training.profiles import datasets_of, load
@@ -53,8 +54,9 @@ def seconds_left(study: Study, jobs: int, speeds: Mapping[str, float]) -> float:
     if not runs + replays:
         return 0.0
     curves = len(study.first_epochs) > 1
-    cost = runs * shards.run_cost(study.protocol, study.method, curves)
-    cost += replays * shards.run_cost(study.protocol, study.method, curve=True)
+    images = own_image_set(study.protocol.dataset, study.protocol.folder)
+    cost = runs * shards.run_cost(study.protocol, study.method, curves, images)
+    cost += replays * shards.run_cost(study.protocol, study.method, True, images)
     return max(cost / _speed(study.protocol.model, speeds), 1.0) / jobs
 
 

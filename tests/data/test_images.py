@@ -19,6 +19,7 @@ from softadlib.data import image_folder, images
 from softadlib.data.splits import image_splits
 from softadlib.results import reader
 from softadlib.training import evaluation
+from softadlib.training.executors import shards
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli
@@ -341,6 +342,21 @@ def test_edited_images_are_trained_anew_and_the_others_kept(root, tmp_path, caps
     shown = capsys.readouterr()
     assert "everything is trained" in shown.out
     assert "images are read from" in shown.err
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
+def test_the_cost_of_ones_own_images_is_that_of_their_number_and_size(root, tmp_path):
+    """Eight training images of 6 × 8 × 3 and four test images, two classes: 6 to train on, 1 to validate on."""
+    write_folder(tmp_path / "pets")
+    values = {"profile": "t", "dataset": "pets", "folder": str(tmp_path / "pets"), "n_train": 0, "n_val": 0,
+              "n_test": 0, "batch_size": 2, "trials": 1, "epochs": 5, "model": "linear"}  # fmt: skip
+    protocol = Protocol.from_dict(values)
+    own = images.own_image_set("pets", protocol.folder)
+    forward = 2 * (6 * 8 * 3) * 2
+    samples = 3 * 6 * 5 + (6 + 1 + 4)
+    assert shards.run_cost(protocol, "erm", False, own) == forward * samples
+    assert shards.run_cost(protocol, "erm", False) > 10_000 * forward * samples, "as CIFAR-10"
+    assert images.own_image_set("gaussian") is images.own_image_set("cifar10") is None
 
 
 @pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")

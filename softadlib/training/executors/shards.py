@@ -36,11 +36,14 @@ def _image_set(dataset: str) -> ImageSet:
     return IMAGES.get(dataset, IMAGES["cifar10"])
 
 
-@functools.cache
-def _forward(model: str, dataset: str) -> int:
+def _forward(model: str, dataset: str, images: ImageSet) -> int:
     """Count the floating-point operations of one sample's pass through the network."""
-    shape: tuple[int, ...] = (2,) if dataset in SYNTHETIC else _image_set(dataset).shape
-    classes = 2 if dataset in SYNTHETIC else _image_set(dataset).classes
+    synthetic = dataset in SYNTHETIC
+    return _flops(model, (2,), 2) if synthetic else _flops(model, images.shape, images.classes)
+
+
+@functools.cache
+def _flops(model: str, shape: tuple[int, ...], classes: int) -> int:
     return forward_flops(build(model, shape, classes, seed=0), shape)
 
 
@@ -55,18 +58,19 @@ def units(pairs: Iterable[tuple[Protocol, str]]) -> list[Unit]:
     return out
 
 
-def run_cost(protocol: Protocol, name: str, curve: bool) -> int:
+def run_cost(protocol: Protocol, name: str, curve: bool, images: ImageSet | None = None) -> int:
     """Return the cost of one run, measured at the end or at every epoch of its curve.
 
-    Measuring a synthetic set runs at about four times the speed of its steps: the batches are larger.
+    `images`: facts of the image set, those of CIFAR-10 for one's own unless they are given. Measuring a
+    synthetic set runs at about four times the speed of its steps: the batches are larger.
     """
-    images, gradients = _image_set(protocol.dataset), protocol.method(name).gradients
+    images, gradients = images or _image_set(protocol.dataset), protocol.method(name).gradients
     train, test = protocol.n_train or images.n_train * 4 // 5, protocol.n_test or images.n_test
     points = protocol.epochs // protocol.curve_every + 1 if curve else 1
     samples = 3 * train * protocol.epochs * gradients
     measured = (train + (protocol.n_val or images.n_train // 5) + test) * points
     samples += measured // 4 if protocol.dataset in SYNTHETIC else measured
-    return _forward(protocol.model, protocol.dataset) * samples
+    return _forward(protocol.model, protocol.dataset, images) * samples
 
 
 def _models_cost(protocol: Protocol, name: str) -> int:
@@ -75,8 +79,10 @@ def _models_cost(protocol: Protocol, name: str) -> int:
     if protocol.method(name).samples:
         settings = protocol.settings_of(name)
         models += settings["aux_folds"] - 1 if settings["aux"] == "folds" else 1
-    train = protocol.n_train or _image_set(protocol.dataset).n_train * 4 // 5
-    return 3 * train * protocol.epochs * models * _forward(protocol.model, protocol.dataset)
+    images = _image_set(protocol.dataset)
+    train = protocol.n_train or images.n_train * 4 // 5
+    forward = _forward(protocol.model, protocol.dataset, images)
+    return 3 * train * protocol.epochs * models * forward
 
 
 def _cost(protocol: Protocol, name: str, grid: int) -> int:
