@@ -56,6 +56,13 @@ def of_every_trial(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[at_value == trials]
 
 
+def shared_trials(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the trials that every method of their case has."""
+    methods = rows.groupby(CASE)["method"].transform("nunique")
+    of_trial = rows.groupby([*CASE, "trial"])["method"].transform("nunique")
+    return rows[of_trial == methods]
+
+
 def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
     """Return all epochs of the selected runs.
 
