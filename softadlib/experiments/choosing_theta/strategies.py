@@ -203,7 +203,7 @@ def headline(lines: pd.DataFrame, level: float = 0.95) -> str:
         if "mean, 5 % flipped" not in table.index.get_level_values("dataset"):
             continue
         row = table.xs("mean, 5 % flipped").iloc[0]
-        words = "is undecided in test loss against"
+        words = "has neither shown a higher nor a lower test loss than"
         if row["nats low"] > 0:
             words = "has higher test loss than"
         elif row["nats high"] < 0:
