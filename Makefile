@@ -2,7 +2,7 @@
 # make test     every test, as continuous integration runs them
 # make lab      JupyterLab at the repository's root
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
-# make figures  the notebooks that need no training        make gpu     check, time and use a GPU
+# make figures  the notebooks that belong to no profile      make gpu     check, time and use a GPU
 # make readme   every command of README.md, in order       make record  store the outputs that nbval compares
 # Each sets up .venv first if it is missing. Needs Python >= 3.11 and make. LOCK=1 installs the versions of
 # .ci/requirements.lock.

@@ -127,7 +127,7 @@ def _of_part(by_set: dict[str, pd.DataFrame], word: str) -> list[str]:
     near = {dataset: lines["near"] for dataset, lines in by_set.items()}
     sentences = [
         _where(
-            f"No method has a larger share of {word} losses {NEAR} than SoftAD, to one point,",
+            f"SoftAD has the largest share of {word} losses {NEAR}, or one within a point of it,",
             {d: bool(values["softad"] >= values.max() - 0.01) for d, values in near.items()},
         ),
         _where(

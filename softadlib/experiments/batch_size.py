@@ -114,10 +114,10 @@ def across_ln2(rows: pd.DataFrame) -> list[str]:
     )
     means = rows.groupby(["method", "batch_size", "theta"])["acc_test"].mean()
     return [
-        f"From θ = {below:.2f} to {above:.2f}, across ln 2, its mean accuracy with {METHODS[str(method)].label} "
-        "changes "
+        f"The linear classifier's mean accuracy with {METHODS[str(method)].label}, at θ = {below:.2f} and at "
+        f"{above:.2f}, across ln 2: "
         + ", ".join(
-            f"from {part[method, size, below]:.0%} to {part[method, size, above]:.0%} with batches of {size}"
+            f"{part[method, size, below]:.0%} and {part[method, size, above]:.0%} with batches of {size}"
             for size in part.index.unique("batch_size")
         )
         + "."

@@ -109,6 +109,7 @@ def _against_erm_lines(table: pd.DataFrame, measure: str, word: str) -> list[str
         "larger": f"Larger {word} than ERM's {unadjusted}:",
     }
     names: dict[str, list[str]] = {head: [] for head in heads}
+    table = table.assign(**{measure: table[measure].round(3)})  # as the table above prints it
     for name, part in table.groupby("name", sort=False):
         below = part["dataset"][part[measure] < 0]
         if below.empty or len(below) == len(part):

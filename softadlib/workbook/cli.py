@@ -20,7 +20,7 @@ from softadlib.workbook import cli_options, commands
 EXAMPLES = """examples:
   softad run quick                     train and draw profile quick, minutes
   softad run quick --dataset spiral --method softad
-  softad run figures                   draw the notebooks that need no training
+  softad run figures                   draw the notebooks that belong to no profile
   softad report quick                  write outputs/quick/index.html
   softad show quick                    say what is done and how long the rest takes
   softad train quick -p lr 0.05 --as slower

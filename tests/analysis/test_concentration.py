@@ -79,7 +79,7 @@ def test_sentences_turn_round_with_their_rows():
     as_claimed = "\n".join(concentration.readings(made_up(0.01, 0.5)))
     turned = "\n".join(concentration.readings(made_up(0.5, 0.01)))
     for words in (
-        "No method has a larger share of training losses within min(0.1, θ/2) of θ than SoftAD, to one point,",
+        "SoftAD has the largest share of training losses within min(0.1, θ/2) of θ, or one within a point of it,",
         "More than half of SoftAD's training losses lie there",
         "Flooding's test losses have a wider interquartile range than SoftAD's",
     ):

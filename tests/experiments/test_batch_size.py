@@ -60,8 +60,10 @@ def test_accuracy_across_ln2_by_hand():
         ]
     )
     (sentence,) = batch_size.across_ln2(rows)
-    assert sentence.startswith("From θ = 0.65 to 0.75, across ln 2, ")
-    assert sentence.endswith("with Flooding changes from 90% to 10% with batches of 10.")
+    assert sentence == (
+        "The linear classifier's mean accuracy with Flooding, at θ = 0.65 and at 0.75, across ln 2: "
+        "90% and 10% with batches of 10."
+    )
 
 
 def test_sentences_turn_round_with_the_rows():

@@ -146,13 +146,15 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
 
     A line per claim, tie rule and label noise. `n` is that of the comparison with the fewest trials.
     Where only some comparisons have trials enough to be decided, `decidable` says what these find,
-    and `decidable on` names their datasets.
+    and `decidable on` names their datasets. `contrary on` names those where a comparison finds "no".
     """
     lines = []
     for key, part in compared.groupby(KEY, sort=False):
         counts = {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
         share = f"{part['as claimed'].sum()} of {len(part)}"
         facts = {"as claimed": share, "verdict": verdict(part), "n": int(part["n"].min())}
+        contrary = part.loc[part["finds"] == "no", "dataset"].unique()
+        facts["contrary on"] = listed(contrary) if len(contrary) else ""
         lines.append({**dict(zip(KEY, key)), **counts, **facts, **_decidable(part)})
     order = {name: i for i, name in enumerate(CLAIMS)}
     table = pd.DataFrame(lines, columns=None if lines else KEY)
@@ -215,7 +217,8 @@ def readings(table: pd.DataFrame) -> list[str]:
             if part.empty:
                 continue
             n = span(sorted(part["n"]))
-            claims = _by_claim(part, "as claimed")
+            on = " [contrary on " + part["contrary on"] + "]" if verdict == "fails" else ""
+            claims = _by_claim(part.assign(words=part["as claimed"] + on), "words")
             sentences.append(f"**{verdict.capitalize()}** {at}, n = {n}: {claims}.")
         for datasets, part in level[level["decidable"] != ""].groupby("decidable on", sort=False):
             found = _by_claim(part, "decidable")
