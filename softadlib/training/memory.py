@@ -18,8 +18,11 @@ OPTIMIZER_STATES = {"adam": 2, "sgd": 1}
 
 
 def _copy(network: nn.Module) -> nn.Module:
-    """Return a copy on the CPU in evaluation mode. (Batch norm on device "meta" imports for seconds.)"""
-    return copy.deepcopy(network).cpu().eval()
+    """Return a copy on the CPU without values, in evaluation mode: it knows shapes.
+
+    (Batch norm on device "meta" imports for seconds.)
+    """
+    return copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
 
 
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:

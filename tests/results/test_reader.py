@@ -205,11 +205,21 @@ def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
 def test_provenances_are_one_line_a_result(home):
     session = Session("2026-01-02T03:04:05+00:00", 1.5, "cpu", "2", {"jobs": 2})
     protocol = {"n_train": 20, "n_val": 0, "n_test": 40, "trials": 2, "grids": {"softad": [0.3]}}
+    protocol |= {"model": "linear", "optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
+    protocol |= {
+        "weight_decay": 0.0,
+        "batch_size": 50,
+        "sigma": 2.0,
+    }  # sigma as early versions had it
     made = facts(sessions=[session] * 2, **protocol, epochs=4, dtype="float64")
     place().finish(rows(), made)
     assert place().read_provenance() == made, "to the last fact"
     (line,) = store.provenances("tiny").to_dict("records")
     assert line["samples"] == "20 + all + 40"
+    assert line["training"] == (
+        "model linear, optimizer sgd, lr 0.1, momentum 0.9, weight_decay 0, batch_size 50, "
+        "sigma 2, eta 1, scale code"
+    )
     assert (line["runs"], line["grid"], line["seconds"], line["finished"]) == (
         2,
         1,
