@@ -20,9 +20,9 @@ OPTIMIZER_STATES = {"adam": 2, "sgd": 1}
 def _copy(network: nn.Module) -> nn.Module:
     """Return a copy on the CPU without values, in evaluation mode: it knows shapes.
 
-    (Batch norm on device "meta" imports for seconds.)
+    It is never moved to device "meta", whose kernels import sympy, which takes longer than the pass.
     """
-    return copy.deepcopy(network).to("meta").to_empty(device="cpu").eval()
+    return copy.deepcopy(network).to_empty(device="cpu").eval()
 
 
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
