@@ -34,11 +34,11 @@ def train(
     `losses`: as of `study.run`.
     """
     names = {pair: " × ".join(pair) for pair in work.pairs}
-    tasks, stored = [], {}
+    units, stored = {}, {}
     for pair, part in zip(work.pairs, work.studies):
-        units = part.total_work() + (part.losses_work() if losses else 0)
-        tasks.append((names[pair], units, None))
+        units[pair] = part.total_work() + (part.losses_work() if losses else 0)
         stored[pair] = 0 if fresh else part.stored_work(losses)
+    tasks = [(names[pair], units[pair], None) for pair in work.pairs]
     locked = lock_results(work.profile, work.pairs, shared=work.selection.shard is not None)
     with locked, ProgressBar(tasks, "trainings", sum(stored.values())) as bar:
         if cluster:
@@ -55,7 +55,8 @@ def train(
                 trials=part.trials,
                 losses=losses,
             )
-            bar.finished(names[pair], time.monotonic() - started)
+            worked = stored[pair] < units[pair]
+            bar.finished(names[pair], time.monotonic() - started if worked else None)
     return []
 
 

@@ -28,8 +28,8 @@ def test_stored_work_counts_as_done_and_not_as_speed(clock, capsys):
         first(50)
         second(100)
         clock.seconds = 20
-        bar.finished("second", 0)
-    assert "second took 0 s (2 of 2 trainings, 100% trained)" in capsys.readouterr().err
+        bar.finished("second", None)
+    assert "second was trained already (2 of 2 trainings, 100% trained)" in capsys.readouterr().err
 
 
 def test_units_of_earlier_calls_may_come_in_parts():

@@ -63,11 +63,15 @@ class ProgressBar:
         """Count units of a task that has no progress file."""
         self.advanced += units
 
-    def finished(self, name: str, seconds: float, complaint: str = "") -> None:
-        """Count a task as ended. Off a terminal print a line, on one only its complaint."""
+    def finished(self, name: str, seconds: float | None, complaint: str = "") -> None:
+        """Count a task as ended. Off a terminal print a line, on one only its complaint.
+
+        `seconds`: None where nothing was left to train.
+        """
         self.ended.add(name)
         if self.bar.disable:
-            self._say(complaint or f"{name} took {duration(seconds)}")
+            took = "was trained already" if seconds is None else f"took {duration(seconds)}"
+            self._say(complaint or f"{name} {took}")
         elif complaint:
             self.bar.write(f"softad: {complaint}", file=sys.stderr)
             self._show()
