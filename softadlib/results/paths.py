@@ -5,6 +5,9 @@ from pathlib import Path
 from softadlib._validation import UserError
 from softadlib._workspace import home
 
+OTHER_FOLDERS = ("bench", "fig12", "figures")
+"""Folders of `outputs/` that hold something else than the results of a profile."""
+
 
 def profile_dir(profile: str) -> Path:
     """Return outputs/<profile>. Raises UserError for a name that leads elsewhere."""

@@ -112,8 +112,10 @@ def _hint(value: Any) -> str:
     """Say what to do about a number or a list that stands in quotes."""
     import yaml
 
+    from softadlib.training.yaml_files import parse_yaml
+
     try:
-        quoted = isinstance(value, str) and not isinstance(yaml.safe_load(value), str)
+        quoted = isinstance(value, str) and isinstance(parse_yaml(value), (int, float, list, dict))
     except yaml.YAMLError:
         quoted = False
     return " (a text: write it without quotes)" if quoted else ""

@@ -1,5 +1,6 @@
 """The data of a protocol's trials."""
 
+from softadlib._validation import UserError
 from softadlib.data.images import load_images
 from softadlib.data.splits import Splits, image_splits, synthetic_splits
 from softadlib.data.synthetic import SYNTHETIC
@@ -13,6 +14,10 @@ def load_splits(protocol: Protocol, label_noise: float, trials: int | None = Non
     sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
     if protocol.dataset in SYNTHETIC:
         return synthetic_splits(protocol.dataset, seeds, label_noise, sizes)
-    splits = image_splits(load_images(protocol.dataset, protocol.folder), seeds, sizes)
-    check_batches(splits.train.shape[1], protocol.batch_size)
+    images = load_images(protocol.dataset, protocol.folder)
+    try:
+        splits = image_splits(images, seeds, sizes)
+        check_batches(splits.train.shape[1], protocol.batch_size)
+    except UserError as error:
+        raise UserError(f"{protocol.dataset}: {error}") from None
     return splits

@@ -1,71 +1,27 @@
 """`params/<profile>/<dataset>.yaml` → checked protocols."""
 
 import copy
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.data.images import dataset_names
 from softadlib.results.fingerprint import LEGACY_SETTINGS
 from softadlib.training.protocol import Protocol
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
-    """YAML that reads 1e-3 and 1e2 as numbers (YAML 1.1 wants a point and a sign), and names each key once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if key.tag == "tag:yaml.org,2002:str"]
-        for i, key in enumerate(keys):
-            if key.value in [other.value for other in keys[:i]]:
-                twice = f"{key.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
-        return dict(super().construct_mapping(node, deep))
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the value that `text` stands for; raises `yaml.YAMLError`."""
-    loader = _Loader(text)  # a SafeLoader: it makes plain values only
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping, or raise a UserError that names file and line."""
-    try:
-        values = parse_yaml(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "not YAML"
-        raise UserError(f"{path}{where}: broken YAML ({what})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
-        raise UserError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
-    return values
+from softadlib.training.yaml_files import read_yaml
 
 
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with `changes` on top.
 
     A dotted key such as `grids.softad` changes one entry and leaves the others; null removes it.
+    Raises UserError for a key that leads into no mapping, and for null where there is no entry.
     """
     merged = copy.deepcopy(dict(values))
-    for key, value in changes.items():
+    # Whole values first: in one file `grids.softad` changes an entry of `grids`, wherever it stands.
+    for key, value in sorted(changes.items(), key=lambda item: "." in item[0]):
         *parents, last = key.split(".")
         target = merged
         for name in parents:
@@ -73,7 +29,8 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             if not isinstance(target, dict):
                 raise UserError(f"{key} cannot be set: {name} is {target!r}, no mapping")
         if parents and value is None:
-            target.pop(last, None)
+            choose(f"entry of {'.'.join(parents)} to remove", last, list(target))
+            del target[last]
         else:
             target[last] = value
     return merged
@@ -100,7 +57,7 @@ def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) ->
     changes = dict(values)
     base = changes.pop("extends", None)
     if base is None:
-        return merge({}, changes)
+        return _merge_file({}, changes, source)
     base_path = _workspace.params_dir() / f"{base}.yaml"
     if base_path in files:
         raise UserError(f"{source}: extends {base!r}, which extends it in turn; break the circle")
@@ -109,19 +66,41 @@ def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) ->
             f"{source}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
         )
     inherited = read_profile(base_path, files)
-    return merge({k: v for k, v in inherited.items() if k not in ("profile", "dataset")}, changes)
+    inherited = {k: v for k, v in inherited.items() if k not in ("profile", "dataset")}
+    return _merge_file(inherited, changes, source)
+
+
+def _merge_file(
+    values: Mapping[str, Any], changes: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """Merge as `merge` does; an error names `source`."""
+    try:
+        return merge(values, changes)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def profile_names() -> list[str]:
+    """List the folders of profiles. Hidden ones are others', such as JupyterLab's copies."""
+    params = _workspace.params_dir()
+    folders = sorted(params.iterdir()) if params.is_dir() else []
+    return [path.name for path in folders if path.is_dir() and path.name[0] != "."]
 
 
 def datasets_of(profile: str) -> list[str]:
-    """List the datasets that a profile has a file for, the known ones first."""
-    params = _workspace.params_dir()
-    profiles = sorted(p.name for p in params.iterdir() if p.is_dir()) if params.is_dir() else []
+    """List the datasets that a profile has a file for, the known ones first.
+
+    Raises UserError for an unknown profile and for one without a file.
+    """
+    params, profiles = _workspace.params_dir(), profile_names()
     if not profiles:
         raise UserError(
             f"no profiles under {params}; run inside the repository or set SOFTAD_HOME to it"
         )
     choose("profile", profile, profiles)
-    files = {p.stem for p in (params / profile).glob("*.yaml")}
+    files = {p.stem for p in (params / profile).glob("*.yaml") if p.name[0] != "."}
+    if not files:
+        raise UserError(f"{params / profile} has no DATASET.yaml; copy one from another profile")
     return [d for d in dataset_names() if d in files] + sorted(files - set(dataset_names()))
 
 

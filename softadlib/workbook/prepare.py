@@ -10,7 +10,7 @@ from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.data.images import prepared_file
 from softadlib.models import build
-from softadlib.results.paths import profile_dir
+from softadlib.results.paths import OTHER_FOLDERS, profile_dir
 from softadlib.training.executors import shards
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load
@@ -173,6 +173,8 @@ def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Select
 
     params = _workspace.params_dir()
     target = profile_dir(name).name
+    if target in OTHER_FOLDERS:
+        raise UserError(f"--as {name}: {profile_dir(name)} has other contents; choose another name")
     derived = {}
     for dataset in asked.datasets or datasets_of(asked.profile):
         protocol = load(asked.profile, dataset, asked.overrides)

@@ -4,11 +4,11 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from softadlib import _workspace
+from softadlib._validation import UserError
 from softadlib.data.images import own_image_set
 from softadlib.results import reader
 from softadlib.training.executors import shards, slurm
-from softadlib.training.profiles import datasets_of, load
+from softadlib.training.profiles import datasets_of, load, profile_names
 from softadlib.training.protocol import Protocol
 from softadlib.training.study_plan import Study
 from softadlib.workbook.notebooks.progress_bar import duration
@@ -18,11 +18,13 @@ from softadlib.workbook.schema import describe
 
 def profiles() -> str:
     """Return a table of the profiles with their datasets and finished results."""
-    params = _workspace.params_dir()
     lines = [("profile", "finished", "datasets")]
-    for folder in sorted(path for path in params.iterdir() if path.is_dir()):
-        datasets = datasets_of(folder.name)
-        lines.append((folder.name, str(len(reader.finished(folder.name))), ", ".join(datasets)))
+    for name in profile_names():
+        try:
+            datasets = ", ".join(datasets_of(name))
+        except UserError:
+            datasets = "none: no DATASET.yaml"
+        lines.append((name, str(len(reader.finished(name))), datasets))
     return _table(lines)
 
 

@@ -9,8 +9,9 @@ from helpers.workspace import REPOSITORY, TINY, make_home
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, PAPER
 from softadlib.results.fingerprint import LEGACY_SETTINGS, RUNTIME_FIELDS, SELECTION_FIELDS
-from softadlib.training.profiles import datasets_of, load, parse_yaml
+from softadlib.training.profiles import datasets_of, load, profile_names
 from softadlib.training.protocol import Protocol, Run, trial_seeds
+from softadlib.training.yaml_files import parse_yaml
 
 BASE = {"profile": "tiny", "dataset": "gaussian", **TINY}
 
@@ -291,9 +292,30 @@ def test_yaml_may_merge_a_mapping_into_another():
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1", 1), ("-3", -3), ("0", 0), ("1_000", 1000), ("0x10", "0x10")),
+        *(("1e-3", 0.001), ("1e2", 100.0), ("1.", 1.0), ("-.5e-3", -0.0005), (".inf", math.inf)),
+        *(("010", "010"), ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("null", None), ("yes", True)),
+    ],
+)
+def test_numbers_of_yaml_are_decimal(text, value):
+    """YAML 1.1 reads 010 as 8, 1:30 as 90, and 1e2 as a text."""
+    assert parse_yaml(text) == value
+    assert type(parse_yaml(text)) is type(value)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("epochs: [1, 2\nlr: 3", "broken YAML"),
+        ("epochs: " + "[" * 3000 + "]" * 3000, "broken YAML"),
+        (
+            "epochs: 010",
+            "epochs must be a whole number of at least 1 and at most 1,000,000, got '010'",
+        ),
+        ("lr: 0.1\nlr.x: 1", "lr.x cannot be set: lr is 0.1, no mapping"),
+        ("grids: {softad: [0.1]}\ngrids.softda: null", "choose from softad"),
         ("lr: 0.1\nepochs: 3\nlr: 0.2", "line 3: broken YAML ('lr' stands twice)"),
         ("grids: {softad: [0.1], softad: [0.2]}", "('softad' stands twice)"),
         ("- a\n- b", "must hold `name: value` lines"),
@@ -312,6 +334,29 @@ def test_a_bad_file_is_named(home, text, words):
         load("tiny", "gaussian")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_one_file_may_name_a_mapping_and_an_entry_of_it_in_any_order(home):
+    path = home / "params" / "tiny" / "gaussian.yaml"
+    entry, whole = "grids.softad: [0.2]\n", "grids: {softad: [0.1], sam: [0.3]}\n"
+    for text in (entry + whole, whole + entry):
+        path.write_text(text)
+        assert load("tiny", "gaussian").grids == {"softad": (0.2,), "sam": (0.3,)}
+
+
+def test_hidden_files_and_folders_are_no_profiles(home):
+    """JupyterLab, editors and macOS leave such ones beside the files that they save."""
+    (home / "params" / ".ipynb_checkpoints").mkdir()
+    (home / "params" / "tiny" / "._gaussian.yaml").write_bytes(b"\0\1")
+    assert profile_names() == ["tiny"]
+    assert datasets_of("tiny") == ["gaussian"]
+
+
+def test_a_profile_without_a_file_is_refused(home):
+    (home / "params" / "mine").mkdir()
+    (home / "params" / "mine" / "gaussian.yml").write_text("epochs: 3\n")
+    with pytest.raises(UserError, match=r"mine has no DATASET\.yaml; copy one"):
+        datasets_of("mine")
 
 
 def test_a_word_in_place_of_a_number_has_no_advice_on_quotes(home):

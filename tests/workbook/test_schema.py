@@ -7,7 +7,7 @@ import pytest
 from helpers.workspace import REPOSITORY
 
 from softadlib.methods import METHODS
-from softadlib.training.profiles import read_yaml
+from softadlib.training.yaml_files import read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import schema
 

@@ -14,7 +14,8 @@ from softadlib import _workspace
 from softadlib._validation import UserError, choose
 from softadlib.results import reader
 from softadlib.results.paths import profile_dir
-from softadlib.training.profiles import datasets_of, load, read_yaml
+from softadlib.training.profiles import datasets_of, load
+from softadlib.training.yaml_files import read_yaml
 from softadlib.workbook.notebooks.sources import missing_packages, modules_used
 from softadlib.workbook.prepare import Work
 
