@@ -13,6 +13,7 @@ from softadlib.analysis import coverage, paper, readings, tables
 from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import TIES, of_every_trial, select
+from softadlib.training.profiles import datasets_of
 
 BEGIN = "<!-- {what} of profile {profile}: softad report {profile} --format md --output {file} -->"
 END = "<!-- end of {what} of profile {profile} -->"
@@ -21,10 +22,11 @@ END = "<!-- end of {what} of profile {profile} -->"
 def frames(profile: str) -> dict[str, pd.DataFrame]:
     """Return title → tidy table with typed columns, in reading order.
 
-    Raises UserError where nothing is finished.
+    Raises UserError where nothing is finished, and for an unknown profile.
     """
     rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
     if rows.empty:
+        datasets_of(profile)  # raises for a name that no profile has
         raise UserError(
             f"nothing is finished in profile {profile!r}; softad run {profile} comes first"
         )

@@ -266,7 +266,12 @@ def prepare(
             )
         images = _of_arrays(*read_folder(Path(folder), progress))
     else:
-        choose("dataset", name, downloaded_sets())
+        if name in dataset_names() and name not in downloaded_sets():
+            raise UserError(f"{name} needs no preparation; it is made or embedded here")
+        try:
+            choose("dataset", name, downloaded_sets())
+        except UserError as error:
+            raise UserError(f"{error}; for images of your own add --from-folder DIR") from None
         check_writable(data_root())
         data_root().mkdir(parents=True, exist_ok=True)
         images = _load(name, download=True)

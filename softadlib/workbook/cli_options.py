@@ -11,7 +11,7 @@ from softadlib._validation import UserError, choose
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster
     from softadlib.training.protocol import Protocol
-    from softadlib.workbook.prepare import Selection
+    from softadlib.workbook.prepare import Selection, Work
 
 
 def add_selection(command: argparse.ArgumentParser) -> None:
@@ -79,8 +79,24 @@ def split_names(values: Sequence[str] | None) -> list[str] | None:
     return names
 
 
-def selection(args: argparse.Namespace) -> "Selection":
-    """Return the selection that a command line asks for. Raises UserError."""
+def prepare_work(
+    args: argparse.Namespace, cluster: "RayCluster | None" = None, *, fresh: bool = False
+) -> "tuple[Work, int]":
+    """Return the checked work of a command line, and its number of processes. Raises UserError.
+
+    The profile that `--as` names is written once everything is known to be in order.
+    """
+    from softadlib.workbook.prepare import prepare
+
+    work = prepare(selection(args), cluster, fresh=fresh, read_only=args.dry_run)
+    processes = jobs(args.jobs, work.protocols)
+    if args.new_profile is not None and not args.dry_run:
+        work = prepare(selection(args, write=True), cluster, fresh=fresh)
+    return work, processes
+
+
+def selection(args: argparse.Namespace, *, write: bool = False) -> "Selection":
+    """Return the selection that a command line asks for; `write` writes the profile of `--as`."""
     from softadlib.workbook.prepare import Selection, derive_profile
 
     asked = Selection(
@@ -93,7 +109,7 @@ def selection(args: argparse.Namespace) -> "Selection":
     name = getattr(args, "new_profile", None)
     if name is None:
         return asked
-    return derive_profile(asked, name, write=not args.dry_run)
+    return derive_profile(asked, name, write=write)
 
 
 def overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -120,6 +136,22 @@ def jobs(value: int | None, protocols: Mapping[str, "Protocol"]) -> int:
         return (os.cpu_count() or 1) if devices == {"cpu"} else 1
     check_jobs(value)
     return value
+
+
+def refuse_training_options(args: argparse.Namespace) -> None:
+    """Raise UserError for options that `softad run figures` has no use for."""
+    options = {
+        "dataset": "--dataset",
+        "method": "--method",
+        "parameters": "-p",
+        "new_profile": "--as",
+    }
+    for name, option in options.items():
+        if getattr(args, name):
+            raise UserError(f"softad run figures trains nothing; leave {option} out")
+    if args.engine != "joblib":
+        raise UserError("softad run figures draws on this machine; leave --engine out")
+    cluster(args)  # refuses the options of a cluster
 
 
 def check_jobs(value: int | None) -> None:

@@ -32,14 +32,12 @@ def run(args: argparse.Namespace) -> int:
     if not args.dry_run:
         kernels.start_server()  # it imports while this process plans
     from softadlib.workbook.notebooks import execute, plan
-    from softadlib.workbook.prepare import prepare
 
     if args.profile == plan.FIGURES:
         return _run_figures(args)
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
-        work = prepare(cli_options.selection(args), cluster, read_only=args.dry_run)
+        work, jobs = cli_options.prepare_work(args, cluster)
         notebooks = plan.plan(work, draw_only=args.draw_only)
-        jobs = cli_options.jobs(args.jobs, work.protocols)
         _notes(notebooks.lacking_notes())
         if args.dry_run:
             return _print_plan(work, jobs, [t.name for t in notebooks.drawings], args.draw_only)
@@ -59,9 +57,7 @@ def _run_figures(args: argparse.Namespace) -> int:
     """Draw the notebooks that read no profile."""
     from softadlib.workbook.notebooks import execute, plan
 
-    for name in ("dataset", "method", "parameters", "new_profile"):
-        if getattr(args, name):
-            raise UserError(f"softad run figures trains nothing; leave --{name} out")
+    cli_options.refuse_training_options(args)
     cli_options.check_jobs(args.jobs)
     started, notebooks = time.monotonic(), plan.plan_figures()
     _notes(notebooks.lacking_notes())
@@ -97,7 +93,6 @@ def train(args: argparse.Namespace) -> int:
     from softadlib.results.paths import profile_dir
     from softadlib.workbook import train as training
     from softadlib.workbook.notebooks.progress_bar import duration
-    from softadlib.workbook.prepare import prepare
 
     if args.losses and args.shard is not None:
         raise UserError(
@@ -105,10 +100,8 @@ def train(args: argparse.Namespace) -> int:
         )
     started = time.monotonic()
     with cli_options.cluster(args) or contextlib.nullcontext() as cluster:
-        asked, dry_run = cli_options.selection(args), args.dry_run
-        work = prepare(asked, cluster, fresh=args.fresh, read_only=dry_run)
-        jobs = cli_options.jobs(args.jobs, work.protocols)
-        if dry_run:
+        work, jobs = cli_options.prepare_work(args, cluster, fresh=args.fresh)
+        if args.dry_run:
             _notes(training.dry_run_notes(work, args.fresh, args.losses))
             return _print_plan(work, jobs, [])
         if not args.fresh:
@@ -286,11 +279,13 @@ def _json_writer(path: str | None) -> Callable[[Mapping[str, Any]], None]:
     """Return what writes a table to the file that is asked for, if any. Raises UserError for one it cannot write."""
     from softadlib import _workspace
 
-    if path:
+    if path is not None:
+        if Path(path).is_dir():
+            raise UserError(f"--json {path!r} is a folder; name a file")
         _workspace.check_writable(Path(path).absolute().parent)
 
     def save(table: Mapping[str, Any]) -> None:
-        if path:
+        if path is not None:
             _workspace.write(Path(path), json.dumps(table, indent=1) + "\n")
 
     return save

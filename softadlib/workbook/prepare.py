@@ -166,8 +166,8 @@ def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
 def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Selection:
     """Return `asked` as a profile of its own, `params/<name>/`, which holds the changed parameters.
 
-    `write=False` writes nothing; the selection then has that profile's results alone. Raises UserError
-    where the profile exists with other parameters.
+    `write=False` writes nothing; where a file is missing, the selection then has that profile's results
+    alone. Raises UserError where the profile exists with other parameters.
     """
     import yaml
 
@@ -183,15 +183,16 @@ def derive_profile(asked: Selection, name: str, *, write: bool = True) -> Select
             methods = protocol.select_methods(asked.methods)
             values["grids"] = {m: grid for m, grid in values["grids"].items() if m in methods}
         derived[dataset] = Protocol.from_dict(values)
-    for dataset, protocol in derived.items():
-        path = params / target / f"{dataset}.yaml"
-        if path.exists() and load(target, dataset) != protocol:
-            raise UserError(f"{path} has other parameters; choose another name for --as")
-    if not write:
-        return dataclasses.replace(asked, store_as=target)
+    missing = {}
     for dataset, protocol in derived.items():
         path = params / target / f"{dataset}.yaml"
         if not path.exists():
-            text = yaml.safe_dump(protocol.to_dict(), sort_keys=False, allow_unicode=True)
-            _workspace.write(path, text)
+            missing[path] = protocol
+        elif load(target, dataset) != protocol:
+            raise UserError(f"{path} has other parameters; choose another name for --as")
+    if missing and not write:
+        return dataclasses.replace(asked, store_as=target)
+    for path, protocol in missing.items():
+        text = yaml.safe_dump(protocol.to_dict(), sort_keys=False, allow_unicode=True)
+        _workspace.write(path, text)
     return Selection(target, asked.datasets, asked.methods, None, asked.shard)

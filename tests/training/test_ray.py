@@ -353,6 +353,12 @@ def test_bad_options_are_one_line_and_start_nothing(home, capsys, command, argv,
     one_line_and_nothing(home, capsys, [command, "tiny", *argv], words)
 
 
+def test_an_address_where_nothing_listens_is_refused_at_once(home, capsys, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    argv = ["train", "tiny", "--engine", "ray", "--address", "127.0.0.1:1"]
+    one_line_and_nothing(home, capsys, argv, "no Ray cluster at 127.0.0.1:1: ")
+
+
 def test_a_part_is_not_for_a_cluster(home, capsys):
     argv = ["train", "tiny", "--engine", "ray", "--shard", "1/2"]
     one_line_and_nothing(home, capsys, argv, "not with --engine ray")

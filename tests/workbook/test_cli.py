@@ -84,6 +84,11 @@ BAD = [
         "device 'cuda' is not available here; choose from auto, cpu",
     ),
     (("tiny", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+    (("tiny", "--as", "mine", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+    (("tiny", "--as", "mine", "-p", "model", "resnet18"), "takes images of 3 channels"),
+    (("tiny", "--as", "bench"), "has other contents; choose another name"),
+    (("tiny", "-p", "epochs", "010"), "at most 1,000,000, got '010'"),
+    (("tiny", "-p", "grids.softda", "null"), "'softda' unknown; choose from"),
 ]
 
 
@@ -213,6 +218,14 @@ NEW = [
     (("report", "tiny", "--output", "x"), "--output is for --format md and csv"),
     (("report", "tiny", "--format", "md"), "tiny"),
     (("run", "figures", "--method", "erm"), "leave --method out"),
+    (("run", "figures", "--as", "mine"), "leave --as out"),
+    (("run", "figures", "--engine", "ray"), "leave --engine out"),
+    (("run", "figures", "--cpus", "2"), "--cpus is for a cluster"),
+    (("report", "nosuch", "--format", "md"), "profile 'nosuch' unknown; choose from tiny"),
+    (("check-device", "--json", "."), "--json '.' is a folder; name a file"),
+    (("bench", "--json", "."), "--json '.' is a folder; name a file"),
+    (("data", "prepare", "digits"), "digits needs no preparation"),
+    (("data", "prepare", "pets"), "for images of your own add --from-folder DIR"),
     (("show", "nosuch"), "profile 'nosuch' unknown; choose from tiny"),
     (("show", "tiny", "--method", "ishida"), "'ishida' unknown; choose from erm, sam, softad"),
     (("slurm", "tiny", "--shards", "0"), "--shards must be a number of jobs from 1 to 10000"),

@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 import os
+import socket
 import tempfile
 import threading
 from collections import Counter
@@ -76,6 +77,7 @@ class RayCluster:
         self.connected_here = not ray.is_initialized()
         try:
             if self.connected_here:
+                self._check_address()
                 ray.init(
                     address=self.address,
                     runtime_env={"py_modules": [str(Path(softadlib.__file__).parent)]},
@@ -83,7 +85,7 @@ class RayCluster:
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                 )
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except (ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
             what = " ".join(str(error).split())[:200]
             raise UserError(
                 f"no Ray cluster at {self.address or 'this machine'}: {what}; start one with: "
@@ -93,6 +95,12 @@ class RayCluster:
         if self.gpus is None:
             self.gpus = 1.0 if any(n.get("GPU", 0) >= 1 for n in self.nodes) else 0.0
         return self
+
+    def _check_address(self) -> None:
+        """Raise OSError where nothing listens at HOST:PORT: Ray would try for many minutes."""
+        host, _, port = (self.address or "").removeprefix("ray://").rpartition(":")
+        if host and port.isdecimal():
+            socket.create_connection((host, int(port)), timeout=10).close()
 
     def __exit__(self, *exc: object) -> None:
         import ray
