@@ -36,7 +36,7 @@ from softadlib.results.paths import inside, profile_dir
 from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import ALL_COLUMNS, COLUMNS
 from softadlib.results.set_aside import finish_move, move_away, move_back
-from softadlib.results.table import merge, pack, unpack
+from softadlib.results.table import merge, pack, train_again, unpack
 
 STUDY_FOLDERS = ("parts", "losses", "checkpoints")
 """Folders whose files serve a study until its table is finished."""
@@ -117,9 +117,7 @@ class ResultFolder:
     def broken(self, error: Exception) -> UserError:
         """Return the error to raise for a provenance that says too little."""
         what = f"{error} missing" if isinstance(error, KeyError) else error
-        return UserError(
-            f"{self.provenance} is broken ({what}); delete {self.path} and run the same command again"
-        )
+        return UserError(f"{self.provenance} is broken ({what}); {train_again(self.path)}")
 
     def stored_fingerprint(self) -> str | None:
         """Return the fingerprint of the stored table; None where there is no table."""

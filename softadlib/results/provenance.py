@@ -17,6 +17,28 @@ from softadlib import __version__, _workspace
 from softadlib.results import selection
 from softadlib.results.schema import RUN_KEY
 
+KINDS = {
+    "provenance": {
+        **dict.fromkeys(("profile", "dataset", "method", "fingerprint"), str),
+        **{"runs": int, "protocol": dict, "seeds": list, "sessions": list, "diverged": list},
+    },
+    "protocol": {
+        **dict.fromkeys(("trials", "epochs", "n_train", "n_val", "n_test"), int),
+        **{"label_noise": list, "grids": dict, "dtype": str},
+    },
+    "session": {**dict.fromkeys(("finished", "device", "torch"), str), "seconds": (int, float)},
+}
+"""Types of the facts that reports read."""
+
+
+def _check(part: str, facts: Any) -> None:
+    """Raise KeyError for a fact that is missing, and ValueError for one of another type."""
+    if not isinstance(facts, dict):
+        raise ValueError(f"a {part} is {facts!r:.40}")
+    for name, kind in KINDS[part].items():
+        if not isinstance(facts[name], kind) or isinstance(facts[name], bool):
+            raise ValueError(f"{name} is {facts[name]!r:.40}")
+
 
 @dataclass(frozen=True)
 class Session:
@@ -48,7 +70,8 @@ class Session:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Session":
-        """Read what `to_json` made. Raises KeyError, TypeError."""
+        """Read what `to_json` made. Raises ValueError, KeyError."""
+        _check("session", facts)
         other = dict(facts)
         required = {name: other.pop(name) for name in ("finished", "seconds", "device", "torch")}
         return cls(**required, other=other)
@@ -108,10 +131,12 @@ class Provenance:
 
     @classmethod
     def from_json(cls, text: str) -> "Provenance":
-        """Read what `to_json` made. Raises ValueError, KeyError, TypeError."""
+        """Read what `to_json` made. Raises ValueError, KeyError."""
         facts = json.loads(text)
-        if not facts["protocol"]["label_noise"]:
-            raise ValueError("label_noise missing")
+        _check("provenance", facts)
+        _check("protocol", facts["protocol"])
+        if not facts["protocol"]["label_noise"] or not facts["sessions"]:
+            raise ValueError("label_noise and sessions must not be empty")
         sessions = [Session.from_json(session) for session in facts["sessions"]]
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in facts.items() if k in names} | {"sessions": sessions})

@@ -26,6 +26,13 @@ def pack(rows: pd.DataFrame, fingerprint: str) -> bytes:
     return content
 
 
+def train_again(folder: Path) -> str:
+    """Say what to do about a broken file in the folder of one dataset × method."""
+    profile, dataset, method = folder.parts[-3:]
+    command = f"softad train {profile} --dataset {dataset} --method {method}"
+    return f"delete {folder} and train it again: {command}"
+
+
 def unpack(
     path: Path, columns: Sequence[str] = COLUMNS, mend: str = ""
 ) -> tuple[pd.DataFrame, str]:
@@ -36,12 +43,14 @@ def unpack(
         columns: must be there; others are left out, but for `label_noise`.
         mend: what a person does about a broken file.
 
-    Raises UserError for a broken file and one without `columns`.
+    Raises UserError for a missing or broken file and one without `columns`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    mend = mend or f"delete {path.parent} and run the same command again"
+    mend = mend or train_again(path.parent)
+    if not path.exists():
+        raise UserError(f"{path} is missing; {mend}")
     try:
         # Pages carry checksums: without them a flipped bit would be another number.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

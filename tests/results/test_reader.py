@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,8 +40,12 @@ def rows(trials=(0, 1), method="softad", noise=0.0, knob=0.3, epochs=(4,)):
     )
 
 
-def facts(noise=(0.0,), sessions=(), **protocol):
-    known = {"label_noise": list(noise), **protocol}
+SESSION = Session("2026-01-02T03:04:05+00:00", 6.0, "cpu", "2.9")
+
+
+def facts(noise=(0.0,), sessions=(SESSION,), **protocol):
+    sizes = {"trials": 2, "epochs": 4, "n_train": 80, "n_val": 80, "n_test": 80}
+    known = {**sizes, "label_noise": list(noise), "grids": {}, "dtype": "float64", **protocol}
     return Provenance("tiny", "gaussian", "softad", 2, [], "f1", known, [17716], sessions)
 
 
@@ -140,7 +146,7 @@ def test_a_cut_table_is_named_with_what_to_do(home, cut):
     place().metrics.write_bytes(data[: int(len(data) * cut) if isinstance(cut, float) else cut])
     for read in (lambda: store.read("tiny"), lambda: place().stored_rows()):
         with pytest.raises(
-            UserError, match=r"metrics.parquet is broken .*delete .*run the same command"
+            UserError, match=r"metrics.parquet is broken .*delete .*train it again: softad train"
         ) as caught:
             read()
         assert "\n" not in str(caught.value)
@@ -157,6 +163,31 @@ def test_a_broken_provenance_is_named(home):
     place().finish(rows(), facts())
     place().provenance.write_text('{"profile": ')
     with pytest.raises(UserError, match=r"provenance.json is broken"):
+        store.provenances("tiny")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("protocol", "epochs"), "ten", "epochs is 'ten'"),
+        (("protocol", "trials"), None, "trials is None"),
+        (("protocol", "grids"), [0.1], r"grids is \[0.1\]"),
+        (("protocol",), "smoke", "protocol is 'smoke'"),
+        (("runs",), True, "runs is True"),
+        (("sessions",), [], "label_noise and sessions must not be empty"),
+        (("sessions", 0), "today", "a session is 'today'"),
+        (("sessions", 0, "seconds"), "long", "seconds is 'long'"),
+    ],
+)
+def test_a_provenance_with_a_fact_of_another_type_is_named(home, path, value, words):
+    place().finish(rows(), facts())
+    content = json.loads(place().provenance.read_text())
+    part = content
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    place().provenance.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"provenance.json is broken \({words}.*train it again"):
         store.provenances("tiny")
 
 

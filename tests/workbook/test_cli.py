@@ -144,7 +144,8 @@ def test_a_table_cut_in_half_is_named_with_what_to_do(capsys, home, command):
     before = tree(home)
     line = refused(capsys, command, "tiny")
     assert f"{path} is broken" in line
-    assert f"delete {path.parent} and run the same command again" in line
+    again = "softad train tiny --dataset gaussian --method softad"
+    assert f"delete {path.parent} and train it again: {again}" in line
     assert tree(home) == before
 
 

@@ -7,8 +7,8 @@ import pytest
 from helpers.workspace import REPOSITORY
 
 from softadlib.methods import METHODS
-from softadlib.training.yaml_files import read_yaml
 from softadlib.training.protocol import Protocol
+from softadlib.training.yaml_files import read_yaml
 from softadlib.workbook import schema
 
 PARAMS = REPOSITORY / "params"
