@@ -8,7 +8,7 @@ iFlood prefer the likelier class for every θ below it, as they do for θ < ln 2
 import math
 from dataclasses import dataclass
 
-from softadlib._validation import UserError
+from softadlib._validation import real, whole
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,7 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
         >>> round(cross_entropy_levels(3, 0.1).calibrated_below, 4)
         0.8162
     """
-    if classes < 2 or not 0 <= smoothing < 1:
-        raise UserError(
-            f"need at least 2 classes and smoothing in [0, 1), got {classes} and {smoothing}"
-        )
+    classes, smoothing = whole("classes", classes, 2), real("smoothing", smoothing, low=0, below=1)
     b = smoothing / classes
     a = 1 - smoothing + b
     minimum = _entropy((1, a), (classes - 1, b))
@@ -65,9 +62,6 @@ def hinge_levels(classes: int, margin: float = 1.0) -> Levels:
 
     Classified wrongly, one of the K − 1 terms is at least the margin; rightly, all are below it.
     """
-    if classes < 2 or margin <= 0:
-        raise UserError(
-            f"need at least 2 classes and a positive margin, got {classes} and {margin}"
-        )
+    classes, margin = whole("classes", classes, 2), real("margin", margin, above=0)
     uniform = margin * (classes - 1) / classes
     return Levels(0.0, margin / classes, uniform, uniform)

@@ -1,6 +1,7 @@
 """Levels of other losses: against PyTorch's losses minimised by machine, and known distributions."""
 
 import math
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -131,11 +132,26 @@ def test_without_a_threshold_there_is_no_bias():
         assert bias(ERM(base, reduction="none")) == 0
 
 
-@pytest.mark.parametrize("call", [
-    lambda: cross_entropy_levels(1), lambda: cross_entropy_levels(3, 1.0), lambda: cross_entropy_levels(3, -0.1),
-    lambda: hinge_levels(1), lambda: hinge_levels(3, 0.0),
-])  # fmt: skip
-def test_what_has_no_levels_is_refused_in_a_line(call):
-    with pytest.raises(ValueError, match="at least 2 classes") as error:
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: cross_entropy_levels(1), "classes must be a whole number of at least 2, got 1"),
+        (
+            lambda: cross_entropy_levels(2.5),
+            "classes must be a whole number of at least 2, got 2.5",
+        ),
+        (
+            lambda: cross_entropy_levels("3"),
+            "classes must be a whole number of at least 2, got '3'",
+        ),
+        (
+            lambda: cross_entropy_levels(3, 1.0),
+            "smoothing must be a number of at least 0 and below 1",
+        ),
+        (lambda: hinge_levels(3, 0.0), "margin must be a number above 0, got 0.0"),
+    ],
+)
+def test_bad_numbers_are_refused(call, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
         call()
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(caught.value)
