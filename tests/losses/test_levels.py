@@ -148,6 +148,8 @@ def test_without_a_threshold_there_is_no_bias():
             lambda: cross_entropy_levels(3, 1.0),
             "smoothing must be a number of at least 0 and below 1",
         ),
+        (lambda: cross_entropy_levels(3, -0.1), "smoothing must be a number of at least 0"),
+        (lambda: hinge_levels(1), "classes must be a whole number of at least 2, got 1"),
         (lambda: hinge_levels(3, 0.0), "margin must be a number above 0, got 0.0"),
     ],
 )
