@@ -54,5 +54,7 @@ def read_pixels(file: str) -> np.ndarray:
             pixels = np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB"))
             is_grey = picture.mode == "P" and (pixels == pixels[..., :1]).all()
             return pixels[..., 0] if is_grey else pixels
-    except OSError as error:
+    except UserError:
+        raise
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None

@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import re
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +19,9 @@ import numpy as np
 from softadlib._validation import MissingData, UserError, choose
 from softadlib._workspace import check_writable, home, write
 from softadlib.data.image_folder import read_folder
+from softadlib.data.prepared import read_prepared
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.models import torchvision
-
-KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,9 @@ def _read(name: str, folder: str, path: Path, changed: int) -> Images:
     if name in IMAGES and not IMAGES[name].files:
         return _load(name)
     if changed:
-        return _read_prepared(path)
+        again = f"delete it and run: softad data prepare {name}"
+        again += "" if name in IMAGES else " --from-folder DIR"
+        return _of_arrays(*read_prepared(path, again))
     if folder:
         return _of_arrays(*read_folder(Path(folder)))
     if name not in IMAGES:
@@ -216,31 +216,6 @@ def _load(name: str, download: bool = False) -> Images:
             f"{name} could not be had ({what}); check the network, or copy its files to {root}"
         )
     raise UserError(f"{name} is broken ({what}); delete {files} and run: {prepare_it}")
-
-
-def _read_prepared(path: Path) -> Images:
-    """Read `x_train, y_train, x_test, y_test` of a prepared file, and check them."""
-    again = f"delete it and run: softad data prepare {path.stem}"
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if missing := [key for key in KEYS if key not in file]:
-                raise UserError(f"{path} lacks {', '.join(missing)}; {again}")
-            x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is broken ({error}); {again}") from None
-    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if not (x.dtype == np.uint8 and x.ndim in (3, 4) and y.shape == (len(x),) and len(x)):
-            raise UserError(
-                f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C) and y_{part} (n,), n > 0; "
-                f"got {x.dtype} {x.shape} and {y.shape}; {again}"
-            )
-    classes = np.unique(np.concatenate([y_train, y_test])).tolist()
-    if len(classes) < 2 or classes != list(range(len(classes))):
-        raise UserError(f"{path}: labels must be 0, 1, … of two classes or more, got {classes[:6]}")
-    if x_train.shape[1:] != x_test.shape[1:]:
-        sizes = f"{x_train.shape[1:]}, test images {x_test.shape[1:]}"
-        raise UserError(f"{path}: training images are {sizes}; give all one size; {again}")
-    return _of_arrays(x_train, y_train, x_test, y_test)
 
 
 def _of_arrays(

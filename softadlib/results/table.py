@@ -84,11 +84,16 @@ def load(
         label_noise: keep the rows of this one only.
         final: keep the last epoch of every run, file by file, to hold no curves in memory.
 
-    Raises UserError, naming a broken file.
+    Raises UserError, naming a broken file, and one whose rows belong to another folder.
     """
     frames = []
     for path, noise in files.items():
         rows, _ = unpack(path)
+        for names in rows[["dataset", "method"]].drop_duplicates().to_numpy().tolist():
+            if names != list(path.parts[-3:-1]):
+                raise UserError(
+                    f"{path} has rows of {' × '.join(names)}; {train_again(path.parent)}"
+                )
         if "label_noise" not in rows:
             rows["label_noise"] = noise
         if label_noise is not None:

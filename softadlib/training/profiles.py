@@ -107,7 +107,8 @@ def datasets_of(profile: str) -> list[str]:
 def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None) -> Protocol:
     """Read `params/<profile>/<dataset>.yaml`, with `overrides` on top as `merge` puts them.
 
-    Raises UserError for an unknown profile or dataset, a broken file, a bad key or value.
+    Raises UserError for an unknown profile or dataset, a broken file, a bad key or value, and
+    MissingData where images of one's own are not there.
     """
     choose("dataset", dataset, datasets_of(profile))
     path = _workspace.params_dir() / profile / f"{dataset}.yaml"
@@ -118,7 +119,7 @@ def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None)
     try:
         protocol = Protocol.from_dict(values)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
     names = [n for n in Protocol.names() if n not in ("profile", "dataset")]
     for key in overrides or {}:
         if key not in LEGACY_SETTINGS:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from softadlib._validation import UserError, choose, real, whole
+from softadlib._validation import MissingData, UserError, choose, real, whole
 from softadlib.data.images import dataset_names, is_image_set, own_digest
 from softadlib.data.synthetic import HALVES, SYNTHETIC
 from softadlib.functional import LN2
@@ -174,7 +174,11 @@ class Protocol(BaseModel):
                 f"folder is for a dataset of your own, {self.dataset!r} is a known one; rename it"
             )
         if not self.folder and not is_image_set(self.dataset):
-            choose("dataset", self.dataset, dataset_names())
+            try:
+                choose("dataset", self.dataset, dataset_names())
+            except UserError as error:
+                own = f"softad data prepare {self.dataset} --from-folder DIR"
+                raise MissingData(f"{error}; images of your own: {own}") from None
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         for name in ("n_train", "n_val", "n_test"):

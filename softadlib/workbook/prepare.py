@@ -147,10 +147,10 @@ def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
         choose("dataset", name, available)
     protocols, left_out = {}, []
     for dataset in dict.fromkeys(available if selection.datasets is None else selection.datasets):
-        protocol = load(selection.profile, dataset, selection.overrides)
-        if selection.store_as:
-            protocol = protocol.model_copy(update={"profile": selection.store_as})
         try:
+            protocol = load(selection.profile, dataset, selection.overrides)
+            if selection.store_as:
+                protocol = protocol.model_copy(update={"profile": selection.store_as})
             for noise in protocol.label_noise:
                 splits = load_splits(protocol, noise, trials=1)
         except MissingData as error:

@@ -16,6 +16,7 @@ from helpers.workspace import make_home, tree
 from softadlib import models
 from softadlib._validation import UserError
 from softadlib.data import image_folder, images
+from softadlib.data.prepared import read_prepared
 from softadlib.data.splits import image_splits
 from softadlib.results import reader
 from softadlib.training import evaluation
@@ -205,8 +206,12 @@ def test_the_prepared_file_is_read_first(root, monkeypatch):
     [
         ({"y_test": None}, "lacks y_test"),
         ({"x_train": np.zeros((20, 8, 8))}, "x_train must be uint8"),
-        ({"x_train": pictures(19, 8, 8)}, r"got uint8 \(19, 8, 8\) and \(20,\)"),
-        ({"x_test": pictures(0, 8, 8), "y_test": np.arange(0)}, "n > 0"),
+        ({"x_train": pictures(19, 8, 8)}, r"got uint8 \(19, 8, 8\) and int64 \(20,\)"),
+        ({"x_test": pictures(0, 8, 8), "y_test": np.arange(0)}, "not empty"),
+        ({"x_train": np.zeros((20, 0, 8), np.uint8)}, "not empty"),
+        ({"y_train": np.arange(20) * 1j}, r"and complex128 \(20,\)"),
+        ({"y_train": np.arange(20).astype("M8[s]")}, r"and datetime64\[s\] \(20,\)"),
+        ({"x_train": pictures(20, 3, 8, 8)}, "has its channels first; give"),
         ({"x_train": np.array([{}], dtype=object)}, "broken"),
         ({"x_test": pictures(20, 9, 9), "y_test": np.zeros(20, int)}, "give all one size"),
     ],
@@ -216,7 +221,7 @@ def test_a_prepared_file_that_is_off_is_named(root, changes, words):
     with pytest.raises(UserError, match=words) as caught:
         images.load_images("mine")
     assert "mine.npz" in str(caught.value)
-    assert "softad data prepare mine" in str(caught.value)
+    assert str(caught.value).count("softad data prepare mine --from-folder DIR") == 1
 
 
 @pytest.mark.parametrize(
@@ -254,6 +259,26 @@ def test_a_prepared_file_cut_short_is_named(root, keep):
     )
     with pytest.raises(UserError, match=r"mine\.npz is broken"):
         images.load_images("mine")
+
+
+def test_a_prepared_file_with_one_damaged_byte_is_named_or_read(root):
+    """zlib, zipfile and numpy each raise errors of their own."""
+    arrays = {"x_train": pictures(8, 4, 4), "y_train": np.arange(8) % 2, "x_test": pictures(4, 4, 4),
+              "y_test": np.arange(4) % 2}  # fmt: skip
+    path = root / "mine.npz"
+    np.savez_compressed(path, **arrays)
+    content = path.read_bytes()
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            parts = read_prepared(path, "make it anew")
+        except UserError as error:
+            assert "mine.npz" in str(error)
+            assert "\n" not in str(error)
+        else:
+            assert [part.shape for part in parts] == [array.shape for array in arrays.values()]
 
 
 def write_folder(folder, mode="RGB", size=(8, 6)):
@@ -374,6 +399,9 @@ def test_folders_that_are_off_are_refused(root, tmp_path, capsys):
     (tmp_path / "pets" / "train" / "cat" / "bad.png").write_bytes(b"no image")
     assert "bad.png is not a readable image" in refused(tmp_path / "pets")
     (tmp_path / "pets" / "train" / "cat" / "bad.png").unlink()
+    (tmp_path / "pets" / "train" / "cat" / "bad.ppm").write_bytes(b"P6 8 6 255\n" + bytes(9))
+    assert "bad.ppm is not a readable image" in refused(tmp_path / "pets")
+    (tmp_path / "pets" / "train" / "cat" / "bad.ppm").unlink()
     (tmp_path / "pets" / "test" / "cow").mkdir()
     assert "train has ['cat', 'dog'], test has ['cat', 'cow', 'dog']" in refused(tmp_path / "pets")
     for folder in ("train/dog", "test/dog", "test/cow"):

@@ -152,6 +152,13 @@ def test_a_cut_table_is_named_with_what_to_do(home, cut):
         assert "\n" not in str(caught.value)
 
 
+def test_rows_of_another_method_are_named(home):
+    """As after `cp -r erm softad`: both have one fingerprint."""
+    place().finish(rows(method="erm", knob=np.nan), facts())
+    with pytest.raises(UserError, match=r"metrics.parquet has rows of gaussian × erm; delete "):
+        store.read("tiny")
+
+
 def test_a_table_without_a_column_is_named(home):
     place().finish(rows(), facts())
     pd.read_parquet(place().metrics).drop(columns="loss_val").to_parquet(place().metrics)

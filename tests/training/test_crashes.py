@@ -244,6 +244,21 @@ def test_two_at_once_the_second_is_refused_and_a_killed_one_holds_nothing(softad
     )
 
 
+def test_a_worker_that_is_killed_ends_the_command_with_one_line(softad, home):
+    """As the system does where memory runs out."""
+    long(home)
+    softad.start("train", "tiny", "-j", "2", "--method", "softad")
+    await_file(home, "checkpoints/*")
+    workers = [p for p in processes(home) if "LokyProcess" in " ".join(p.cmdline())]
+    workers[0].kill()
+    assert softad.wait() == 2
+    (line,) = softad.said()
+    assert line.startswith(
+        "softad: a process was killed, as the system does where memory runs out; "
+    )
+    assert left_of(home) == []
+
+
 @pytest.mark.slow
 def test_a_kernel_that_dies_or_never_ends(softad, home):
     """While it trains: one line, no process left, and what was stored is gone on from."""

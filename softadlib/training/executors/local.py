@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from softadlib import _workspace
+from softadlib._validation import UserError
 from softadlib.data import images
 from softadlib.results.folder import ResultFolder
 from softadlib.training.device import machine
@@ -86,7 +88,7 @@ class ProcessExecutor(SerialExecutor):
     """Runs tasks in several processes of this machine."""
 
     def map(self, tasks: Sequence[Task], context: TaskContext) -> Iterator[tuple[Task, Any]]:
-        """Run every task; a single one in this process."""
+        """Run every task; a single one in this process. Raises UserError where a process is killed."""
         if len(tasks) < 2:
             yield from super().map(tasks, context)
             return
@@ -95,8 +97,14 @@ class ProcessExecutor(SerialExecutor):
         workspace = (os.getpid(), str(_workspace.home()), str(images.data_root()))
         calls = (delayed(_in_worker)(*workspace, i, task, context) for i, task in enumerate(tasks))
         parallel = Parallel(n_jobs=self.workers, return_as="generator_unordered", batch_size=1)
-        for i, result in parallel(calls):
-            yield tasks[i], result
+        try:
+            for i, result in parallel(calls):
+                yield tasks[i], result
+        except BrokenProcessPool:
+            raise UserError(
+                "a process was killed, as the system does where memory runs out; the same command "
+                "resumes, with fewer --jobs it needs less"
+            ) from None
 
 
 def _in_worker(
