@@ -267,7 +267,7 @@ def test_a_prepared_file_with_one_damaged_byte_is_named_or_read(root):
               "y_test": np.arange(4) % 2}  # fmt: skip
     path = root / "mine.npz"
     np.savez_compressed(path, **arrays)
-    content = path.read_bytes()
+    content, refusals = path.read_bytes(), []
     for position in range(len(content)):
         damaged = bytearray(content)
         damaged[position] ^= 0xFF
@@ -275,10 +275,11 @@ def test_a_prepared_file_with_one_damaged_byte_is_named_or_read(root):
         try:
             parts = read_prepared(path, "make it anew")
         except UserError as error:
-            assert "mine.npz" in str(error)
-            assert "\n" not in str(error)
+            refusals.append(str(error))
         else:
             assert [part.shape for part in parts] == [array.shape for array in arrays.values()]
+    assert len(refusals) > len(content) / 2
+    assert all("mine.npz" in line and "\n" not in line for line in refusals)
 
 
 def write_folder(folder, mode="RGB", size=(8, 6)):
