@@ -81,10 +81,18 @@ def _merge_file(
 
 
 def profile_names() -> list[str]:
-    """List the folders of profiles. Hidden ones are others', such as JupyterLab's copies."""
+    """List the folders of profiles. Hidden ones are others', such as JupyterLab's copies.
+
+    Raises UserError where there is none.
+    """
     params = _workspace.params_dir()
     folders = sorted(params.iterdir()) if params.is_dir() else []
-    return [path.name for path in folders if path.is_dir() and path.name[0] != "."]
+    names = [path.name for path in folders if path.is_dir() and path.name[0] != "."]
+    if not names:
+        raise UserError(
+            f"no profiles under {params}; run inside the repository or set SOFTAD_HOME to it"
+        )
+    return names
 
 
 def datasets_of(profile: str) -> list[str]:
@@ -92,12 +100,8 @@ def datasets_of(profile: str) -> list[str]:
 
     Raises UserError for an unknown profile and for one without a file.
     """
-    params, profiles = _workspace.params_dir(), profile_names()
-    if not profiles:
-        raise UserError(
-            f"no profiles under {params}; run inside the repository or set SOFTAD_HOME to it"
-        )
-    choose("profile", profile, profiles)
+    params = _workspace.params_dir()
+    choose("profile", profile, profile_names())
     files = {p.stem for p in (params / profile).glob("*.yaml") if p.name[0] != "."}
     if not files:
         raise UserError(f"{params / profile} has no DATASET.yaml; copy one from another profile")

@@ -7,6 +7,7 @@ Exit status: 0 done, 1 a notebook or a cluster's training failed, 2 bad input (o
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import warnings
@@ -168,6 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         import argcomplete  # type: ignore[import-not-found,unused-ignore]
 
         argcomplete.autocomplete(parser)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without θ shows \u03b8
+            stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
     try:
         with processes.stopped_by_signals(_stopped), warnings.catch_warnings():

@@ -259,9 +259,19 @@ def test_help_does_not_wait_for_torch(argv):
     assert float(seconds) < 0.5
 
 
+def test_a_terminal_without_greek_letters(home):
+    """As Windows has them: θ is in the table of parameters."""
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "SOFTAD_HOME": str(home)}
+    command = [sys.executable, "-m", "softadlib", "show", "tiny"]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr.decode("cp1252")
+    assert "epochs" in done.stdout.decode("cp1252")
+
+
 def test_outside_a_workbook(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "elsewhere"))
     assert "SOFTAD_HOME" in refused(capsys, "run", "tiny")
+    assert "SOFTAD_HOME" in refused(capsys, "show")
 
 
 def test_train_writes_the_contracts_files(home):
