@@ -41,8 +41,17 @@ def os_error_as_user_error(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes | str) -> None:
-    """Put `content` at `path` whole or not at all; folders are made. Raises UserError."""
+    """Put `content` at `path` whole or not at all; folders are made. Raises UserError.
+
+    A link stays one: the file that it leads to is written. A device or pipe, such as /dev/stdout, is
+    written to and never replaced.
+    """
     data = content.encode() if isinstance(content, str) else content
+    if path.exists() and (not path.is_file() or path.parts[:2] == ("/", "dev")):
+        with os_error_as_user_error(path), open(path, "wb") as stream:
+            stream.write(data)
+        return
+    path = path.resolve() if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with os_error_as_user_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)

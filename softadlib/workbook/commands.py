@@ -282,7 +282,8 @@ def _json_writer(path: str | None) -> Callable[[Mapping[str, Any]], None]:
     if path is not None:
         if Path(path).is_dir():
             raise UserError(f"--json {path!r} is a folder; name a file")
-        _workspace.check_writable(Path(path).absolute().parent)
+        if Path(path).is_file() or not Path(path).exists():  # else a device or a pipe
+            _workspace.check_writable(Path(path).absolute().parent)
 
     def save(table: Mapping[str, Any]) -> None:
         if path is not None:

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -196,6 +197,21 @@ def test_a_provenance_with_a_fact_of_another_type_is_named(home, path, value, wo
     place().provenance.write_text(json.dumps(content))
     with pytest.raises(UserError, match=rf"provenance.json is broken \({words}.*train it again"):
         store.provenances("tiny")
+
+
+def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
+    target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
+    target.write_text("before")
+    link.symlink_to(target)
+    _workspace.write(link, "after")
+    assert (link.is_symlink(), target.read_text()) == (True, "after")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    _workspace.write(pipe, "through")
+    assert (os.read(reader, 20), pipe.is_fifo()) == (b"through", True)
+    os.close(reader)
+    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+        _workspace.write(tmp_path, "no")
 
 
 def test_write_is_whole_or_not_at_all(home, monkeypatch):
