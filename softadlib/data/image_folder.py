@@ -16,7 +16,7 @@ def read_folder(
     """Return x_train, y_train, x_test, y_test: uint8 images (n, H, W) or (n, H, W, 3) and labels (n,).
 
     `progress` is called with the numbers of images read and in all. Raises UserError for another
-    layout, a file that is no image, and images of several sizes or modes.
+    layout, a class without images, a file that is no image, and images of several sizes or modes.
     """
     layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
     walk = partial(torchvision().datasets.ImageFolder, allow_empty=True)
@@ -28,6 +28,14 @@ def read_folder(
     if not (alike and train.samples and test.samples):
         counts = f"{len(train.samples)} and {len(test.samples)} images"
         raise UserError(f"{layout}; train has {train.classes}, test has {test.classes}: {counts}")
+    for part in (train, test):
+        present = {label for _, label in part.samples}
+        for label, name in enumerate(part.classes):
+            if name.startswith(".") or label not in present:
+                what = "is hidden" if name.startswith(".") else "has no images"
+                raise UserError(
+                    f"{Path(part.root) / name} {what}; delete it, or give every class images"
+                )
     entries: list[tuple[str, int]] = [*train.samples, *test.samples]
     pictures: list[np.ndarray] = []
     for done, (file, _) in enumerate(entries, 1):

@@ -150,6 +150,11 @@ def prepared_file(name: str) -> Path:
     return data_root() / f"{name}.npz"
 
 
+def own_folder(folder: str) -> Path:
+    """Return the path of a protocol's `folder`; a relative one starts at the workbook's root."""
+    return home() / Path(folder).expanduser()
+
+
 def is_image_set(name: str) -> bool:
     """Tell whether `name` is a built-in image set, or one of one's own that has been prepared."""
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
@@ -189,7 +194,7 @@ def _read(name: str, folder: str, path: Path, changed: int) -> Images:
         again += "" if name in IMAGES else " --from-folder DIR"
         return _of_arrays(*read_prepared(path, again))
     if folder:
-        return _of_arrays(*read_folder(Path(folder)))
+        return _of_arrays(*read_folder(own_folder(folder)))
     if name not in IMAGES:
         raise UserError(
             f"{path} is not there; make it: softad data prepare {name} --from-folder DIR"

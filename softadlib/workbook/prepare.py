@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.data.images import prepared_file
+from softadlib.data.images import own_folder, prepared_file
 from softadlib.models import build
 from softadlib.results.paths import OTHER_FOLDERS, profile_dir
 from softadlib.training.executors import shards
@@ -66,7 +65,7 @@ class Work:
         yield from self._notes_on_other_parameters()
         for dataset, protocol in self.protocols.items():
             prepared = prepared_file(dataset)
-            if protocol.folder and prepared.exists() and Path(protocol.folder).exists():
+            if protocol.folder and prepared.exists() and own_folder(protocol.folder).exists():
                 again = f"softad data prepare {dataset} --from-folder {protocol.folder}"
                 yield f"{dataset}: images are read from {prepared}, not from the folder; it is made anew by: {again}"
         notes: dict[str, list[str]] = {}

@@ -403,6 +403,14 @@ def test_folders_that_are_off_are_refused(root, tmp_path, capsys):
     (tmp_path / "pets" / "train" / "cat" / "bad.ppm").write_bytes(b"P6 8 6 255\n" + bytes(9))
     assert "bad.ppm is not a readable image" in refused(tmp_path / "pets")
     (tmp_path / "pets" / "train" / "cat" / "bad.ppm").unlink()
+    for part in ("train", "test"):
+        (tmp_path / "pets" / part / "ant").mkdir()
+    assert "train/ant has no images" in refused(tmp_path / "pets")
+    for part in ("train", "test"):
+        (tmp_path / "pets" / part / "ant").rename(tmp_path / "pets" / part / ".ipynb_checkpoints")
+    assert "train/.ipynb_checkpoints is hidden; delete it" in refused(tmp_path / "pets")
+    for part in ("train", "test"):
+        (tmp_path / "pets" / part / ".ipynb_checkpoints").rmdir()
     (tmp_path / "pets" / "test" / "cow").mkdir()
     assert "train has ['cat', 'dog'], test has ['cat', 'cow', 'dog']" in refused(tmp_path / "pets")
     for folder in ("train/dog", "test/dog", "test/cow"):
