@@ -91,10 +91,10 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
 
 
 def overview(profile: str) -> str:
-    """Write one table and its sentences: ERM, and SoftAD at its smallest and at its selected θ.
+    """Write one table and its sentences: ERM, SoftAD at its smallest and selected θ, and its rivals.
 
-    θ is selected by validation accuracy, ties to the largest. Raises UserError where no dataset has
-    finished runs of both.
+    Values are selected by validation accuracy, ties to the largest. Raises UserError where no dataset
+    has finished runs of ERM and SoftAD.
     """
     rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
     labels = coverage.labels(provenances[provenances["method"].isin(["erm", "softad"])])
@@ -105,7 +105,8 @@ def overview(profile: str) -> str:
         if len(erm) and len(softad):
             grid = softad[:0] if (dataset, "softad") in words else of_every_trial(softad)
             smallest = grid[grid["knob"] == grid["knob"].min()]
-            for side, runs in zip(SIDES, (erm, smallest, select(softad, "largest"))):
+            rivals = (select(part[part["method"] == name], "largest") for name in RIVALS)
+            for side, runs in zip(SIDES, (erm, smallest, select(softad, "largest"), *rivals)):
                 if len(runs):
                     lines.append({"dataset": labels[dataset], "method": side, **_means(runs)})
             if len(grid):
@@ -115,21 +116,21 @@ def overview(profile: str) -> str:
         raise UserError(f"profile {profile!r} has no finished runs of ERM and SoftAD")
     table = pd.DataFrame(lines)
     by_side = table.set_index(["dataset", "method"])[list(OVERVIEW)].unstack("method")
-    sentences = [_against_erm(by_side, side) for side in SIDES[1:] if side in set(table["method"])]
+    sentences = [_against_erm(by_side, side) for side in SIDES[1:3] if side in set(table["method"])]
+    sentences += [readings.best_sentence(by_side[name], *words) for name, words in BEST.items()]
     if best_thetas:
-        sentences.append(
-            f"SoftAD's mean test loss is lowest at θ = {readings.listed(best_thetas)}."
-        )
+        sentences.append(f"SoftAD's test loss is lowest at θ = {readings.listed(best_thetas)}.")
     sentences.append(readings.trials_sentence(table["n"]))
     table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
     return f"{to_markdown(tables.render(table))}\n\n{readings.bullets(sentences)}\n"
 
 
 def _means(runs: pd.DataFrame) -> dict[str, float]:
-    """Return θ, the number of trials, and means over the runs."""
+    """Return θ, the number of trials, and means over the runs; SAM's radius is no θ."""
     runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
     means = runs[list(OVERVIEW)].mean().to_dict()
-    return {"theta": runs["knob"].mean(), "n": runs["trial"].nunique(), **means}
+    theta = math.nan if (runs["method"] == "sam").all() else runs["knob"].mean()
+    return {"theta": theta, "n": runs["trial"].nunique(), **means}
 
 
 def _against_erm(means: pd.DataFrame, side: str) -> str:
@@ -236,7 +237,9 @@ CELLS = tables.CELLS | {
 """Columns of `knobs` beside those of `tables`."""
 OVERVIEW = ("gap", "loss_test", "acc_test", "model_norm")
 """Measures of `overview`."""
-SIDES = ("ERM", "SoftAD, smallest θ", "SoftAD, selected θ")
+RIVALS = ("flooding", "sam")
+SIDES = ("ERM", "SoftAD, smallest θ", "SoftAD, selected θ", "Flooding, selected θ", "SAM, selected radius")
+BEST = {"loss_test": ("Lowest mean test loss", True), "acc_test": ("Highest mean accuracy", False)}
 """Lines of `overview`."""
 
 

@@ -50,15 +50,25 @@ def span(ordered: Iterable[object]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
+def best_sentence(means: pd.DataFrame, what: str, lowest: bool) -> str:
+    """Say which of the compared has the best mean on which set: a row per set, a column per method."""
+    best = means.idxmin(axis=1) if lowest else means.idxmax(axis=1)
+    order = [name for name in means if (best == name).any()]
+    parts = [f"{name}, on {listed(paper.in_order(best[best == name].index))}" for name in order]
+    return f"{what}: {'; '.join(parts)}."
+
+
 def trials_sentence(counts: Iterable[int]) -> str:
     """Say what so many trials of each set can decide."""
     n = f"n = {span(sorted(counts := list(counts)))}"
     if max(counts) < DECIDABLE:
         return (
             f"At {n} no exact permutation test of paired trials can find a difference at 5 %: "
-            "all of this is what was seen."
+            "these sentences describe the runs and prove nothing."
         )
-    return f"{n}. An exact permutation test of paired trials needs {DECIDABLE} of them to find a difference at 5 %."
+    if min(counts) < DECIDABLE:
+        n += f"; sets with fewer than {DECIDABLE} trials cannot show a difference at 5 % by an exact permutation test"
+    return f"{n}."
 
 
 def gap_readings(rows: pd.DataFrame) -> list[str]:
@@ -133,7 +143,9 @@ def _close_line(rows: pd.DataFrame, ties: str, datasets: Iterable[str]) -> list[
             close.append(f"{dataset} ({labels}: {cell})")
     if not close:
         return []
-    return [f"The interval of the two smallest gaps' paired difference holds 0 on {listed(close)}."]
+    return [
+        f"The 95 % interval of paired trials does not tell the two smallest gaps apart on {listed(close)}."
+    ]
 
 
 def theta_readings(rows: pd.DataFrame) -> list[str]:

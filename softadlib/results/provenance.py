@@ -17,7 +17,7 @@ from softadlib import __version__, _workspace
 from softadlib.results import selection
 from softadlib.results.schema import RUN_KEY
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "provenance": {
         **dict.fromkeys(("profile", "dataset", "method", "fingerprint"), str),
         **{"runs": int, "protocol": dict, "seeds": list, "sessions": list, "diverged": list},

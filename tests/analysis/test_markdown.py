@@ -192,7 +192,7 @@ def test_a_page_without_marks_is_left_alone(tmp_path, text):
 
 def test_nothing_finished(capsys):
     assert cli.main(["report", "nowhere", "--format", "md"]) == 2
-    assert "nothing is finished in profile 'nowhere'" in capsys.readouterr().err
+    assert "profile 'nowhere' unknown; choose from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("profile", ["paper", "label-noise", "beyond"])
@@ -289,4 +289,4 @@ def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
     )
     assert smallest.endswith("+7.5 to +7.5 points from ERM's.")
     assert "a smaller test loss on 0;" in selected
-    assert along == "- SoftAD's mean test loss is lowest at θ = 0.10 on gaussian."
+    assert along == "- SoftAD's test loss is lowest at θ = 0.10 on gaussian."
