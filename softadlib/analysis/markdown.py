@@ -238,7 +238,13 @@ CELLS = tables.CELLS | {
 OVERVIEW = ("gap", "loss_test", "acc_test", "model_norm")
 """Measures of `overview`."""
 RIVALS = ("flooding", "sam")
-SIDES = ("ERM", "SoftAD, smallest θ", "SoftAD, selected θ", "Flooding, selected θ", "SAM, selected radius")
+SIDES = (
+    "ERM",
+    "SoftAD, smallest θ",
+    "SoftAD, selected θ",
+    "Flooding, selected θ",
+    "SAM, selected radius",
+)
 BEST = {"loss_test": ("Lowest mean test loss", True), "acc_test": ("Highest mean accuracy", False)}
 """Lines of `overview`."""
 
