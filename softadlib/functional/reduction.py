@@ -30,14 +30,14 @@ def check_losses(
 
 
 def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
-    """Return `weights`; raise `UserError` unless there is one for each loss."""
+    """Return the weights in float32 at least; raise `UserError` unless there is one for each loss."""
     fits = isinstance(weights, Tensor) and (_is_jit_traced() or weights.shape == losses.shape)
     if not fits:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise UserError(
             f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {got}"
         )
-    return weights
+    return weights.float() if weights.dtype in HALF else weights
 
 
 def is_empty(values: Tensor) -> bool:
@@ -73,10 +73,12 @@ def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
     """Raise `UserError` unless `value` lies within `bounds`, those of `_validation.real`.
 
     A tensor is read on a CPU only, and not under `vmap`, `compile` or a trace: elsewhere a look
-    would wait for the device, or there is no value to look at.
+    would wait for the device, or there is no value to look at. A number is not checked under `compile`.
     """
     if not isinstance(value, Tensor):
-        real(name, value, **bounds)
+        # From its second value on a number is a symbol in a compiled function.
+        if not (torch.compiler.is_compiling() and type(value) in (int, float)):
+            real(name, value, **bounds)
         return
     if is_traced() or value.device.type != "cpu" or not value.numel():
         return

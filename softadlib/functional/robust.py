@@ -29,7 +29,7 @@ def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None)
         return losses.mean()
     ranked = _rank(losses, weights)
     total = (1 - beta) * ranked.total
-    total = torch.as_tensor(total, dtype=losses.dtype, device=losses.device)
+    total = losses.new_zeros(()) + total
     share = (total - ranked.before).clamp(min=0).minimum(ranked.weights) / total
     return (share * ranked.losses).sum()
 

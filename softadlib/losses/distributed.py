@@ -40,6 +40,8 @@ class AccumulatedFlooding(Thresholded):
     Flooding is of Ishida et al. (2020).
 
     Example:
+        >>> import torch
+        >>> from torch import nn
         >>> model, flooding = nn.Linear(3, 2), AccumulatedFlooding(theta=0.1)
         >>> for x, y in [(torch.ones(4, 3), torch.zeros(4).long()), (torch.ones(2, 3), torch.tensor([1, 0]))]:
         ...     flooding(model(x), y).backward()
@@ -101,7 +103,8 @@ def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor
     the losses of this process carry a gradient, times the number of processes, by which DDP divides:
     the average is then the gradient of the whole batch. One process gets `losses` back.
 
-    >>> F.cvar(gather_losses(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
+    >>> from softadlib import functional
+    >>> functional.cvar(gather_losses(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
     tensor(3.5000)
     """
     world = _world_size(group)

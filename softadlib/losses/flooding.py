@@ -70,6 +70,7 @@ class ERM(Criterion):
     Vapnik (1992).
 
     Example:
+        >>> import torch
         >>> ERM()(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ln 2
         tensor(0.6931)
     """
@@ -97,6 +98,7 @@ class Flooding(Thresholded):
     Ishida et al. (2020).
 
     Example:
+        >>> import torch
         >>> Flooding(theta=0.7)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # 0.7 + (0.7 − ln 2)
         tensor(0.7069)
     """
@@ -128,7 +130,8 @@ class IFlood(Thresholded):
     Xie et al. (2022).
 
     Example:
-        >>> IFlood(theta=0.1, base=nn.L1Loss())(torch.tensor([0.0, 1.0]), torch.zeros(2))  # (0.2 + 1)/2
+        >>> import torch
+        >>> IFlood(theta=0.1, base=torch.nn.L1Loss())(torch.tensor([0.0, 1.0]), torch.zeros(2))  # (0.2 + 1)/2
         tensor(0.6000)
     """
 
@@ -166,7 +169,8 @@ class SoftAD(Thresholded):
     Holland & Nakatani (2024).
 
     Example:
-        >>> criterion = SoftAD(theta=0.25, base=nn.L1Loss())
+        >>> import torch
+        >>> criterion = SoftAD(theta=0.25, base=torch.nn.L1Loss())
         >>> criterion(torch.tensor([1.0, 0.25]), torch.zeros(2))  # 0.25 + (ρ(0.75) + 0)/2, ρ(0.75) = 0.25
         tensor(0.3750)
         >>> SoftAD(theta=0.1)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ℓ = ln 2
@@ -226,6 +230,7 @@ class AdaFlood(OverBase):
     Bae et al. (2024).
 
     Example:
+        >>> import torch
         >>> criterion = AdaFlood({7: 0.1, 3: 0.4})
         >>> criterion(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([3, 7]))
         tensor(0.6931)

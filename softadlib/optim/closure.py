@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import BN_UPDATES, USE_BFLOAT, Grads
 
 NoSync = Callable[[], contextlib.AbstractContextManager[None]]
+Mark = tuple[weakref.ref[Tensor], int]  # an id may later be that of another tensor
 
 
 @contextlib.contextmanager
@@ -50,9 +52,15 @@ def _without_scaler() -> Iterator[None]:
         ) from error
 
 
-def _marks(params: list[Tensor]) -> dict[int, tuple[int, int]]:
-    """Return which gradients are there, and how often they have been written to, by parameter."""
-    return {id(p): (id(p.grad), p.grad._version) for p in params if p.grad is not None}
+def _marks(params: list[Tensor]) -> dict[int, Mark]:
+    """Return which gradients are there, and how often they were written to, by parameter."""
+    return {id(p): (weakref.ref(p.grad), p.grad._version) for p in params if p.grad is not None}
+
+
+def _is_marked(p: Tensor, marks: Mapping[int, Mark]) -> bool:
+    """Tell whether the gradient of `p` is that of its mark, and nothing was added to it."""
+    mark, grad = marks.get(id(p)), p.grad
+    return bool(mark and grad is not None and mark[0]() is grad and mark[1] == grad._version)
 
 
 class ClosureOptimizer(Optimizer):
@@ -65,7 +73,7 @@ class ClosureOptimizer(Optimizer):
     """
 
     first_sync = True
-    _left: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    _left: Mapping[int, Mark] = MappingProxyType({})
     """Marks of the gradients that the last step left behind."""
     _zeroed = False
     _before_base: dict[str, Any]
@@ -194,7 +202,7 @@ class ClosureOptimizer(Optimizer):
         forgets `zero_grad` does not add to them.
         """
         for p in params:
-            if p.grad is not None and self._left.get(id(p)) == (id(p.grad), p.grad._version):
+            if _is_marked(p, self._left):
                 p.grad = None
         earlier = [(p, p.grad) for p in params if p.grad is not None]
         self._zeroed = False
@@ -229,9 +237,9 @@ class ClosureOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Return everything: `Optimizer` alone would drop the base, and a copy would fail later.
 
-        But `step`, which a scheduler replaces by one that steps the original.
+        But `step`, which a scheduler replaces by one that steps the original, and marks of gradients.
         """
-        return {name: value for name, value in self.__dict__.items() if name != "step"}
+        return {k: value for k, value in self.__dict__.items() if k not in ("step", "_left")}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state, and the radius of each group; other settings are arguments."""

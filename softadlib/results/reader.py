@@ -54,7 +54,8 @@ def suggestions(profile: str) -> pd.DataFrame:
     lines = []
     for path in sorted(profile_dir(profile).glob("*/*/suggested/*.json")):
         dataset, method = path.parts[-4:-2]
-        _, label_noise, trial = path.stem.split("-")
+        _, _, key_of_trial = path.stem.partition("-")  # after the fingerprint: 1e-05-3
+        label_noise, _, trial = key_of_trial.rpartition("-")
         key = {"dataset": dataset, "method": method, "label_noise": float(label_noise)}
         facts = json.loads(path.read_text(encoding="utf-8"))
         lines.append(key | {"trial": int(trial)} | facts)

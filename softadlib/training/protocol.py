@@ -179,6 +179,8 @@ class Protocol(BaseModel):
             except UserError as error:
                 own = f"softad data prepare {self.dataset} --from-folder DIR"
                 raise MissingData(f"{error}; images of your own: {own}") from None
+        if self.optimizer != "sgd" and self.momentum:
+            raise UserError(f"momentum is of sgd; give 0 for {self.optimizer}, got {self.momentum}")
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         for name in ("n_train", "n_val", "n_test"):

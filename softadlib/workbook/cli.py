@@ -188,6 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{error.name} is not installed; install the workbook with: pip install 'softadlib[workbook]'"
         )
         return 2
+    except MemoryError as error:
+        commands.say(
+            f"memory ran out ({str(error) or 'MemoryError'}); take fewer samples or --jobs"
+        )
+        return 1
     except BrokenPipeError:  # the reader, such as `head`, has closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -177,7 +177,7 @@ def report(args: argparse.Namespace) -> int:
 
         print(page.build(args.profile))
         return 0
-    from softadlib.analysis import markdown
+    from softadlib.analysis import markdown, overview
     from softadlib.results.paths import profile_dir
 
     if args.format == "csv":
@@ -188,7 +188,7 @@ def report(args: argparse.Namespace) -> int:
         from softadlib.experiments.audit.page import tests
 
         results = markdown.markdown
-        blocks = {"overview": markdown.overview, "tests": tests, "results": results}
+        blocks = {"overview": overview.overview, "tests": tests, "results": results}
         changed = markdown.write(args.profile, Path(args.output), blocks)
         print(f"{args.output}: {'written' if changed else 'as it was'}")
     else:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
+from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.results import sample_losses
 from softadlib.results.folder import lock_results
+from softadlib.results.paths import profile_dir
 from softadlib.training import study
 from softadlib.training.executors import shards
 from softadlib.training.progress import ProgressCallback, no_progress
@@ -152,6 +154,7 @@ def train_controls(profile: str, datasets: Sequence[str] | None, jobs: int) -> i
     from softadlib.experiments.audit import controls
 
     todo = controls.plan(profile, datasets)
+    _workspace.check_writable(profile_dir(profile))
     left = Counter(protocol.dataset for protocol, _ in todo)
     started = time.monotonic()
     with ProgressBar([(name, runs, None) for name, runs in left.items()], "datasets") as bar:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from softadlib._validation import UserError
-from softadlib.analysis import coverage, tables
+from softadlib.analysis import coverage, overview, tables
 from softadlib.analysis import markdown as results
 from softadlib.experiments.audit import page as audit_page
 from softadlib.results import reader as store
@@ -117,7 +117,7 @@ def test_grids_that_are_shorter_than_the_papers():
 
 
 def test_the_overview_of_a_theta_found_without_a_grid_has_no_smallest_theta():
-    table, sentences = results.overview("beyond").split("\n\n")
+    table, sentences = overview.overview("beyond").split("\n\n")
     assert "SoftAD, selected θ" in table
     assert "SoftAD, smallest θ" not in table
     assert "smallest θ" not in sentences
@@ -234,7 +234,7 @@ def between(page, what, file="README.md"):
 
 def test_the_overview_in_the_readme_is_of_the_stored_rows():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert between(page, "overview") == results.overview("paper").strip()
+    assert between(page, "overview") == overview.overview("paper").strip()
 
 
 def test_the_tests_of_the_paper_are_of_the_stored_rows():
@@ -243,7 +243,7 @@ def test_the_tests_of_the_paper_are_of_the_stored_rows():
 
 
 def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
-    """Means by hand. SoftAD's larger θ has the higher validation accuracy in trial 0, a tie in trial 1."""
+    """Means by hand; no result of Flooding. SoftAD's larger θ has the higher validation accuracy in trial 0, a tie in trial 1."""
     facts = {
         "dataset": "gaussian",
         "label_noise": 0.0,
@@ -255,6 +255,8 @@ def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
         ("erm", 0, math.nan, 0.0, 0.30, 0.90, 0.5, 9.0), ("erm", 1, math.nan, 0.0, 0.50, 0.80, 0.5, 9.0),
         ("softad", 0, 0.1, 0.1, 0.20, 0.95, 0.5, 8.0), ("softad", 1, 0.1, 0.1, 0.30, 0.90, 0.6, 8.0),
         ("softad", 0, 0.6, 0.6, 0.61, 0.99, 0.6, 7.0), ("softad", 1, 0.6, 0.6, 0.61, 0.99, 0.6, 7.0),
+        ("sam", 0, 0.5, 0.1, 0.21, 0.98, 0.5, 8.5), ("sam", 1, 0.5, 0.1, 0.21, 0.98, 0.5, 8.5),
+        ("cvar", 0, 0.5, 0.1, 0.11, 1.00, 0.5, 8.5), ("cvar", 1, 0.5, 0.1, 0.11, 1.00, 0.5, 8.5),
     ]  # fmt: skip
     names = (
         "method",
@@ -268,25 +270,35 @@ def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
     )
     rows = pd.DataFrame([facts | dict(zip(names, run)) for run in runs])
     monkeypatch.setattr(results.reader, "read", lambda profile, final: rows)
-    methods = ["erm", "sam", "softad"]
+    methods = ["erm", "cvar", "sam", "softad"]
     stored = pd.DataFrame({"dataset": "gaussian", "method": methods, "word": ""})
     monkeypatch.setattr(results.reader, "provenances", lambda profile: stored)
     monkeypatch.setattr(
-        results.coverage, "labels", lambda given: {"gaussian": f"gaussian, {list(given['method'])}"}
+        overview.coverage,
+        "labels",
+        lambda given: {"gaussian": f"gaussian, {list(given['method'])}"},
     )
-    table, words = results.overview("tiny").strip().split("\n\n")
+    table, words = overview.overview("tiny").strip().split("\n\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert lines[0][2:] == ["θ", "n", "gap", "test loss", "test accuracy, %", "norm"]
-    assert lines[2][0] == "gaussian, ['erm', 'softad']", "SAM's trials are not of this table"
+    assert lines[2][0] == "gaussian, ['erm', 'sam', 'softad']", (
+        "CVaR's trials are not of this table"
+    )
     assert [line[1:] for line in lines[2:]] == [
         ["ERM", "–", "2", "0.400", "0.400", "85.0", "9.0"],
         ["SoftAD, smallest θ", "0.10", "2", "0.150", "0.250", "92.5", "8.0"],
         ["SoftAD, selected θ", "0.60", "2", "0.010", "0.610", "99.0", "7.0"],
+        ["SAM, selected radius", "–", "2", "0.110", "0.210", "98.0", "8.5"],
     ]
-    smallest, selected, along, _ = words.splitlines()
+    smallest, selected, lowest, highest, along, _ = words.splitlines()
     assert (
         "gap than ERM's on 1 of 1 sets, a smaller norm on 1, a smaller test loss on 1" in smallest
     )
     assert smallest.endswith("+7.5 to +7.5 points from ERM's.")
     assert "a smaller test loss on 0;" in selected
+    assert (
+        lowest
+        == "- Lowest mean test loss: SAM, selected radius, on gaussian, ['erm', 'sam', 'softad']."
+    )
+    assert highest.startswith("- Highest mean accuracy: SoftAD, selected θ, on gaussian")
     assert along == "- SoftAD's test loss is lowest at θ = 0.10 on gaussian."

@@ -135,3 +135,9 @@ def test_an_unknown_bn_update_is_refused(rule):
     params = {"weight": torch.ones(2)}
     with pytest.raises(ValueError, match="bn_update 'Both' unknown; choose from both, first"):
         rule(lambda params, track=True: params, params, 0.1, bn_update="Both")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_weigh_as_exactly_as_others(dtype):
+    losses = torch.full((70_000,), 10.0)
+    assert F.erm(losses, weights=torch.ones(70_000, dtype=dtype)).item() == pytest.approx(10, 1e-6)

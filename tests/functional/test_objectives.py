@@ -449,10 +449,17 @@ def test_vmap_gives_every_run_its_own_sigma(scale):
 @pytest.mark.parametrize("function", [F.erm, *THRESHOLDED.values()])
 def test_compiles_without_graph_breaks(function):
     compiled = torch.compile(function, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(SPREAD, 0.4), function(SPREAD, 0.4))
+    for knob in (0.4, 0.3, 0.2):  # from the second on a number is a symbol to the compiler
+        assert torch.equal(compiled(SPREAD, knob), function(SPREAD, knob))
     level = torch.tensor(0.4, dtype=torch.float64)
     slopes = (weights(f, SPREAD, level) for f in (compiled, function))
     assert torch.equal(*slopes)
+
+
+def test_softad_compiles_for_one_sigma_after_the_other():
+    compiled = torch.compile(F.softad, backend="eager", fullgraph=True)
+    for sigma in (0.5, 2.0, 3.0):
+        assert torch.equal(compiled(SPREAD, 0.4, sigma), F.softad(SPREAD, 0.4, sigma))
 
 
 @pytest.mark.parametrize("bad", [torch.tensor(1.0), [0.1, 0.2], torch.tensor([1, 2]), None])

@@ -681,3 +681,41 @@ def test_official_asam_needs_a_name_for_every_parameter():
     both = SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ValueError, match="model= lacks a parameter of the optimizer"):
         ASAM(both, model=model)
+
+
+def test_a_gradient_that_took_the_place_of_the_last_one_is_not_dropped():
+    """Freed memory is used again: a gradient of another micro-batch may have the address of the last step's."""
+    w = torch.nn.Parameter(torch.ones(64))
+    optimizer = SAM(torch.optim.SGD([w], lr=0.1), radius=0.05)
+
+    def whole():
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    def adding():
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(8):
+        optimizer.step(whole)
+        w.grad = None
+        w.square().sum().backward()
+        with pytest.raises(RuntimeError, match="gradients of an earlier backward"):
+            optimizer.step(adding)
+
+
+def test_a_copy_of_an_optimizer_that_has_stepped_can_be_stored():
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = SAM(torch.optim.SGD([w], lr=0.1), radius=0.05)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert pickle.loads(pickle.dumps(optimizer)).radius == 0.05
