@@ -25,7 +25,7 @@ class AccumulatedFlooding(Thresholded):
     Call it with each part and `backward()` the sum that it gives. Then call
     `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
     size. Gradients must be zero before the first part, and averaged over the processes, as DDP
-    leaves them. Calls without gradients, as in validation under `torch.no_grad()`, are not parts.
+    leaves them. A part counts when its `backward()` runs: validation, and a part that is left out, do not.
 
     Args:
         theta: flood level in nats, any finite number. It cannot be learned.
@@ -60,7 +60,11 @@ class AccumulatedFlooding(Thresholded):
         total = F.erm(losses, weights=weights, reduction="sum")
         if total.requires_grad:
             sums = torch.stack([total.detach(), weights.sum().to(total)])
-            self._sums = sums if self._sums is None else self._sums + sums
+
+            def count(gradient: Tensor) -> None:
+                self._sums = sums if self._sums is None else self._sums + sums
+
+            total.register_hook(count)
         return total
 
     @torch.no_grad()

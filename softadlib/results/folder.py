@@ -35,7 +35,7 @@ from softadlib.results import locks
 from softadlib.results.paths import inside, profile_dir
 from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import ALL_COLUMNS, COLUMNS
-from softadlib.results.set_aside import finish_move, move_away, move_back
+from softadlib.results.set_aside import finish_move, is_whole, move_away, move_back
 from softadlib.results.table import merge, pack, train_again, unpack
 
 STUDY_FOLDERS = ("parts", "losses", "checkpoints")
@@ -234,8 +234,7 @@ class ResultFolder:
 
     def can_take_back(self) -> bool:
         """Tell whether `take_back` finds results of this protocol that another's have replaced."""
-        waiting = (self.earlier / "provenance.json").exists()
-        return waiting and self.stored_fingerprint() != self.fingerprint
+        return is_whole(self.earlier) and self.stored_fingerprint() != self.fingerprint
 
     def take_back(self) -> bool:
         """Move results of this protocol, once set aside, to where they were; return whether."""

@@ -9,6 +9,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from softadlib._workspace import os_error_as_user_error
+from softadlib.results.provenance import Provenance
+from softadlib.results.table import unpack
+
+
+def is_whole(folder: Path) -> bool:
+    """Tell whether a folder holds a finished result that can be read; a broken one counts as none."""
+    try:
+        unpack(folder / "metrics.parquet")
+        Provenance.from_json((folder / "provenance.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
 
 
 def _replacement(path: Path) -> Path:

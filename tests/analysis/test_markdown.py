@@ -243,7 +243,7 @@ def test_the_tests_of_the_paper_are_of_the_stored_rows():
 
 
 def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
-    """Means by hand; no result of Flooding. SoftAD's larger θ has the higher validation accuracy in trial 0, a tie in trial 1."""
+    """Means by hand, none of Flooding. SoftAD's larger θ has the higher validation accuracy in trial 0, a tie in 1."""
     facts = {
         "dataset": "gaussian",
         "label_noise": 0.0,

@@ -191,3 +191,18 @@ def test_without_the_first_exchange_every_process_climbs_by_its_own_part(two_pro
     for rank in two_processes:
         close(*rank["own climb"])
     assert torch.equal(*(rank["own climb"][0] for rank in two_processes))
+
+
+def test_a_part_without_backward_does_not_count():
+    """As where memory ran out, or a validation with gradients: ∇ of the others stays that of their mean."""
+    w = torch.nn.Parameter(torch.tensor([[1.0], [0.0]]))
+    criterion = AccumulatedFlooding(0.1)
+    x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1])
+    criterion(x @ w.T, y)  # no backward
+    criterion(x @ w.T, y).backward()
+    value = criterion.scale_gradients(w)
+    expected = torch.nn.Parameter(w.detach().clone())
+    loss = Flooding(0.1)(x @ expected.T, y)
+    loss.backward()
+    assert torch.allclose(w.grad, expected.grad)
+    assert value == pytest.approx(loss.item())

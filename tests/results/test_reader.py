@@ -199,6 +199,20 @@ def test_a_provenance_with_a_fact_of_another_type_is_named(home, path, value, wo
         store.provenances("tiny")
 
 
+def test_a_broken_result_that_was_set_aside_is_not_taken_back(home):
+    place("f1").finish(rows(), facts())
+    aside = place("f1").set_aside()
+    place("f2").finish(rows(), facts())
+    assert place("f1").can_take_back()
+    content = (aside / "metrics.parquet").read_bytes()
+    for broken in (b"", content[:100]):
+        (aside / "metrics.parquet").write_bytes(broken)
+        assert not place("f1").can_take_back()
+    (aside / "metrics.parquet").write_bytes(content)
+    (aside / "provenance.json").write_text("{")
+    assert not place("f1").can_take_back()
+
+
 def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
     target.write_text("before")
