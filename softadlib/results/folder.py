@@ -35,7 +35,7 @@ from softadlib.results import locks
 from softadlib.results.paths import inside, profile_dir
 from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import ALL_COLUMNS, COLUMNS
-from softadlib.results.set_aside import finish_move, is_whole, move_away, move_back
+from softadlib.results.set_aside import finish_move, is_whole, move_away, move_back, under_way
 from softadlib.results.table import merge, pack, train_again, unpack
 
 STUDY_FOLDERS = ("parts", "losses", "checkpoints")
@@ -215,7 +215,7 @@ class ResultFolder:
     def set_aside(self) -> Path | None:
         """Move the stored results out of the way, unharmed; return where to.
 
-        This protocol's own files of a study under way stay.
+        Files of studies under way stay, but for those of the protocol that is moved.
         """
         stored = self.stored_fingerprint()
         if stored is None:
@@ -224,7 +224,7 @@ class ResultFolder:
         while target.exists():
             n += 1
             target = self.path.with_name(f"{self.method}.{stored}-{n}")
-        move_away(self.path, target, self._of_study("*/*"))
+        move_away(self.path, target, under_way(self.path, but=stored))
         return target
 
     @property
@@ -241,7 +241,7 @@ class ResultFolder:
         if not self.can_take_back():
             return False
         self.set_aside()
-        move_back(self.path, self.earlier, self._of_study("*/*"))
+        move_back(self.path, self.earlier, under_way(self.path))
         return True
 
     def clear(self) -> None:

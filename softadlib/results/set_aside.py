@@ -23,6 +23,12 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
+def under_way(path: Path, but: str = "none") -> list[Path]:
+    """Return the files of studies under way in `path`, but those of the protocol with fingerprint `but`."""
+    files = (file for file in path.glob("*/*") if file.is_file())
+    return [file for file in files if not file.name.startswith(f"{but}-")]
+
+
 def _replacement(path: Path) -> Path:
     """Return where `move_away` prepares the folder that takes the place of `path`."""
     return path.with_name(f".{path.name}.next")

@@ -142,6 +142,8 @@ class Trainer:
             return self.table([], {})
         engine, writer = self.engine(lot), writer or RunWriter(self.protocol)
         facts = {"losses": str(sorted(loss_epochs))} if loss_epochs else {}
+        if len(kept) < len(lot):  # a state holds measures of these runs and no others
+            facts["kept"] = str(kept)
         name = type(engine).__name__
         checkpoint = writer.checkpoint_for(lot, name, self.device, eval_epochs, **facts)
         measured = engine.train(

@@ -21,6 +21,7 @@ from softadlib.workbook.prepare import Work
 
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster
+    from softadlib.training.protocol import Protocol, Run
 
 
 def train(
@@ -153,8 +154,16 @@ def train_controls(profile: str, datasets: Sequence[str] | None, jobs: int) -> i
     """Train the missing controls of a profile's selected runs; return of how many. Raises UserError."""
     from softadlib.experiments.audit import controls
 
-    todo = controls.plan(profile, datasets)
+    names = {protocol.dataset for protocol, _ in controls.plan(profile, datasets)}
     _workspace.check_writable(profile_dir(profile))
+    with lock_results(profile, [(name, "softad") for name in sorted(names)]):
+        return _train_controls(controls.plan(profile, datasets), jobs)
+
+
+def _train_controls(todo: "Sequence[tuple[Protocol, Run]]", jobs: int) -> int:
+    """Train the controls of `todo`, and show how far they are."""
+    from softadlib.experiments.audit import controls
+
     left = Counter(protocol.dataset for protocol, _ in todo)
     started = time.monotonic()
     with ProgressBar([(name, runs, None) for name, runs in left.items()], "datasets") as bar:

@@ -83,7 +83,9 @@ def test_accuracies_stand_with_their_sign():
 
 
 def test_gaps_that_are_not_apart_by_pairs_are_named_only_then():
-    words = "The 95 % interval of paired trials does not tell the two smallest gaps apart on gaussian"
+    words = (
+        "The 95 % interval of paired trials does not tell the two smallest gaps apart on gaussian"
+    )
 
     def closest(table):
         return [s.partition(": ")[2] for s in readings.gap_readings(table) if words in s]

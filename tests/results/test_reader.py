@@ -213,6 +213,20 @@ def test_a_broken_result_that_was_set_aside_is_not_taken_back(home):
     assert not place("f1").can_take_back()
 
 
+def test_taking_results_back_keeps_what_another_protocol_has_trained_so_far(home):
+    """f1 is finished, f2 under way for hours, f1 asked for again, then f2: its parts are still there."""
+    place("f1").finish(rows(), facts())
+    place("f1").set_aside()
+    place("f2").save_part(rows((0,)))
+    parts = [path.name for path in place("f2").path.glob("parts/*")]
+    assert len(parts) == 1
+    assert place("f1").take_back()
+    pd.testing.assert_frame_equal(place("f1").stored_rows(), rows())
+    assert [path.name for path in place("f2").path.glob("parts/*")] == parts
+    place("f2").set_aside()
+    pd.testing.assert_frame_equal(place("f2").stored_rows(), rows((0,)))
+
+
 def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
     target.write_text("before")

@@ -194,7 +194,8 @@ def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Itera
     for protocol, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
         stored = _stored(protocol)
         table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
-        table = table.sort_values([*RUN_KEY, "control", "epoch"], ignore_index=True)
+        key = [*RUN_KEY, "control", "epoch"]
+        table = table.drop_duplicates(key).sort_values(key, ignore_index=True)
         content = pack(table, protocol.fingerprint())
         _workspace.write(path_of(protocol.profile, protocol.dataset), content)
         yield protocol

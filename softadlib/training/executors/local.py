@@ -96,7 +96,9 @@ class ProcessExecutor(SerialExecutor):
 
         workspace = (os.getpid(), str(_workspace.home()), str(images.data_root()))
         calls = (delayed(_in_worker)(*workspace, i, task, context) for i, task in enumerate(tasks))
-        parallel = Parallel(n_jobs=self.workers, return_as="generator_unordered", batch_size=1)
+        parallel = Parallel(
+            n_jobs=min(self.workers, len(tasks)), return_as="generator_unordered", batch_size=1
+        )
         try:
             for i, result in parallel(calls):
                 yield tasks[i], result
