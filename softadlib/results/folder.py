@@ -212,19 +212,21 @@ class ResultFolder:
                 shards += [session] if session not in sessions else []
         return [*sessions, *sorted(shards, key=lambda session: session.finished)]
 
-    def set_aside(self) -> Path | None:
+    def set_aside(self, unfinished: bool = False) -> Path | None:
         """Move the stored results out of the way, unharmed; return where to.
 
-        Files of studies under way stay, but for those of the protocol that is moved.
+        Files of studies under way stay, but for those of another protocol that is moved. Results that
+        have no table yet are moved where `unfinished` is set, by copies of their files.
         """
-        stored = self.stored_fingerprint()
+        stored = self.stored_fingerprint() or (self.fingerprint if unfinished else None)
         if stored is None:
             return None
         target, n = self.path.with_name(f"{self.method}.{stored}"), 1
         while target.exists():
             n += 1
             target = self.path.with_name(f"{self.method}.{stored}-{n}")
-        move_away(self.path, target, under_way(self.path, but=stored))
+        other = "none" if stored == self.fingerprint else stored
+        move_away(self.path, target, under_way(self.path, but=other))
         return target
 
     @property

@@ -190,7 +190,10 @@ class _StudyRun:
         if others or self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
             if len(self.rows):
                 self.folder.save_part(self.rows)
-            self.folder.set_aside()
+            if self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
+                self.folder.set_aside()
+            if others:
+                self.folder.set_aside(unfinished=True)
 
     def train(self) -> None:
         """Train the runs that are left, measured as the first pass is."""

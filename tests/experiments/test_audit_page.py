@@ -28,7 +28,7 @@ def stored(monkeypatch):
 
     def store(*frames: pd.DataFrame) -> None:
         rows = pd.concat(frames, ignore_index=True)
-        monkeypatch.setattr(page.reader, "read", lambda profile, final: rows)
+        monkeypatch.setattr(page.reader, "read", lambda profile, final=False: rows)
         monkeypatch.setattr(page.reader, "provenances", lambda profile: rows)
         monkeypatch.setattr(
             page.controls, "read", lambda profile: pd.DataFrame(columns=page.controls.TABLE)

@@ -227,6 +227,18 @@ def test_taking_results_back_keeps_what_another_protocol_has_trained_so_far(home
     pd.testing.assert_frame_equal(place("f2").stored_rows(), rows((0,)))
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_setting_aside_keeps_the_own_files_under_way(home, finished):
+    """More trials of a finished sweep, or a part of one that is under way: nothing is trained twice."""
+    if finished:
+        place("f1").finish(rows(), facts())
+    place("f1").save_part(rows((2,)))
+    (part,) = place("f1").path.glob("parts/*")
+    aside = place("f1").set_aside(unfinished=True)
+    assert part.exists()
+    assert (aside / "parts" / part.name).exists()
+
+
 def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
     target.write_text("before")

@@ -18,9 +18,7 @@ from softadlib.workbook.notebooks.plan import TRAIN
 
 STEEPER = 50
 """Differences are so many times as large in the altered rows: what was within a margin leaves it."""
-SIZE_ONLY = re.compile(
-    r"n = \d+( to \d+)?\. An exact permutation test of paired trials needs|At n = "
-)
+SIZE_ONLY = re.compile(r"n = \d+( to \d+)?(\.|; sets with fewer than)|At n = ")
 """Sentences on the number of trials alone, which the altered rows keep."""
 
 
