@@ -52,8 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "functional":
-        return importlib.import_module(".functional", __name__)
+    if name in ("functional", "losses", "optim"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     packages = {"suggest_theta": ".losses.threshold"} | dict.fromkeys(

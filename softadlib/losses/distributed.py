@@ -26,6 +26,7 @@ class AccumulatedFlooding(Thresholded):
     `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
     size. Gradients must be zero before the first part, and averaged over the processes, as DDP
     leaves them. A part counts when its `backward()` runs: validation, and a part that is left out, do not.
+    `torch.compile` breaks the graph here.
 
     Args:
         theta: flood level in nats, any finite number. It cannot be learned.
