@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,13 +101,29 @@ class ProcessExecutor(SerialExecutor):
             n_jobs=min(self.workers, len(tasks)), return_as="generator_unordered", batch_size=1
         )
         try:
-            for i, result in parallel(calls):
+            with _quiet_resource_tracker():
+                results = parallel(calls)
+            for i, result in results:
                 yield tasks[i], result
         except BrokenProcessPool:
             raise UserError(
                 "a process was killed, as the system does where memory runs out; the same command "
                 "resumes, with fewer --jobs it needs less"
             ) from None
+
+
+@contextmanager
+def _quiet_resource_tracker() -> Iterator[None]:
+    """Let loky's resource tracker, if it starts here, remove what a killed worker held unannounced."""
+    before = os.environ.get("PYTHONWARNINGS")
+    ours = "ignore:resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{ours}" if before else ours
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _in_worker(
