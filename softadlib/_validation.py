@@ -21,8 +21,9 @@ def choose(kind: str, value: object, choices: Iterable[object]) -> None:
     if value in allowed:
         return
     names = [str(choice) for choice in allowed]
-    close = difflib.get_close_matches(str(value), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    by_small = {name.casefold(): name for name in names}
+    close = difflib.get_close_matches(str(value).casefold(), by_small, n=1)
+    hint = f"; did you mean {by_small[close[0]]!r}?" if close else ""
     raise UserError(f"{kind} {value!r} unknown; choose from {', '.join(names)}{hint}")
 
 
@@ -44,7 +45,7 @@ def real(
     if not (math.isfinite(number) and low <= number <= high and above < number < below):
         trained = getattr(value, "requires_grad", False) is True
         hint = f"; {name} cannot be learned: pass its value, {name}.item()" if trained else ""
-        wanted = _describe_range(low, high, above, below)
+        wanted = describe_range(low, high, above, below)
         raise UserError(f"{name} must be {wanted}, got {_one_line(value)}{hint}")
     return number
 
@@ -75,8 +76,13 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
 
 
-def _describe_range(low: float, high: float, above: float, below: float) -> str:
-    """Return the wanted range in words."""
+def describe_range(
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> str:
+    """Return a range in words."""
     ends = {"of at least": low, "above": above, "and at most": high, "and below": below}
     bounds = [f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end)]
     return f"a number {' '.join(bounds).removeprefix('and ')}" if bounds else "a finite number"

@@ -77,10 +77,17 @@ class Method:
     """`gradients` as a function of the settings, where they decide."""
     cliff: bool = False
     """True where θ ≥ ln 2 makes the minimiser of cross-entropy predict the wrong class."""
+    least: float = 0.0
+    """The knob is at least this."""
     below: float = math.inf
-    """The knob is at least 0 and below this."""
+    """The knob is below this."""
     most: float = math.inf
     """The knob is at most this."""
+
+    @property
+    def knob_bounds(self) -> dict[str, float]:
+        """Bounds of the knob, as `_validation.real` takes them."""
+        return {"low": self.least, "high": self.most, "below": self.below}
 
     @property
     def defaults(self) -> dict[str, str | int | float]:
@@ -189,7 +196,7 @@ METHODS: dict[str, Method] = {
         ),
         Method("cvar", "CVaR", "xkcd:steel grey", "beta", "β", F.cvar, below=1.0),
         Method("chi2", "χ²-DRO", "xkcd:mustard", "divergence", "χ² radius", F.chi2_dro),
-        Method("tilted", "Tilted", "xkcd:dark teal", "t", "t per nat", F.tilted),
+        Method("tilted", "Tilted", "xkcd:dark teal", "t", "t per nat", F.tilted, least=-math.inf),
         Method(
             "adaflood",
             "AdaFlood",

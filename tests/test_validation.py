@@ -86,6 +86,11 @@ def test_whole_refuses_what_is_no_integer(bad):
         whole("n", bad, 0)
 
 
+def test_choose_knows_a_choice_in_other_letters():
+    with pytest.raises(UserError, match=r"choose from SGD, adam; did you mean 'SGD'\?$"):
+        choose("optimizer", "sgd", ("SGD", "adam"))
+
+
 def test_choose_lists_the_choices():
     choose("scale", "code", ("code", "text"))
     with pytest.raises(UserError, match="scale 'x' unknown; choose from code, text"):

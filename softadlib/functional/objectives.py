@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from softadlib._validation import UserError, choose
-from softadlib.functional.reduction import check_losses, check_number, reduce
+from softadlib.functional.reduction import check_losses, check_number, number_like, reduce
 
 SCALES = ("code", "text")
 MIN_SIGMA = 1e-12
@@ -122,6 +122,7 @@ def softad(
     tensor([1.2500, 1.2500])
     """
     choose("scale", scale, SCALES)
+    check_number("eta", eta)
     gap = check_losses(losses, theta) - theta
     if _is_one(sigma):
         spread = _rise(gap, gap)
@@ -140,8 +141,8 @@ def _is_one(sigma: float | Tensor) -> bool:
 
 def _checked_sigma(losses: Tensor, sigma: float | Tensor) -> float | Tensor:
     """σ, NaN where it is a tensor that is not positive and cannot be read; `UserError` otherwise."""
-    check_losses(losses, sigma, name="sigma")
     check_number("sigma", sigma, low=MIN_SIGMA)
+    check_losses(losses, sigma, name="sigma")
     return torch.where(sigma > 0, sigma, math.nan) if isinstance(sigma, Tensor) else sigma
 
 
@@ -230,7 +231,7 @@ def flood_levels(
     check_number("alpha", alpha)
     check_number("beta", beta)
     losses = check_losses(aux_losses, gamma, per_sample=False, name="gamma")
-    gamma = torch.as_tensor(gamma, dtype=losses.dtype, device=losses.device)
+    gamma = number_like(losses, gamma)
     return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))
 
 

@@ -26,6 +26,8 @@ def check_losses(
     if isinstance(knob, Tensor) and knob.ndim and not (per_sample and knob.shape == losses.shape):
         wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
         raise UserError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
+    if not isinstance(knob, Tensor):
+        check_number(name, knob)
     return losses.float() if losses.dtype in HALF else losses
 
 
@@ -57,6 +59,13 @@ def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean
             weights = weights / weights.sum(dtype=values.dtype)
         values = values * weights
     return values if reduction == "none" else values.sum()
+
+
+def number_like(losses: Tensor, value: float | Tensor) -> Tensor:
+    """Return `value` as a 0-d tensor of the losses' kind; a plain number is not copied from the host."""
+    if isinstance(value, Tensor):
+        return value.to(losses)
+    return losses.new_full((), value)
 
 
 def is_traced() -> bool:

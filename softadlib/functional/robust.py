@@ -2,6 +2,7 @@
 
 `weights` (n,) of at least 0 say how much each sample counts, as if it were there that many times.
 What counts 0 changes nothing. NaN for an empty batch and where nothing counts, as torch's mean.
+Raises ValueError for a weight below 0.
 """
 
 import math
@@ -10,7 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softadlib.functional.reduction import check_losses, check_number, check_weights, is_empty
+from softadlib.functional.reduction import (
+    check_losses,
+    check_number,
+    check_weights,
+    is_empty,
+    number_like,
+)
 
 
 def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -53,13 +60,19 @@ def _rank(losses: Tensor, weights: Tensor | None) -> Ranked:
         before = torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
         worst_first = losses.sort(descending=True).values
         return Ranked(worst_first, torch.ones_like(before), before, len(losses))
-    weights = check_weights(weights, losses).flatten().to(losses.dtype)
-    losses = losses.flatten()
+    weights, losses = _counts(weights, losses), losses.flatten()
     minimum = torch.where(weights > 0, losses, math.inf).amin().detach()
     counted = torch.where(weights > 0, losses, minimum)
     worst_first, order = counted.sort(descending=True, stable=True)
     weights = weights[order]
     return Ranked(worst_first, weights, weights.cumsum(0) - weights, weights.sum())
+
+
+def _counts(weights: Tensor, losses: Tensor) -> Tensor:
+    """Return the weights (n,) in the losses' dtype; `UserError` for one below 0, where it can be read."""
+    weights = check_weights(weights, losses).flatten().to(losses.dtype)
+    check_number("weights", weights, low=0)
+    return weights
 
 
 def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -116,12 +129,13 @@ def tilted(losses: Tensor, t: float | Tensor, *, weights: Tensor | None = None) 
     losses = check_losses(losses, t, per_sample=False, name="t")
     if is_empty(losses):
         return losses.mean()
-    t = torch.as_tensor(t, dtype=losses.dtype, device=losses.device)
+    t = number_like(losses, t)
     if weights is None:
         losses = losses.flatten()
         mean, share = losses.mean(), None
     else:
-        share = check_weights(weights, losses).flatten() / weights.sum(dtype=losses.dtype)
+        share = _counts(weights, losses)
+        share = share / share.sum()
         losses = losses.flatten()
         losses = torch.where(share > 0, losses, 0)
         mean = (share * losses).sum()

@@ -23,6 +23,11 @@ def accept_class(init: Callable[..., None]) -> Callable[..., None]:
 
         if "base_optimizer" in settings:  # of davda54/sam
             args = (*args, settings.pop("base_optimizer"))
+        if len(args) > 2 and is_class(args[0]) and "lr" not in settings:
+            raise TypeError(
+                f"{type(self).__name__}({args[0].__name__}, params, {args[2]!r}): give the number a "
+                f"name, {', '.join(sorted(names - {'self', 'base', 'model'}))} or lr"
+            )
         if len(args) > 1 and is_class(args[1]):
             args = (args[1], args[0], *args[2:])
         if args and is_class(args[0]):

@@ -32,24 +32,22 @@ LEGACY_DEFAULTS = {"aux": "folds", "aux_folds": 5, "folder": ""}
 """Fields that are newer than the oldest results, with the values that those were made with."""
 
 
-def fingerprint(values: Mapping[str, Any]) -> str:
-    """Hash what one run does, given all fields of a protocol.
+def fingerprint(values: Mapping[str, Any], method: str) -> str:
+    """Hash what one run of `method` does, given all fields of a protocol.
 
-    Settings enter as they did in the results that exist: the older ones as fields, the others only
-    where they differ from their default.
+    The method's own settings enter as they did in the results that exist: the older ones as fields,
+    the others only where they differ from their default. Those of other methods do not count.
     """
     skip = {*RUNTIME_FIELDS, *SELECTION_FIELDS, "settings"}
     facts = {name: value for name, value in values.items() if name not in skip}
-    settings = values["settings"]
+    own = values["settings"].get(method, {})
     for name, methods in LEGACY_SETTINGS.items():
-        if methods[0] in settings:
-            facts[name] = settings[methods[0]][name]
-    for method, method_settings in settings.items():
-        for name, value in method_settings.items():
-            is_field = method in LEGACY_SETTINGS.get(name, ())
-            default = METHODS[method].settings[name].default
-            if value != (facts.get(name, default) if is_field else default):
-                facts[f"{method}.{name}"] = value
+        if methods[0] in METHODS:
+            facts[name] = own[name] if method in methods else METHODS[methods[0]].defaults[name]
+    for name, value in own.items():
+        is_field = method in LEGACY_SETTINGS.get(name, ())
+        if not is_field and value != METHODS[method].defaults[name]:
+            facts[f"{method}.{name}"] = value
     facts = {k: v for k, v in facts.items() if LEGACY_DEFAULTS.get(k) != v}
     text = json.dumps([NUMERICS_VERSION, facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -39,10 +39,13 @@ TEMPORARY = re.compile(r"\..+\.\d+(\.ipynb)?")
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
-def _acquire(descriptor: int, *, shared: bool, wait: bool = False) -> bool:
-    """Lock an open file; False where another process holds it. A second call changes the mode."""
+def _acquire(descriptor: int, *, shared: bool, wait: bool = False) -> bool | None:
+    """Lock an open file; False where another process holds it, None where nothing takes locks.
+
+    A second call changes the mode.
+    """
     if fcntl is None:
-        return True
+        return None
     mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     try:
         fcntl.flock(descriptor, mode)
@@ -51,6 +54,7 @@ def _acquire(descriptor: int, *, shared: bool, wait: bool = False) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        return None
     return True
 
 
@@ -86,7 +90,7 @@ def file_lock(path: Path, what: str, shared: bool = False) -> Iterator[None]:
     """
     with lock_owner() as owner, _opened(path) as descriptor:
         with os_error_as_user_error(path):
-            held = _acquire(descriptor, shared=shared)
+            held = _acquire(descriptor, shared=shared) is not False
             if held:
                 _write_owner(descriptor, owner, shared)
         if not held:
@@ -118,7 +122,9 @@ def _write_owner(descriptor: int, owner: str, shared: bool) -> None:
     facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     if not shared:
         os.ftruncate(descriptor, 0)
-    os.write(descriptor, (json.dumps({**facts, "owner": owner, "shared": shared}) + "\n").encode())
+    line = (json.dumps({**facts, "owner": owner, "shared": shared}) + "\n").encode()
+    if os.write(descriptor, line) < len(line):  # the rest of a disk, a quota or a limit
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _holders(path: Path) -> list[dict[str, Any]]:

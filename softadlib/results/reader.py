@@ -1,6 +1,6 @@
 """Finished results of `outputs/`, as tables."""
 
-import json
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,15 +50,20 @@ def read(
 
 
 def suggestions(profile: str) -> pd.DataFrame:
-    """Return one line per suggestion of θ: dataset, method, label noise, trial and its facts."""
+    """Return one line per suggestion of θ: dataset, method, label noise, trial and its facts.
+
+    Those of the protocols whose results are finished; a suggestion that cannot be read is left out.
+    """
     lines = []
-    for path in sorted(profile_dir(profile).glob("*/*/suggested/*.json")):
-        dataset, method = path.parts[-4:-2]
-        _, _, key_of_trial = path.stem.partition("-")  # after the fingerprint: 1e-05-3
-        label_noise, _, trial = key_of_trial.rpartition("-")
-        key = {"dataset": dataset, "method": method, "label_noise": float(label_noise)}
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        lines.append(key | {"trial": int(trial)} | facts)
+    for folder in finished(profile):
+        made = folder.read_provenance()
+        own = ResultFolder(profile, folder.dataset, folder.method, made.fingerprint)
+        for q, trial in itertools.product(
+            made.protocol["label_noise"], range(made.protocol["trials"])
+        ):
+            if facts := own.read_suggestion(float(q), trial):
+                key = {"dataset": folder.dataset, "method": folder.method, "label_noise": float(q)}
+                lines.append(key | {"trial": trial} | facts)
     return pd.DataFrame(lines)
 
 

@@ -44,8 +44,8 @@ def parse_grid(method: str, values: Any) -> tuple[float, ...] | str:
         raise UserError(f"{name} must be a list of numbers, got {values!r}")
     if not values:
         raise UserError(f"{name} is empty; give at least one {knob}, or leave the method out")
-    below, most = METHODS[method].below, METHODS[method].most
-    grid = [real(f"{knob} in {name}", v, low=0, high=most, below=below) for v in values]
+    bounds = METHODS[method].knob_bounds
+    grid = [real(f"{knob} in {name}", v, **bounds) for v in values]
     if len(set(grid)) != len(grid):
         raise UserError(f"{name} names a value twice: {values!r}")
     return tuple(sorted(grid))

@@ -266,13 +266,13 @@ class Protocol(BaseModel):
             for v in values
         )
 
-    def fingerprint(self) -> str:
-        """Hash of what one run does: two protocols that share it may share runs.
+    def fingerprint(self, method: str) -> str:
+        """Hash of what one run of `method` does: two protocols that share it may share its runs.
 
         Of images of one's own it is what they hold that counts, not where they lie.
         """
         images = own_digest(self.dataset, self.folder)
-        return fingerprint({**self.to_dict(), "folder": images})
+        return fingerprint({**self.to_dict(), "folder": images}, method)
 
     def cliff_note(self, methods: Sequence[str] | None = None) -> str | None:
         """Return a sentence where grids of `methods` cross θ = ln 2, where accuracy falls off; else None."""

@@ -263,7 +263,7 @@ class _StudyRun:
         sample_losses.finish(self.folder, [run.key for run in self.study.selected(self.rows)])
         if worked or not self.study.done():
             protocol = self.study.protocol
-            facts = (protocol.to_dict(), protocol.fingerprint(), protocol.seeds)
+            facts = (protocol.to_dict(), protocol.fingerprint(self.study.method), protocol.seeds)
             provenance = Provenance.from_rows(self.rows, *facts, self.sessions)
             self.folder.finish(self.rows, provenance)
         else:

@@ -79,7 +79,7 @@ class Study:
         protocol = self.protocol
         self.gradients = protocol.method(self.method).gradients
         self.folder = ResultFolder(
-            protocol.profile, protocol.dataset, self.method, protocol.fingerprint()
+            protocol.profile, protocol.dataset, self.method, protocol.fingerprint(self.method)
         )
         self.device = self.device or pick_device(protocol.device)
         # A worker's machine may have a GPU that this one has not, or the other way round.

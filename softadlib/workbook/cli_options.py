@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from softadlib._validation import UserError, choose
+from softadlib._validation import UserError, choose, whole
 
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster
@@ -133,9 +133,8 @@ def jobs(value: int | None, protocols: Mapping[str, "Protocol"]) -> int:
 
     if value is None:
         devices = {pick_device(p.device).type for p in protocols.values()}
-        return (os.cpu_count() or 1) if devices == {"cpu"} else 1
-    check_jobs(value)
-    return value
+        return local_jobs(None) if devices == {"cpu"} else 1
+    return local_jobs(value)
 
 
 def refuse_training_options(args: argparse.Namespace) -> None:
@@ -154,10 +153,15 @@ def refuse_training_options(args: argparse.Namespace) -> None:
     cluster(args)  # refuses the options of a cluster
 
 
-def check_jobs(value: int | None) -> None:
-    """Raise UserError for a number below 1."""
-    if value is not None and value < 1:
-        raise UserError(f"--jobs must be at least 1, got {value}")
+def local_jobs(value: int | None) -> int:
+    """Return the number asked for, else one per core that this process may use.
+
+    Raises UserError for a number below 1.
+    """
+    if value is None:
+        usable = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+        return len(usable(0)) if usable else os.cpu_count() or 1
+    return whole("--jobs", value, 1)
 
 
 def cluster(args: argparse.Namespace) -> "RayCluster | None":

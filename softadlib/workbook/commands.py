@@ -6,7 +6,6 @@ Imports are inside the functions, so that `softad --help` does not wait for torc
 import argparse
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,13 +57,13 @@ def _run_figures(args: argparse.Namespace) -> int:
     from softadlib.workbook.notebooks import execute, plan
 
     cli_options.refuse_training_options(args)
-    cli_options.check_jobs(args.jobs)
+    jobs = cli_options.local_jobs(args.jobs)
     started, notebooks = time.monotonic(), plan.plan_figures()
     _notes(notebooks.lacking_notes())
     if args.dry_run:
         print("notebooks to draw:", ", ".join(t.name for t in notebooks.drawings) or "none")
         return 0
-    outcomes = execute.run(notebooks, jobs=args.jobs or os.cpu_count() or 1, timeout=args.timeout)
+    outcomes = execute.run(notebooks, jobs=jobs, timeout=args.timeout)
     return _close(outcomes, started, plan.FIGURES, "softad report PROFILE shows them")
 
 
@@ -136,7 +135,7 @@ def _print_plan(work: "Work", jobs: int, drawings: list[str], draw_only: bool = 
 def slurm(args: argparse.Namespace) -> int:
     from softadlib.training.executors import slurm as array
 
-    cli_options.check_jobs(args.jobs)
+    cpus = array.CPUS if args.jobs is None else cli_options.local_jobs(args.jobs)
     text = array.script(
         args.profile,
         args.shards,
@@ -144,7 +143,7 @@ def slurm(args: argparse.Namespace) -> int:
         methods=cli_options.split_names(args.method),
         parameters=args.parameters,
         overrides=cli_options.overrides(args.parameters),
-        cpus=args.jobs or array.CPUS,
+        cpus=cpus,
     )
     print(text, end="")
     return 0
@@ -247,7 +246,7 @@ def check_device(args: argparse.Namespace) -> int:
     from softadlib.training.device import available_devices, pick_device
     from softadlib.workbook import check_device as checks
 
-    real("--budget", args.budget)
+    real("--budget", args.budget, low=0)
     save = _json_writer(args.json)
     device = pick_device(available_devices()[0] if args.device == "best" else args.device)
     report = checks.check_device(device, args.budget, lambda c: print(checks.line(c), flush=True))
@@ -262,8 +261,8 @@ def audit(args: argparse.Namespace) -> int:
     from softadlib.results.paths import profile_dir
     from softadlib.workbook.train import train_controls
 
-    cli_options.check_jobs(args.jobs)
-    datasets, jobs = cli_options.split_names(args.dataset), args.jobs or os.cpu_count() or 1
+    jobs = cli_options.local_jobs(args.jobs)
+    datasets = cli_options.split_names(args.dataset)
     runs = train_controls(args.profile, datasets, jobs)
     trained = f"controls of {runs} selected runs trained" if runs else "nothing was left to train"
     say(f"done: {trained}, {profile_dir(args.profile)}")

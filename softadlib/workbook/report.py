@@ -48,7 +48,10 @@ def _read(notebook: Path) -> Any:
     import nbformat
 
     try:
-        return nbformat.read(notebook, as_version=4)
+        document = nbformat.read(notebook, as_version=4)
+        nbformat.validate(document)
+        dict(document["metadata"].get("papermill", {}))
+        return document
     except Exception as error:  # nbformat raises many types
         what = " ".join(str(error).split())[:80]
         raise UserError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from softadlib import _workspace
+from softadlib._validation import describe_range
 from softadlib.data.images import dataset_names
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS
@@ -46,7 +47,13 @@ def schema() -> dict[str, Any]:
 
 def _grid_schema(method: Method) -> dict[str, Any]:
     """Return the schema of the grid of one method."""
-    values: dict[str, Any] = {"type": "array", "items": {"type": "number", "minimum": 0}}
+    bounds = {
+        "minimum": method.least,
+        "maximum": method.most,
+        "exclusiveMaximum": method.below,
+    }
+    items = {"type": "number"} | {n: bound for n, bound in bounds.items() if math.isfinite(bound)}
+    values: dict[str, Any] = {"type": "array", "items": items}
     linspace = {"type": "object", "required": ["linspace"], "additionalProperties": False}
     linspace["properties"] = {"linspace": {"type": "array", "minItems": 3, "maxItems": 3}}
     words = [{"enum": list(AUTO)}] if method.knob == "theta" else []
@@ -93,9 +100,7 @@ def describe() -> dict[str, Description]:
             )
     for method in METHODS.values():
         if method.knob:
-            top = f" and at most {method.most:g}" if math.isfinite(method.most) else ""
-            top = f" and below {method.below:g}" if math.isfinite(method.below) else top
-            values = f"at least 0{top}"
+            values = describe_range(**method.knob_bounds)
             described[f"grids.{method.name}"] = Description("", values, f"Values of {method.axis}.")
     return described
 

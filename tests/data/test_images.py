@@ -323,7 +323,7 @@ def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     def of(folder):
         images._read.cache_clear()  # another process reads the files again
         values = {"profile": "t", "dataset": "pets", "folder": str(folder)}
-        return Protocol.from_dict(values).fingerprint()
+        return Protocol.from_dict(values).fingerprint("softad")
 
     write_folder(tmp_path / "pets")
     first = of(tmp_path / "pets")

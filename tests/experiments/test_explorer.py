@@ -1,6 +1,7 @@
 """The explorer: what is drawn is the formula at the sliders' values, and a picture stays without widgets."""
 
 import base64
+import json
 import sys
 from functools import partial
 
@@ -10,6 +11,7 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.quiver import Quiver
 
+from softadlib._validation import UserError
 from softadlib.experiments import explorer
 from softadlib.workbook import report
 
@@ -103,6 +105,16 @@ def test_a_front_end_chooses_between_sliders_and_a_picture(monkeypatch):
     without = bundle()
     assert set(without) == {"image/png", "text/plain"}
     assert base64.b64decode(without["image/png"]) == still
+
+
+@pytest.mark.parametrize(
+    "damage", [{"cells": [{"cell_type": "code"}]}, {"metadata": {"papermill": 3}}]
+)
+def test_a_broken_notebook_is_one_line_in_the_report(tmp_path, damage):
+    path = tmp_path / "n.ipynb"
+    path.write_text(json.dumps({**nbformat.v4.new_notebook(), **damage}))
+    with pytest.raises(UserError, match=r"n\.ipynb is broken \(.*\); delete it and run again"):
+        report.section(path, "n")
 
 
 def test_the_report_shows_the_picture_and_not_dead_sliders(tmp_path):

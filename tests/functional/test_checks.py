@@ -82,11 +82,22 @@ def test_tensor_sigma_that_is_not_positive_is_refused_or_nan(sigma, scale):
         (lambda: F.chi2_dro(torch.ones(2), torch.tensor(-1.0)), "radius must be a number of at"),
         (lambda: F.tilted(torch.ones(2), torch.tensor(math.nan)), "t must be a finite number"),
         (lambda: F.flood_levels(torch.ones(2), torch.tensor(1.5)), "gamma must be a number of"),
+        (lambda: F.softad(torch.ones(2), None), "theta must be a finite number, got None"),
+        (lambda: F.softad(torch.ones(2), math.nan), "theta must be a finite number, got nan"),
+        (lambda: F.softad(torch.ones(2), 0.1, eta="1"), "eta must be a finite number, got '1'"),
+        (lambda: F.flooding(torch.ones(2), "0.1"), "theta must be a finite number, got '0.1'"),
+        (lambda: F.iflood(torch.ones(2), True), "theta must be a finite number, got True"),
     ],
 )
 def test_tensors_and_words_out_of_range_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("objective", [F.cvar, F.chi2_dro, F.tilted])
+def test_weights_below_zero_are_refused_where_they_rank(objective):
+    with pytest.raises(ValueError, match="weights must be a number of at least 0, got -1"):
+        objective(torch.ones(2), 0.5, weights=torch.tensor([1.0, -1.0]))
 
 
 @pytest.mark.parametrize("sigma", [1e-12, 1e-6, 1e30])

@@ -8,8 +8,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD
 
 from softadlib import functional as F
+from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
-from softadlib.losses.flooding import ERM, AdaFlood, Flooding, IFlood, SoftAD
+from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
 from softadlib.optim.sharpness import ASAM, FDGR, GNP, SAM
 

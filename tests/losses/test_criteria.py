@@ -8,6 +8,7 @@ import warnings
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,8 @@ from torch.func import vmap
 
 from softadlib import functional as F
 from softadlib.losses import levels
-from softadlib.losses.flooding import ERM, AdaFlood, CalibrationWarning, Flooding, IFlood, SoftAD
+from softadlib.losses.adaflood import AdaFlood
+from softadlib.losses.flooding import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
 
 LN2 = 0.6931471805599453
 LOGITS = torch.tensor([[0.2, -1.0, 0.5], [2.0, 0.1, -0.3], [-0.4, 0.0, 0.4], [1.0, 1.0, 1.0]])
@@ -240,6 +242,16 @@ BAD_LEVELS = [0.5, None, "x", [], {}, [0, 1], [[0.1]], [0.1, math.nan], {0: math
 def test_bad_levels_are_refused(bad):
     with pytest.raises(ValueError, match="theta must be a vector of finite levels or a mapping"):
         AdaFlood(bad)
+
+
+def test_levels_of_reversed_arrays_and_of_series_belong_to_their_samples():
+    args = (torch.zeros(3, 2), torch.tensor([0, 1, 1]), torch.tensor([2, 0, 5]))
+    wanted = AdaFlood({0: 0.1, 2: 0.4, 5: 0.9})(*args)
+    assert AdaFlood(pd.Series([0.9, 0.1, 0.4], index=[5, 0, 2]))(*args) == wanted
+    levels = np.array([0.9, 0.0, 0.0, 0.4, 0.0, 0.1])[::-1]
+    assert AdaFlood(levels)(*args).item() == pytest.approx(wanted.item(), rel=1e-6)
+    with pytest.raises(IndexError, match="index 2 has no flood level"):
+        AdaFlood(pd.Series([0.9, 0.1], index=[5, 0]))(*args)
 
 
 def test_adaflood_moves_and_saves_its_levels():

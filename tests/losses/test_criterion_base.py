@@ -11,8 +11,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as tf
 
 from softadlib import functional as F
+from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.base import per_sample_losses
-from softadlib.losses.flooding import ERM, AdaFlood, Flooding, IFlood, SoftAD
+from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
 
 SEED = torch.Generator().manual_seed(0)

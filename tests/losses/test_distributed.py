@@ -10,8 +10,9 @@ import torch
 from helpers import ddp_worker
 from torch import nn
 
+from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
-from softadlib.losses.flooding import ERM, AdaFlood, Flooding, IFlood, SoftAD
+from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.optim.sharpness import SAM
 
 X, Y, INDEX = ddp_worker.batch()

@@ -409,7 +409,7 @@ class TestFormerDefects:
         torch.manual_seed(0)
         p = torch.softmax(2 * torch.randn(100, classes), 1).to(dtype)
         y = torch.arange(100) % classes
-        with pytest.raises(ValueError, match=r"are probabilities, .*; pass their logarithms"):
+        with pytest.raises(ValueError, match=r"are probabilities, .*; pass the logits"):
             suggest_theta(p, y)
         if dtype == torch.float16:
             with pytest.raises(ValueError, match="logits are probabilities"):

@@ -344,6 +344,11 @@ def test_a_class_takes_the_wrappers_settings_in_their_order_and_by_name():
     model = network()
     assert SAM(SGD, model.parameters(), 0.3, lr=0.1).radius == 0.3
     assert GNP(Adam, model.parameters(), 0.4, 0.3, lr=0.1).alpha == 0.4
+    with pytest.raises(
+        TypeError, match=r"SAM\(SGD, params, 0.3\): give the number a name, .*radius"
+    ):
+        SAM(SGD, model.parameters(), 0.3)  # a radius, or a learning rate?
+    assert SAM(model.parameters(), SGD, 0.3).radius == 0.3, "as in davda54/sam"
     official = ASAM(SGD, model.parameters(), lr=0.1, model=model, eta=0.5)
     assert (official.radius, official.eta, official.model) == (0.5, 0.5, model)
     assert FDGR(SGD, model.parameters(), strength=0.2, lr=0.1).strength == 0.2

@@ -54,6 +54,17 @@ def place(fingerprint="f1", method="softad"):
     return ResultFolder("tiny", "gaussian", method, fingerprint)
 
 
+def test_suggestions_are_those_of_the_finished_protocol(home):
+    place().save_suggestion(0.0, 1, {"theta": 0.2})
+    place("of another protocol").save_suggestion(0.0, 0, {"theta": 0.9})
+    assert not len(store.suggestions("tiny")), "nothing is finished"
+    place().finish(rows(), facts())
+    (place().path / "suggested" / "f1-0.0-0.json").write_text('{"theta": 0.')
+    assert store.suggestions("tiny").to_dict("records") == [
+        {"dataset": "gaussian", "method": "softad", "label_noise": 0.0, "trial": 1, "theta": 0.2}
+    ]
+
+
 def test_what_is_finished_is_read_back(home):
     place().finish(rows(), facts())
     pd.testing.assert_frame_equal(store.read("tiny"), rows())

@@ -172,7 +172,7 @@ def test_more_trials_go_on_from_there_and_two_processes_agree(work):
 def test_a_grid_and_auto_set_each_other_aside(work, home):
     folder = home / "outputs/tiny/sinusoid"
     grid = protocol(grids={"softad": [0.05, 0.3]})
-    assert grid.fingerprint() == protocol().fingerprint()
+    assert grid.fingerprint("softad") == protocol().fingerprint("softad")
     study.run(grid, "softad")
     rows = study.run(protocol(), "softad")
     assert len([p for p in folder.iterdir() if p.name.startswith("softad.")]) == 1

@@ -158,7 +158,7 @@ def protocol(**changes):
 
 
 def place(made):
-    return ResultFolder(made.profile, "gaussian", "softad", made.fingerprint())
+    return ResultFolder(made.profile, "gaussian", "softad", made.fingerprint("softad"))
 
 
 def train(made, tick=lambda units: None):
@@ -267,14 +267,14 @@ def test_stock_torch_reads_the_file_too(home):
     (path,) = files(made)
     found = torch.load(path, weights_only=True)
     assert found["epoch"] == 6
-    assert found["facts"]["fingerprint"] == made.fingerprint()
+    assert found["facts"]["fingerprint"] == made.fingerprint("softad")
 
 
 def test_auto_waits_a_minute_between_two_saves(home, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     made = protocol()
-    kept = Checkpoint(place(made).checkpoints, made.fingerprint(), {}, "auto")
+    kept = Checkpoint(place(made).checkpoints, made.fingerprint("softad"), {}, "auto")
     assert [kept.due(e) for e in (0, 1, 999)] == [False] * 3
     now[0] += 61
     assert [kept.due(e) for e in (0, 1)] == [False, True], "not before the first epoch"
@@ -308,7 +308,7 @@ def test_a_state_that_cannot_be_written_stops_nothing(home, monkeypatch):
 
 
 def test_checkpoint_every_says_nothing_about_the_numbers():
-    assert len({protocol(checkpoint_every=n).fingerprint() for n in (0, 1, 7, "auto")}) == 1
+    assert len({protocol(checkpoint_every=n).fingerprint("softad") for n in (0, 1, 7, "auto")}) == 1
     assert Protocol.from_dict({"profile": "p", "dataset": "gaussian"}).checkpoint_every == "auto"
     for value in (-1, 1.5, "often", True, None):
         with pytest.raises(UserError, match="checkpoint_every must be auto, or a whole number of"):
@@ -348,7 +348,11 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
 
     def find(stored=True, **more):
         p = protocol(**changes, **more)
-        folder = ResultFolder("tiny", "gaussian", "adaflood", p.fingerprint()) if stored else None
+        folder = (
+            ResultFolder("tiny", "gaussian", "adaflood", p.fingerprint("adaflood"))
+            if stored
+            else None
+        )
         checkpoints = folder and folder.checkpoints
         return lambda progress: heldout.held_out(
             p, 0.0, [0], TaskContext(folder, checkpoints, progress)
@@ -363,9 +367,9 @@ def test_models_that_hold_out_go_on_from_inside(home, aux, all_epochs, cut_after
     _, count = epochs_of(find(lr=0.2))
     assert count == all_epochs, "another protocol's are not its own"
     made = protocol(**changes)
-    where = ResultFolder("tiny", "gaussian", "adaflood", made.fingerprint())
+    where = ResultFolder("tiny", "gaussian", "adaflood", made.fingerprint("adaflood"))
     heldout.sample_inputs(made, made.runs("adaflood"), where)
-    assert not list(where.checkpoints.glob(f"{made.fingerprint()}-*")), "they have served"
+    assert not list(where.checkpoints.glob(f"{made.fingerprint('adaflood')}-*")), "they have served"
     assert where.read_held_out(0.0, 0) is not None
 
 

@@ -39,7 +39,7 @@ def protocol(**changes):
 
 
 def place(made):
-    return ResultFolder(made.profile, made.dataset, "adaflood", made.fingerprint())
+    return ResultFolder(made.profile, made.dataset, "adaflood", made.fingerprint("adaflood"))
 
 
 def with_data(monkeypatch, change):
@@ -368,10 +368,12 @@ def test_more_folds_than_images_are_refused(monkeypatch):
 
 def test_results_made_before_the_new_fields_keep_their_fingerprint():
     made = protocol()
-    assert made.fingerprint() != protocol(aux_folds=4).fingerprint()
-    assert made.fingerprint() != protocol(aux="last-layer").fingerprint()
+    assert made.fingerprint("adaflood") != protocol(aux_folds=4).fingerprint("adaflood")
+    assert made.fingerprint("adaflood") != protocol(aux="last-layer").fingerprint("adaflood")
     facts = {k: v for k, v in made.to_dict().items() if k != "settings"}
-    assert Protocol.from_provenance({**facts, "sigma": 1.0}).fingerprint() == made.fingerprint()
+    assert Protocol.from_provenance({**facts, "sigma": 1.0}).fingerprint(
+        "adaflood"
+    ) == made.fingerprint("adaflood")
 
 
 # Kept
@@ -394,7 +396,7 @@ def test_they_are_found_once_and_kept_beside_the_results(monkeypatch):
     rows = study.run(made, "adaflood")
     assert calls == [(0.0, [0]), (0.0, [1]), (0.1, [0]), (0.1, [1])]
     kept = sorted(p.name for p in (place(made).path / "held-out").iterdir())
-    mark = made.fingerprint()
+    mark = made.fingerprint("adaflood")
     assert kept == [f"{mark}-{q}-{t}.npz" for q in ("0.0", "0.1") for t in (0, 1)]
     grown = dict(label_noise=[0.0, 0.1], trials=3, grids={"adaflood": [0.2, 0.5, 0.7]})
     more = study.run(protocol(**grown), "adaflood")

@@ -47,7 +47,7 @@ def protocol(**changes):
 
 
 def place(made):
-    return ResultFolder("tiny", "gaussian", "softad", made.fingerprint())
+    return ResultFolder("tiny", "gaussian", "softad", made.fingerprint("softad"))
 
 
 def stopped(made, epochs):
@@ -145,10 +145,24 @@ def test_without_locks_work_goes_on(home, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(locks.fcntl, "flock", none)
+    half_written = home / "outputs/tiny/gaussian/.metrics.parquet.4711"
+    half_written.parent.mkdir(parents=True)
+    half_written.touch()
     with lock_results("tiny", [("gaussian", "softad")]):
         pass
+    assert half_written.exists(), "whoever writes it may be at work: nothing tells"
     monkeypatch.setattr(locks, "fcntl", None)
     with lock_results("tiny", [("gaussian", "softad")]):
+        pass
+
+
+def test_a_full_disk_does_not_leave_half_a_line_that_locks_its_writer_out(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(locks.os, "write", lambda fd, data: write(fd, data[:20]))
+    with pytest.raises(UserError, match="No space left"), locks.file_lock(tmp_path / "l", "it"):
+        pass
+    monkeypatch.undo()
+    with locks.file_lock(tmp_path / "l", "it"):
         pass
 
 

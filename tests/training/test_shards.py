@@ -110,7 +110,7 @@ def test_a_shard_leaves_the_results_of_another_protocol_alone(home):
     rows = study.run(old.replace(lr=0.2), "erm")
     assert rows["trial"].unique().tolist() == [0, 1]
     folder = home / "outputs/tiny/gaussian"
-    assert (folder / f"erm.{old.fingerprint()}" / "metrics.parquet").exists()
+    assert (folder / f"erm.{old.fingerprint('erm')}" / "metrics.parquet").exists()
     sessions = read_provenance(folder / "erm" / "provenance.json")["sessions"]
     assert [s["runs_trained"] for s in sessions] == [1, 1], "one by the shard, one by the whole"
 

@@ -305,6 +305,17 @@ def test_an_edited_protocol_neither_uses_nor_destroys_the_old_result(monkeypatch
     assert (aside / "metrics.parquet").read_bytes() == before
 
 
+def test_a_setting_of_one_method_leaves_the_results_of_the_others(monkeypatch):
+    for method in ("erm", "softad"):
+        study.run(protocol(), method)
+    calls = trained(monkeypatch)
+    changed = protocol(settings={"softad": {"sigma": 2.0}})
+    study.run(changed, "erm")
+    assert not calls
+    study.run(changed, "softad")
+    assert calls
+
+
 def test_a_smaller_grid_keeps_the_dropped_runs_aside(monkeypatch):
     study.run(protocol(), "softad")
     calls = trained(monkeypatch)

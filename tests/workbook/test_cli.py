@@ -11,7 +11,7 @@ from helpers.workspace import TINY, make_home, tree
 
 from softadlib.data import synthetic
 from softadlib.results import reader as store
-from softadlib.workbook import cli
+from softadlib.workbook import cli, cli_options
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +83,8 @@ BAD = [
         ("tiny", "-p", "device", "cuda"),
         "device 'cuda' is not available here; choose from auto, cpu",
     ),
-    (("tiny", "--jobs", "0"), "--jobs must be at least 1, got 0"),
-    (("tiny", "--as", "mine", "--jobs", "0"), "--jobs must be at least 1, got 0"),
+    (("tiny", "--jobs", "0"), "--jobs must be a whole number of at least 1, got 0"),
+    (("tiny", "--as", "mine", "--jobs", "0"), "--jobs must be a whole number of at least 1, got 0"),
     (("tiny", "--as", "mine", "-p", "model", "resnet18"), "takes images of 3 channels"),
     (("tiny", "--as", "bench"), "has other contents; choose another name"),
     (("tiny", "-p", "epochs", "010"), "at most 1,000,000, got '010'"),
@@ -232,7 +232,10 @@ NEW = [
     (("slurm", "tiny", "--shards", "0"), "--shards must be a number of jobs from 1 to 10000"),
     (("train", "tiny", "--as", "../x"), "use a plain name"),
     (("train", "tiny", "--dataset", "gaussian,moons"), "dataset 'moons' unknown"),
-    (("slurm", "tiny", "--shards", "2", "-j", "0"), "--jobs must be at least 1, got 0"),
+    (
+        ("slurm", "tiny", "--shards", "2", "-j", "0"),
+        "--jobs must be a whole number of at least 1, got 0",
+    ),
 ]
 
 
@@ -353,3 +356,15 @@ def test_importing_the_library_pulls_torch_and_numpy_only():
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone tells")
+def test_jobs_by_default_are_the_cores_that_the_process_may_use():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert cli_options.local_jobs(None) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert cli_options.local_jobs(None) == len(before)
+    assert cli_options.local_jobs(7) == 7

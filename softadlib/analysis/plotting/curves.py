@@ -253,8 +253,8 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     """Draw test accuracy and loss against the knob at the last epoch: mean, band from min to max.
 
     Methods that share a knob share a column; that of θ has ln 2 marked, the others are logarithmic
-    where no value is 0. ERM, which
-    has no knob, is a level dashed line. `rows_final` and the loss axis as in `trajectories`.
+    where all values are above 0. ERM, which has no knob, is a level dashed line. `rows_final` and
+    the loss axis as in `trajectories`.
     """
     rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
     rows = rows[rows["epoch"] == rows["epoch"].max()]

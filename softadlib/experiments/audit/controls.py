@@ -196,7 +196,7 @@ def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Itera
         table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
         key = [*RUN_KEY, "control", "epoch"]
         table = table.drop_duplicates(key).sort_values(key, ignore_index=True)
-        content = pack(table, protocol.fingerprint())
+        content = pack(table, protocol.fingerprint("softad"))
         _workspace.write(path_of(protocol.profile, protocol.dataset), content)
         yield protocol
 
@@ -206,7 +206,7 @@ def _protocol(profile: str, dataset: str) -> Protocol:
     folder = ResultFolder(profile, dataset, "softad")
     facts = folder.read_provenance()
     protocol = Protocol.from_provenance(facts.protocol)
-    if protocol.fingerprint() != facts.fingerprint:
+    if protocol.fingerprint("softad") != facts.fingerprint:
         raise UserError(
             f"{folder.path} was made by other code than this; softad train {profile} makes it again"
         )
@@ -218,7 +218,7 @@ def _stored(protocol: Protocol) -> pd.DataFrame:
     path = path_of(protocol.profile, protocol.dataset)
     if path.exists():
         table, fingerprint = _read(path)
-        if fingerprint == protocol.fingerprint():
+        if fingerprint == protocol.fingerprint("softad"):
             return table
     return pd.DataFrame(columns=TABLE)
 

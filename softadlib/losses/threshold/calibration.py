@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from softadlib._validation import real
+from softadlib._validation import real, whole
 from softadlib.losses.threshold.bayes import Values, as_tensor, class_indices
 
 BOUNDS = (1e-3, 1e3)
@@ -58,7 +58,9 @@ def check_validation(logits: Values, targets: Values) -> tuple[Tensor, Tensor]:
     # rounding of a probability grows with the classes that were added up
     tolerance = 4 * _precision(logits) * math.sqrt(z.shape[1])
     if z.min() >= 0 and (z.sum(1) - 1).abs().max() < tolerance:
-        raise ValueError("logits are probabilities, rows that sum to one; pass their logarithms")
+        raise ValueError(
+            "logits are probabilities, rows that sum to one; pass the logits that softmax was given"
+        )
     return z, y
 
 
@@ -195,8 +197,7 @@ def expected_calibration_error(logits: Values, targets: Values, *, bins: int = 1
     if not len(z):
         raise ValueError("logits of 0 samples; at least 1 is needed")
     y = class_indices(targets, *z.shape)
-    if not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
+    bins = whole("bins", bins, 1)
     confidence, predicted = z.double().softmax(1).max(1)
     hits = (predicted == y).double()
     # the sum over a bin of hit − confidence is its size times the difference of its means

@@ -39,7 +39,9 @@ class RayCluster:
     """A Ray cluster, connected to while the block lasts.
 
     Args:
-        address: of a running cluster; None starts one on this machine.
+        address: of a running cluster. None joins the one that RAY_ADDRESS names or that was started
+            last on this machine, as `ray.init` does, and starts one where there is none; "local"
+            always starts one.
         cpus: CPUs of a node that each task takes; fractions allowed. Default: 1.
         gpus: GPUs likewise. Default: 1 where a node has one, else 0.
         checkpoint_dir: folder on a disk that all nodes see. With it, a task repeated on another

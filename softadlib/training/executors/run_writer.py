@@ -59,7 +59,8 @@ class RunWriter:
             "device": device_name(device),
             "torch": torch.__version__,
         }
-        checkpoint = Checkpoint(self.directory, self.protocol.fingerprint(), decisive, every)
+        fingerprint = self.protocol.fingerprint(runs[0].method)
+        checkpoint = Checkpoint(self.directory, fingerprint, decisive, every)
         if checkpoint.state:
             self.resumed += checkpoint.state["epoch"] * len(runs)
         return checkpoint
