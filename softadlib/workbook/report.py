@@ -20,6 +20,7 @@ from softadlib.results.paths import profile_dir
 from softadlib.results.provenance import Provenance
 from softadlib.training.profiles import datasets_of
 from softadlib.workbook import findings
+from softadlib.workbook.notebooks.imports import skip_iri_grammar
 from softadlib.workbook.notebooks.plan import FIGURES, drawings
 
 CHAPTERS = {
@@ -45,7 +46,8 @@ class Section:
 
 
 def _read(notebook: Path) -> Any:
-    import nbformat
+    with skip_iri_grammar():
+        import nbformat
 
     try:
         document = nbformat.read(notebook, as_version=4)
@@ -70,7 +72,9 @@ def _title(document: Any, notebook: Path) -> str:
 def section(notebook: Path, source: str) -> Section:
     """Render a notebook's prose and outputs as HTML, pictures inside, no code."""
     from markupsafe import Markup, escape
-    from nbconvert import HTMLExporter
+
+    with skip_iri_grammar():
+        from nbconvert import HTMLExporter
 
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
     document = _read(notebook)

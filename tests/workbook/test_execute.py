@@ -509,3 +509,16 @@ def test_a_missing_curve_is_work_left(home, capsys):
     words = line.split()
     assert words[6] == "66%", "4 of 4 runs and 2 replays"
     assert words[7:] != ["–"]
+
+
+def test_the_grammar_of_addresses_is_left_out_of_these_imports_alone():
+    code = (
+        "import sys\n"
+        "from softadlib.workbook.notebooks.imports import IRI_GRAMMAR, skip_iri_grammar\n"
+        "with skip_iri_grammar():\n"
+        "    import nbformat, papermill\n"
+        "assert IRI_GRAMMAR not in sys.modules\n"
+        "nbformat.validate(nbformat.v4.new_notebook())\n"
+        "import rfc3987_syntax\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from softadlib import _workspace
 from softadlib.results.folder import lock_results
+from softadlib.workbook.notebooks.imports import skip_iri_grammar
 from softadlib.workbook.notebooks.kernels import KernelManager, Provisioner
 from softadlib.workbook.notebooks.plan import Plan, Task, silence_papermill
 from softadlib.workbook.notebooks.progress_bar import ProgressBar
@@ -40,7 +41,8 @@ def execute(
     `digest`: stored in it, to tell later whether it is current.
     `stopped`: set when the command is interrupted; a notebook that fails then leaves nothing.
     """
-    import papermill
+    with skip_iri_grammar():
+        import papermill
     from jupyter_core.utils import ensure_event_loop
 
     started = time.monotonic()

@@ -16,6 +16,7 @@ from softadlib.results import reader
 from softadlib.results.paths import profile_dir
 from softadlib.training.profiles import datasets_of, load
 from softadlib.training.yaml_files import read_yaml
+from softadlib.workbook.notebooks.imports import skip_iri_grammar
 from softadlib.workbook.notebooks.sources import missing_packages, modules_used
 from softadlib.workbook.prepare import Work
 
@@ -198,7 +199,8 @@ def needed_methods(notebook: Path) -> set[str]:
 
 
 def _inspect(notebook: Path) -> dict[str, dict[str, Any]]:
-    import papermill
+    with skip_iri_grammar():
+        import papermill
 
     with silence_papermill():
         return dict(papermill.inspect_notebook(str(notebook)))
