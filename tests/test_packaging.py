@@ -124,7 +124,11 @@ def test_the_readme_names_what_exists():
     for path in re.findall(r"`((?:notebooks|softadlib|params|tests)/[\w./-]+)`", text):
         assert (REPOSITORY / path).exists(), path
     for link in re.findall(r"\]\((?!http|#)([^)]+)\)", text):
-        assert (REPOSITORY / link).exists(), link
+        path, _, anchor = link.partition("#")
+        assert (REPOSITORY / path).exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", (REPOSITORY / path).read_text(), re.M)
+            assert anchor in [re.sub(r"\W+", "-", title.lower()) for title in titles], link
 
 
 def test_the_map_names_every_notebook():
