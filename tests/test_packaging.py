@@ -102,21 +102,24 @@ def test_public_names_are_documented(name):
         assert "→" in said or "step(closure)" in said
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "losses.flooding",
-        "losses.robust",
-        "losses.distributed",
-        "optim.sharpness",
-        "functional.objectives",
-        "functional.robust",
-    ],
+WITH_EXAMPLES = sorted(
+    p for p in (REPOSITORY / "softadlib").rglob("*.py") if ">>> " in p.read_text()
 )
-def test_doctests(module):
-    result = doctest.testmod(importlib.import_module(f"softadlib.{module}"))
-    assert result.attempted >= 3
+
+
+@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
+def test_doctests(path):
+    names = path.relative_to(REPOSITORY).with_suffix("").parts
+    result = doctest.testmod(importlib.import_module(".".join(names)))
+    assert result.attempted
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", dir(softadlib.functional))
+def test_every_function_of_functional_has_an_example(name):
+    function = getattr(softadlib.functional, name)
+    if inspect.isfunction(function):
+        assert ">>> " in function.__doc__
 
 
 def test_the_readme_names_what_exists():

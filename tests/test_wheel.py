@@ -25,8 +25,9 @@ HIDDEN = ["pandas", "scipy", "sklearn", "yaml", "matplotlib", "torchvision", "py
 LOOK = """
 import doctest, importlib, importlib.util, json, sys
 import softadlib
-names = ["losses.flooding", "losses.robust", "losses.distributed", "losses.threshold.suggest",
-         "optim.sharpness", "functional.objectives", "functional.robust"]
+names = ["losses.adaflood", "losses.flooding", "losses.levels", "losses.robust",
+         "losses.distributed", "losses.threshold.suggest", "optim.sharpness",
+         "functional.gradient_rules", "functional.objectives", "functional.robust"]
 tests = {n: doctest.testmod(importlib.import_module(f"softadlib.{n}")) for n in names}
 print(json.dumps({
     "file": softadlib.__file__,

@@ -27,6 +27,9 @@ def global_norm(grads: Grads) -> Tensor:
     """Return L2 norm of all entries of all tensors together, (), on the device of the first.
 
     Raises ValueError for float16, whose squares overflow and in which 1e-12 is 0.
+
+    >>> global_norm({"weight": torch.tensor([3.0, 0.0]), "bias": torch.tensor([4.0])})
+    tensor(5.)
     """
     norms = []
     for name, g in grads.items():
@@ -48,6 +51,9 @@ def perturb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
     """w + r·g/(‖g‖ + 1e-12): a step of L2 length r up the gradient; w where g is zero.
 
     `radius` in weight space. Foret et al. (2021), eq. 2 with p = 2.
+
+    >>> perturb({"weight": torch.zeros(2)}, {"weight": torch.tensor([3.0, 4.0])}, 0.5)["weight"]
+    tensor([0.3000, 0.4000])
     """
     factor = torch.as_tensor(radius / (global_norm(grads) + 1e-12))
     return {name: torch.addcmul(p, grads[name], factor.to(p.device)) for name, p in params.items()}
@@ -60,14 +66,26 @@ def _moves_statistics(bn_update: str) -> bool:
 
 
 def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
-    """g(w): the gradient rule of every method that changes the objective only."""
+    """g(w): the gradient rule of every method that changes the objective only. `knob` is ignored.
+
+    >>> w = {"weight": torch.tensor([3.0, 4.0])}
+    >>> plain_gradient(lambda params, track=True: params, w)["weight"]  # of ‖w‖²/2
+    tensor([3., 4.])
+    """
     return gradient(params)
 
 
 def sam_gradient(
     gradient: Callable[..., Grads], params: Grads, radius: float | Tensor, bn_update: str = "both"
 ) -> Grads:
-    """g(w + r·g(w)/‖g(w)‖): two calls of `gradient`. Foret et al. (2021)."""
+    """g(w + r·g(w)/‖g(w)‖): two calls of `gradient`. Foret et al. (2021).
+
+    `radius` in weight space, at least 0; 0 is the base optimizer.
+
+    >>> w = {"weight": torch.tensor([3.0, 4.0])}
+    >>> sam_gradient(lambda params, track=True: params, w, 0.5)["weight"]  # of ‖w‖²/2: 1.1·w
+    tensor([3.3000, 4.4000])
+    """
     perturbed = perturb(params, gradient(params), radius)
     return gradient(perturbed, track=_moves_statistics(bn_update))
 
@@ -83,7 +101,12 @@ def asam_perturb(
 
     "official" (SamsungLabs): T = |w| + η for every parameter with "weight" in its name, batch norm's
     γ included, and 1 for the others. "davda54": T = |w| for all and no η, so that a bias of 0 never
-    moves. `radius` without a unit, `eta` in weight space. Kwon et al. (2021).
+    moves. `radius` without a unit, `eta` in weight space. ValueError for another variant and for an
+    `eta` below 0. Kwon et al. (2021).
+
+    >>> w, g = {"weight": torch.tensor([3.0, 4.0])}, {"weight": torch.ones(2)}
+    >>> asam_perturb(w, g, 0.5, "davda54")["weight"]  # T²g = (9, 16), ‖Tg‖ = 5
+    tensor([3.9000, 5.6000])
     """
     choose("variant", variant, ASAM_VARIANTS)
     check_number("eta", eta, low=0)
@@ -108,7 +131,13 @@ def asam_gradient(
     variant: str = "official",
     eta: float | Tensor = 0.01,
 ) -> Grads:
-    """g at `asam_perturb`, w + r·T²g/‖Tg‖: two calls of `gradient`. Kwon et al. (2021)."""
+    """g at `asam_perturb`, w + r·T²g/‖Tg‖: two calls of `gradient`. Kwon et al. (2021).
+
+    >>> w = {"weight": torch.tensor([2.0])}
+    >>> rule = {"variant": "davda54"}
+    >>> asam_gradient(lambda params, track=True: params, w, 0.5, **rule)["weight"]  # 2 + 0.5·8/4
+    tensor([3.])
+    """
     perturbed = asam_perturb(params, gradient(params), radius, variant, eta)
     return gradient(perturbed, track=_moves_statistics(bn_update))
 
@@ -124,7 +153,13 @@ def gnp_gradient(
     """(1−α)·g(w) + α·g(w + r·g/‖g‖), which descends L + αr·‖∇L‖: two calls of `gradient`.
 
     α = 0 is the base optimizer, α = 1 is SAM. `mixing="official"` puts g/‖g‖ for the first g, as the
-    authors' code does unless told otherwise, against their formula. Zhao et al. (2022).
+    authors' code does unless told otherwise, against their formula. `radius` in weight space;
+    ValueError for another mixing. Zhao et al. (2022).
+
+    >>> w = {"weight": torch.tensor([3.0, 4.0])}
+    >>> rule = {"alpha": 0.5, "radius": 0.5}
+    >>> gnp_gradient(lambda params, track=True: params, w, **rule)["weight"]  # 0.5·w + 0.5·1.1·w
+    tensor([3.1500, 4.2000])
     """
     choose("mixing", mixing, GNP_MIXINGS)
     grads = gradient(params)
@@ -147,7 +182,13 @@ def fdgr_gradient(
 
     λ = `strength` and a = `step_size` > 0, both in units of a learning rate. "centered" is
     (g(w + a·g) − g(w − a·g))/2a, off by O(a²) where "forward" is off by O(a); in float32 rounding
-    takes over below a of 1e-4 or so. Karakida et al. (2023).
+    takes over below a of 1e-4 or so. ValueError for another scheme and for a step that is not above
+    0. Karakida et al. (2023).
+
+    >>> w = {"weight": torch.tensor([3.0, 4.0])}
+    >>> rule = {"strength": 0.5, "step_size": 0.5}
+    >>> fdgr_gradient(lambda params, track=True: params, w, **rule)["weight"]  # w + 0.5·w
+    tensor([4.5000, 6.0000])
     """
     choose("scheme", scheme, FD_SCHEMES)
     check_number("step_size", step_size, above=0)

@@ -175,17 +175,29 @@ def softad_weights(
 
 
 def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
-    """∂erm/∂ℓ_i · n = 1, same shape as `losses`."""
+    """∂erm/∂ℓ_i · n = 1, same shape as `losses`. `knob` is ignored.
+
+    >>> erm_weights(torch.tensor([0.25, 1.75]))
+    tensor([1., 1.])
+    """
     return torch.ones_like(losses)
 
 
 def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
-    """∂flooding/∂ℓ_i · n = sign(mean ℓ − θ), the same for all, same shape as `losses`."""
+    """∂flooding/∂ℓ_i · n = sign(mean ℓ − θ), the same for all, same shape as `losses`. θ in nats.
+
+    >>> flooding_weights(torch.tensor([0.25, 0.75]), 1.0)
+    tensor([-1., -1.])
+    """
     return (losses.mean() - theta).sign().expand_as(losses)
 
 
 def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
-    """∂iflood/∂ℓ_i · n = sign(ℓ_i − θ), same shape as `losses`."""
+    """∂iflood/∂ℓ_i · n = sign(ℓ_i − θ), same shape as `losses`. θ in nats.
+
+    >>> iflood_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)
+    tensor([-1.,  0.,  1.])
+    """
     return (losses - theta).sign()
 
 
@@ -238,7 +250,11 @@ def flood_levels(
 def adaflood_at(losses: Tensor, gamma: float | Tensor, aux: Tensor) -> Tensor:
     """`adaflood` at the `flood_levels` of held-out losses `aux` (n,), in the order of `losses`.
 
-    Where `aux` is NaN, value and gradient are: the sign alone would make that gradient 0.
+    Where `aux` is NaN, value and gradient are: the sign alone would make that gradient 0. `gamma` as
+    in `flood_levels`. Bae et al. (2024).
+
+    >>> adaflood_at(torch.tensor([1.0, 2.0]), 0.0, torch.tensor([1.5, 1.0]))  # (2 + 2)/2
+    tensor(2.)
     """
     nan_or_one = torch.where(aux.isnan(), aux, 1)
     return adaflood(nan_or_one * losses, flood_levels(aux, gamma))
