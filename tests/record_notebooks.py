@@ -21,7 +21,10 @@ def record(path: Path) -> None:
     """Run in the notebook's folder, as nbval does, and keep nothing but what the cells printed."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
-        notebook, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
+        coalesce_streams=True,  # what one cell prints is one output, however it arrived
     ).execute()
     notebook["metadata"] = METADATA
     for cell in notebook["cells"]:

@@ -88,4 +88,4 @@ def test_auto_takes_a_gpu_that_was_checked_with_this_torch(home, monkeypatch):
 
 def test_a_budget_that_is_no_number_is_refused(capsys):
     assert cli.main(["check-device", "--device", "cpu", "--budget", "nan"]) == 2
-    assert "--budget must be a finite number, got nan" in capsys.readouterr().err
+    assert "--budget must be a number of at least 0, got nan" in capsys.readouterr().err

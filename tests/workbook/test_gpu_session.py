@@ -120,7 +120,7 @@ def test_training_the_check_and_the_bench_need_no_notebooks_and_no_plots(tmp_pat
     environment = {**os.environ, "SOFTAD_HOME": str(home)}
     commands = [
         ["train", "tiny", "-j", "1"],
-        ["check-device", "--device", "cpu", "--budget", "-1"],
+        ["check-device", "--device", "cpu", "--budget", "0"],
         ["bench", "--help"],
     ]
     done = subprocess.run(
