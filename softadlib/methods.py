@@ -111,6 +111,7 @@ def _difference_gradients(settings: Mapping[str, Any]) -> int:
 
 
 THETA = "θ (nats)"
+"""Axis of a threshold."""
 
 METHODS: dict[str, Method] = {
     m.name: m
@@ -195,7 +196,7 @@ METHODS: dict[str, Method] = {
             count_gradients=_difference_gradients,
         ),
         Method("cvar", "CVaR", "xkcd:steel grey", "beta", "β", F.cvar, below=1.0),
-        Method("chi2", "χ²-DRO", "xkcd:mustard", "divergence", "χ² radius", F.chi2_dro),
+        Method("chi2", "χ²-DRO", "xkcd:mustard", "radius", "χ² radius", F.chi2_dro),
         Method("tilted", "Tilted", "xkcd:dark teal", "t", "t per nat", F.tilted, least=-math.inf),
         Method(
             "adaflood",

@@ -1,5 +1,6 @@
 """What the objectives refuse, and what an empty batch gives: each class of error as a property."""
 
+import inspect
 import math
 from functools import partial
 
@@ -11,6 +12,8 @@ from torch import nn
 from torch.func import vmap
 
 from softadlib import functional as F
+from softadlib import losses, optim
+from softadlib.methods import METHODS
 
 OBJECTIVES = {
     "erm": F.erm,
@@ -152,3 +155,27 @@ def test_an_unknown_bn_update_is_refused(rule):
 def test_weights_in_half_precision_weigh_as_exactly_as_others(dtype):
     losses = torch.full((70_000,), 10.0)
     assert F.erm(losses, weights=torch.ones(70_000, dtype=dtype)).item() == pytest.approx(10, 1e-6)
+
+
+CLASSES = {
+    "flooding": losses.Flooding,
+    "iflood": losses.IFlood,
+    "softad": losses.SoftAD,
+    "cvar": losses.CVaR,
+    "chi2": losses.ChiSquareDRO,
+    "tilted": losses.Tilted,
+    "adaflood": None,  # takes levels, made of gamma
+    "sam": optim.SAM,
+    "asam": optim.ASAM,
+    "gnp": optim.GNP,
+    "fdgr": optim.FDGR,
+}
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.knob])
+def test_a_knob_has_one_name_in_sweeps_functions_and_classes(name):
+    method = METHODS[name]
+    function = method.objective if method.rule is F.plain_gradient else method.rule
+    assert method.knob in inspect.signature(function).parameters
+    if CLASSES[name]:
+        assert method.knob in inspect.signature(CLASSES[name]).parameters

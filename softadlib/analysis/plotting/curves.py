@@ -21,7 +21,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from softadlib._validation import UserError, choose
-from softadlib.methods import METHODS
+from softadlib.methods import METHODS, THETA
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
 """Each part's line style, the same on every page."""
@@ -252,28 +252,28 @@ def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
 def knob_curves(rows_final: pd.DataFrame) -> Figure:
     """Draw test accuracy and loss against the knob at the last epoch: mean, band from min to max.
 
-    Methods that share a knob share a column; that of θ has ln 2 marked, the others are logarithmic
-    where all values are above 0. ERM, which has no knob, is a level dashed line. `rows_final` and
-    the loss axis as in `trajectories`.
+    Methods with the same knob, in the same unit, share a column; that of θ has ln 2 marked, the
+    others are logarithmic where all values are above 0. ERM, which has no knob, is a level dashed
+    line. `rows_final` and the loss axis as in `trajectories`.
     """
     rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
     rows = rows[rows["epoch"] == rows["epoch"].max()]
-    symbol = rows["method"].map({name: method.knob for name, method in METHODS.items()})
-    axis = {method.knob: method.axis for method in METHODS.values() if method.knob}
-    knobs = [knob for knob in axis if (symbol == knob).any()] or ["theta"]
+    axis = rows["method"].map({name: m.axis for name, m in METHODS.items() if m.knob})
+    every = dict.fromkeys(method.axis for method in METHODS.values() if method.knob)
+    shown = [label for label in every if (axis == label).any()] or [THETA]
     grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig: Figure
-    fig, axes = plt.subplots(2, len(knobs), figsize=(4.75 * len(knobs), 5.4), **grid)
+    fig, axes = plt.subplots(2, len(shown), figsize=(4.75 * len(shown), 5.4), **grid)
     hue = {"hue": "method", "hue_order": methods, "palette": PALETTE, "legend": False}
     dots = {"style": "method", "markers": MARKS, "dashes": False, "markersize": 4}
     for (i, j), ax in np.ndenumerate(axes):
-        column, of_knob = ("acc_test", "loss_test")[i], rows[symbol == knobs[j]]
+        column, of_knob = ("acc_test", "loss_test")[i], rows[axis == shown[j]]
         if len(of_knob):
             sns.lineplot(of_knob, x="knob", y=column, errorbar=("pi", 100), ax=ax, **hue, **dots)
-        for name, level in rows[symbol.isna()].groupby("method")[column].mean().items():
+        for name, level in rows[axis.isna()].groupby("method")[column].mean().items():
             ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
-        ax.set(xlabel=axis[knobs[j]], ylabel=f"test {NAMES[column[:-5]]}")
-        if knobs[j] == "theta":
+        ax.set(xlabel=shown[j], ylabel=f"test {NAMES[column[:-5]]}")
+        if shown[j] == THETA:
             mark_log(ax, label=i == 0)
         elif (of_knob["knob"] > 0).all():
             ax.set_xscale("log")
