@@ -76,7 +76,7 @@ lab: $(READY)
 
 # The check, the bench, the synthetic sets of profile paper, FashionMNIST; the same command resumes.
 # PY=python3 takes a Python that has torch in place of .venv; BUDGET=1700 stops after as many seconds.
-gpu: $(if $(PY),,$(READY))
+gpu: $(if $(PY),,$(TESTING))
 	$(if $(PY),,$(BIN)/python -m pytest -k "cuda or gpu or graph" tests/training)
 	PY="$(or $(PY),$(BIN)/python)" BUDGET="$(BUDGET)" OUT="$(OUT)" sh tests/gpu_session.sh
 

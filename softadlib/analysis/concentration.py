@@ -21,6 +21,8 @@ from softadlib.results.schema import LEVELS
 WIDTH = 0.1
 """Losses count as near θ where they lie no farther from it than this, in nats, and than θ/2."""
 NEAR = f"within min({WIDTH}, θ/2) of θ"
+STAGES = ("start", "quarter", "half", "three quarters", "end")
+"""Parts of training after which losses are stored."""
 MEASURES = ("near", "spread", "below")
 CELLS = {
     "theta": Cell("θ", 2),
@@ -95,9 +97,9 @@ def development(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
     """Return mean share of losses near θ per dataset and method (rows) at each stored epoch (columns)."""
     rows = shares(rows[rows["part"] == part])
     means = rows.groupby(["dataset", "method", "epoch"])["near"].mean().reset_index()
-    # epochs differ between datasets, their number does not
-    means["stage"] = means.groupby(["dataset", "method"])["epoch"].rank().astype(int) - 1
-    names = dict(enumerate(("start", "quarter", "half", "three quarters", "end")))
+    last_epoch = means.groupby(["dataset", "method"])["epoch"].transform("max").clip(lower=1)
+    means["stage"] = (4 * means["epoch"] / last_epoch).round().astype(int)
+    names = dict(enumerate(STAGES))
     table = means.pivot(index=["dataset", "method"], columns="stage", values="near")
     keys = [
         (d, m) for d in paper.in_order(rows["dataset"]) for m in METHODS if (d, m) in table.index

@@ -30,6 +30,8 @@ def overview(profile: str) -> str:
     has finished runs of ERM and SoftAD.
     """
     rows, provenances = reader.read(profile, final=True), reader.provenances(profile)
+    if rows.empty:
+        raise UserError(f"profile {profile!r} has no finished runs of ERM and SoftAD")
     labels = coverage.labels(provenances[provenances["method"].isin(["erm", "softad", *RIVALS])])
     lines, best_thetas, words = [], [], coverage.auto_words(provenances)
     for dataset in paper.in_order(rows["dataset"].unique()):

@@ -113,7 +113,8 @@ def _gap_lines(means: pd.DataFrame) -> list[str]:
     if "iflood" in gap:
         pairs = gap[["iflood", "softad"]].dropna()
         smaller = pairs["iflood"].round(3) < pairs["softad"].round(3)  # as the tables print them
-        lines.append(split_sentence("iFlood's gap is smaller than SoftAD's", smaller))
+        if len(pairs):
+            lines.append(split_sentence("iFlood's gap is smaller than SoftAD's", smaller))
     price = split_sentence("SoftAD's test loss is above ERM's", loss["softad"] > loss["erm"])
     losses = [
         f"{d} {soft:.3f} against {erm:.3f}" for d, soft, erm in loss[["softad", "erm"]].itertuples()
@@ -222,10 +223,14 @@ def grid_readings(rows: pd.DataFrame) -> list[str]:
                 f"SoftAD's accuracy goes from {below['acc_test'].iloc[-1]:.1%} to {above['acc_test'].iloc[0]:.1%}."
             )
         erm = part.loc[part["method"] == "erm", ["acc_test", "loss_test"]].mean()
+        if erm.isna().any():
+            continue
+        values = part.loc[part["method"] == "softad", "knob"].nunique()
+        smallest = ", the smallest of the grid," if values > 1 else ","
         first = means.iloc[0]
         side = "below" if first["loss_test"] < erm["loss_test"] else "not below"
         sentences.append(
-            f"{dataset}: at θ = {means.index[0]:.2f}, the smallest of the grid, SoftAD's test loss "
+            f"{dataset}: at θ = {means.index[0]:.2f}{smallest} SoftAD's test loss "
             f"{first['loss_test']:.3f} is {side} ERM's {erm['loss_test']:.3f}, "
             f"at accuracies of {first['acc_test']:.1%} and {erm['acc_test']:.1%}."
         )

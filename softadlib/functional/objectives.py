@@ -250,7 +250,7 @@ def flood_levels(
 def adaflood_at(losses: Tensor, gamma: float | Tensor, aux: Tensor) -> Tensor:
     """`adaflood` at the `flood_levels` of held-out losses `aux` (n,), in the order of `losses`.
 
-    Where `aux` is NaN, value and gradient are: the sign alone would make that gradient 0. `gamma` as
+    Where `aux` is NaN, so are value and gradient; the sign alone would make the latter 0. `gamma` as
     in `flood_levels`. Bae et al. (2024).
 
     >>> adaflood_at(torch.tensor([1.0, 2.0]), 0.0, torch.tensor([1.5, 1.0]))  # (2 + 2)/2

@@ -78,8 +78,8 @@ def _counts(weights: Tensor, losses: Tensor) -> Tensor:
 def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²), (n,) → (): the worst mean over a χ² ball.
 
-    The ball: weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or (); 0 is
-    the mean, mean + √(2r·Var) where no sample is left out, the maximum from n ≤ 1 + 2r. Solved
+    The ball: weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or (); 0 gives
+    the mean. It is mean + √(2r·Var) if all keep weight, the maximum if n ≤ 1 + 2r. Solved
     exactly, by the number of samples that keep weight. Raises ValueError for r < 0. Squares losses:
     ∞ from about 1e19 in float32, NaN for a loss of ∞. Duchi & Namkoong (2019).
 

@@ -28,7 +28,7 @@ class AdaFlood(OverBase):
 
     Raises:
         ValueError: for levels that are no finite vector, for bad indices, and as `Criterion`.
-        IndexError: for an index without a level, also of an ignored target; never takes 0.
+        IndexError: for an index without a level, even that of an ignored target.
 
     Bae et al. (2024).
 

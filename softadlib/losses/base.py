@@ -182,8 +182,8 @@ class OverBase(nn.Module):
 class Criterion(OverBase):
     """A scalar criterion over per-sample losses. Subclasses write `reduce`.
 
-    Means add up over micro-batches and DDP processes of equal weight. Otherwise take sums and
-    divide by the weight of all. `reduction="mean"` of an empty batch is NaN, as torch's.
+    Where `decomposes`, means of equal parts average to the whole's. For unequal parts
+    take sums and divide by all weights. `reduction="mean"` of an empty batch is NaN, as torch's.
 
     Args:
         base: callable (input, target) → per-sample losses of any shape, each of which is a sample:

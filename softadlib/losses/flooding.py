@@ -146,7 +146,7 @@ class SoftAD(Thresholded):
     samples below ascend, those near θ hardly move.
 
     Args:
-        theta: level in nats. Start at 0.1, stay below ln 2 ≈ 0.69, or see `suggest_theta`. It
+        theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69, or see `suggest_theta`. It
             cannot be learned.
         sigma: width in nats of the region around θ in which steps are short, at least 1e-12.
         eta: factor of θ in the value. It never changes a gradient in the weights.

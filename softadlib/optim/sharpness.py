@@ -17,9 +17,10 @@ class SAM(RadiusOptimizer):
 
     `step(closure)` runs the closure twice. It must zero the gradients, compute the loss, call
     `backward()` and return the loss. The learning rate, weight decay and state are those of `base`;
-    clip in a step pre-hook of `base`. Under DDP both passes average gradients, as one process with
-    the whole batch does. float16 with a GradScaler, which has no closures, is refused: use bfloat16 autocast,
-    or a fixed scale that the closure multiplies the loss by and divides the gradients by.
+    clip in a step pre-hook of `base`. Under DDP both passes average gradients, so the step
+    is that of one process with the whole batch. float16 with a GradScaler, which has no closures,
+    is refused: use bfloat16 autocast, or a fixed scale that the closure multiplies the loss by and
+    divides the gradients by.
 
     Args:
         base: optimizer that steps. Also a class and its settings: `SAM(SGD, params, lr=0.1)`, or in

@@ -83,7 +83,7 @@ def provenances(profile: str) -> pd.DataFrame:
 
 def training_words(protocol: Mapping[str, Any], method: str) -> str:
     """Write network, optimizer and settings of one method's runs: "model mlp4x500, optimizer adam, …"."""
-    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size")
+    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size", "precision")
     given = current_fields(protocol)["settings"].get(method, {})
     facts = {name: protocol[name] for name in names}
     facts |= {name: given.get(name, s.default) for name, s in METHODS[method].settings.items()}
@@ -111,8 +111,8 @@ def _line(facts: Provenance) -> dict[str, Any]:
         "samples": " + ".join(samples),
         "training": training_words(protocol, facts.method),
         "dtype": protocol["dtype"],
-        "device": last.device,
-        "torch": last.torch,
+        "device": ", ".join(dict.fromkeys(session.device for session in facts.sessions)),
+        "torch": ", ".join(dict.fromkeys(session.torch for session in facts.sessions)),
         "seconds": facts.seconds,
         "finished": last.finished[:16],
     }

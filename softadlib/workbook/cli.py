@@ -1,8 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
 """The `softad` command.
 
-Exit status: 0 done, 1 a notebook or a cluster's training failed, 2 bad input (one line on stderr),
-130 stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM.
+Exit status: 0 done, 1 a notebook, a cluster's training or a device's check failed or memory ran out,
+2 bad input (one line on stderr), 130 stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM.
 """
 
 import argparse

@@ -159,6 +159,8 @@ def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:
             continue
         build(protocol.model, splits.shape, splits.classes, seed=0)
         protocols[dataset] = protocol
+    if not protocols:
+        raise UserError(f"profile {selection.profile!r} has no data here: {'; '.join(left_out)}")
     return protocols, left_out
 
 

@@ -174,12 +174,13 @@ def build(profile: str) -> Path:
     )
     summary = findings.summarise(profile, facts)
     provenance = [folder.read_provenance() for folder in reader.finished(profile)]
-    commits = {record.sessions[-1].other.get("commit") for record in provenance}
+    commits = {s.other.get("commit") for record in provenance for s in record.sessions} - {None}
     text = template.render(
         profile=profile,
         css=Markup(_resource("page.css")),
         version=__version__,
         commit=commits.pop() if len(commits) == 1 else None,
+        commits=len(commits),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         multiples=_multiples([path for path, _ in listed], sections),
         chapters=_chapters(sections),

@@ -47,7 +47,9 @@ def progress(work: Work, jobs: int) -> str:
         time = "–" if not left else f"about {duration(left)}"
         lines.append((*words, str(study.protocol.epochs), f"{done}%", time))
     total = f"in all about {duration(sum(seconds))} left, with {jobs} processes"
-    return f"{_table(lines)}\n{total if sum(seconds) else 'everything is trained'}"
+    if not sum(seconds):
+        total = "everything else is trained" if work.left_out else "everything is trained"
+    return f"{_table(lines)}\n{total}"
 
 
 def seconds_left(study: Study, jobs: int, speeds: Mapping[str, float]) -> float:

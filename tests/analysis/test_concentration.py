@@ -93,7 +93,7 @@ def test_development_has_a_column_for_every_stored_epoch():
     rows = [run("softad", 0, 0.5, parts([0.69] * 900 + [0.5] * 100), epochs=(0,)),
             run("softad", 0, 0.5, parts([0.5] * 10), epochs=(5, 10))]  # fmt: skip
     table = concentration.development(pd.concat(rows))
-    assert list(table.columns) == ["start", "quarter", "half"]
+    assert list(table.columns) == ["start", "half", "end"]
     assert table.iloc[0].tolist() == pytest.approx([0.1, 1, 1], abs=0.02)
 
 

@@ -302,3 +302,17 @@ def test_the_overview_compares_two_thetas_with_erm(monkeypatch):
     )
     assert highest.startswith("- Highest mean accuracy: SoftAD, selected θ, on gaussian")
     assert along == "- SoftAD's test loss is lowest at θ = 0.10 on gaussian."
+
+
+def test_an_overview_without_results_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="profile 'tiny' has no finished runs of ERM and SoftAD"):
+        overview.overview("tiny")
+
+
+def test_shares_of_flipped_labels_are_written_in_full():
+    facts = {"has": "a smaller gap", "against": "erm", "dataset": "spiral", "ties": "largest"}
+    levels = [0.02, 0.025]
+    outcomes = pd.DataFrame([facts | {"label_noise": q, "finds": "yes", "n": 9} for q in levels])
+    columns = list(audit_page.table(outcomes).columns)
+    assert columns[-2:] == ["spiral, 2% flipped, largest", "spiral, 2.5% flipped, largest"]

@@ -163,6 +163,14 @@ def test_a_theta_of_each_trials_own_is_no_grid():
     both = [*own, row("softad", 0.3, 0), row("softad", 0.3, 1)]
     (line,) = readings.grid_readings(pd.DataFrame(both))
     assert line.startswith("gaussian: at θ = 0.30, the smallest of the grid")
+    (alone,) = readings.grid_readings(pd.DataFrame([row("softad", 0.1), row("erm")]))
+    assert alone.startswith("gaussian: at θ = 0.10, SoftAD's test loss")
+
+
+def test_nothing_is_compared_with_erm_where_there_is_none():
+    swept = [row("softad", 0.1), row("softad", 0.8, acc=0.2)]
+    (across,) = readings.grid_readings(pd.DataFrame(swept))
+    assert "across ln 2" in across
 
 
 def test_few_trials_decide_nothing():

@@ -148,8 +148,10 @@ def test_a_sweep_of_another_protocol_has_its_controls_made_anew(home):
     sweep(home)
     list(controls.train_controls(controls.plan("tiny")))
     sweep(home, lr=0.05)
+    assert controls.read("tiny").empty, "the others are not compared with this sweep"
     todo = controls.plan("tiny")
     assert todo
+    assert controls.plan("tiny", ["gaussian", "gaussian"]) == todo
     list(controls.train_controls(todo))
     assert len(controls.read("tiny")["trial"].unique()) == TINY["trials"]
     assert controls.plan("tiny") == []

@@ -63,7 +63,7 @@ def test_the_sentences_count_what_the_table_holds(stored):
         "  - SoftAD has a smaller test loss than the other methods: found in 1 of 2 comparisons, "
         "the contrary in 1.\n"
     ) in text.partition("- With ties to the smallest value:")[0]
-    assert "Left out, with fewer trials: spiral.\n" in text
+    assert "Left out, without 6 trials of SoftAD and a rival: spiral.\n" in text
     assert "matched step" not in text.split("SoftAD is compared")[0], "there are no controls"
 
 

@@ -369,6 +369,66 @@ def test_a_profile_of_flipped_labels_alone_is_drawn_at_its_own_noise(home):
     assert not any("label_noise" in task.parameters for task in tasks)
 
 
+def test_every_dataset_is_drawn_at_its_own_noise_and_tie_rule(home):
+    folder = home / "params" / "mixed"
+    folder.mkdir()
+    values = {**TINY, "profile": "mixed", "ties": "smallest"}
+    (folder / "gaussian.yaml").write_text(json.dumps(values))
+    noisy = {"dataset": "spiral", "label_noise": [0.1], "grids": {"softad": [0.1]}}
+    (folder / "spiral.yaml").write_text(json.dumps(values | noisy))
+    tasks = {task.name: task for task in plans.plan(prepare(Selection("mixed"))).drawings}
+    spiral = tasks["figs04-10_trajectories-spiral"].parameters
+    assert (spiral["label_noise"], spiral["ties"]) == (0.1, "smallest")
+    gaussian = tasks["figs04-10_trajectories-gaussian"].parameters
+    assert "label_noise" not in gaussian
+    assert gaussian["ties"] == "smallest"
+    assert "label_noise" not in tasks["tab1_3_loss_gaps"].parameters, "one dataset has clean labels"
+
+
+def test_a_finished_audit_and_a_new_benchmark_are_drawn(spiral_with_erm, tmp_path, monkeypatch):
+    home = shutil.copytree(spiral_with_erm, tmp_path / "copy")
+    monkeypatch.setenv("SOFTAD_HOME", str(home))
+
+    def planned():
+        plan = plans.plan(prepare(Selection("tiny", ["spiral"], ["erm"])))
+        return [task.name for task in plan.drawings]
+
+    assert planned() == []
+    (home / "outputs" / "tiny" / "spiral" / "controls.parquet").write_bytes(b"new")
+    assert "drawing" in planned()
+    (home / "outputs" / "tiny" / "spiral" / "controls.parquet").unlink()
+    assert planned() == []
+    (home / "outputs" / "bench").mkdir()
+    (home / "outputs" / "bench" / "cpu.json").write_text("{}")
+    assert planned() == [], "no notebook here speaks of a benchmark"
+
+
+@pytest.mark.parametrize("method", ["sam", "iflood"])
+def test_one_method_is_drawn_in_the_figures_that_have_it(home, method):
+    changes = {"grids": {"sam": [0.05], "iflood": [0.1], "softad": [0.1]}}
+    path = home / "params" / "tiny" / "spiral.yaml"
+    path.write_text(json.dumps({**TINY, "profile": "tiny", "dataset": "spiral", **changes}))
+    argv = ["run", "tiny", "--dataset", "spiral", "--method", method, "-j", "1"]
+    assert cli.main(argv) == 0
+    page = home / "outputs" / "tiny" / "figures" / "figs04-10_trajectories-spiral.ipynb"
+    cells = nbformat.read(page, as_version=4).cells
+    pictures = [sum("image/png" in o.get("data", {}) for o in c.get("outputs", [])) for c in cells]
+    assert sum(pictures) == 2, "one of the two figures, and the knobs"
+
+
+def test_data_that_are_missing_are_not_called_trained(home, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SOFTAD_DATA", str(tmp_path / "empty"))
+    folder = home / "params" / "images"
+    folder.mkdir()
+    values = {**TINY, "profile": "images", "dataset": "fashionmnist"}
+    (folder / "fashionmnist.yaml").write_text(json.dumps(values))
+    for command in ("show", "train"):
+        assert cli.main([command, "images"]) == 2
+        assert "profile 'images' has no data here: fashionmnist is not under" in (
+            capsys.readouterr().err
+        )
+
+
 def test_a_notebook_whose_packages_are_not_installed_is_named(home, capsys):
     write_notebook(home / "notebooks" / "theory.ipynb", "import numpy", parameters="size = 1")
     write_notebook(home / "notebooks" / "shop.ipynb", "import no_such.thing", parameters="size = 1")

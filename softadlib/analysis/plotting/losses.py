@@ -10,13 +10,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from softadlib.analysis import paper
-from softadlib.analysis.concentration import WIDTH, development, last, share_below, with_theta
+from softadlib.analysis.concentration import (
+    NEAR,
+    STAGES,
+    WIDTH,
+    development,
+    last,
+    share_below,
+    with_theta,
+)
 from softadlib.analysis.plotting.curves import LINES, MARKS, PALETTE
 from softadlib.methods import METHODS
 
 LEFT, RIGHT = -0.75, 1.0
 """Ends of the axis of loss − θ, in nats."""
-STAGES = ("0", "¼", "½", "¾", "1")
+QUARTERS = ("0", "¼", "½", "¾", "1")
 
 
 def distributions(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> Figure:
@@ -56,7 +64,7 @@ def distributions(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> F
 
 
 def stages(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> Figure:
-    """Share of training losses within WIDTH of θ at the five stored epochs, a panel per dataset."""
+    """Share of training losses near θ, as `shares` has it, at the five stored epochs, a panel per dataset."""
     table = development(rows)
     datasets = list(dict.fromkeys(table.index.get_level_values("dataset")))
     size = (_width(datasets), 3.0)
@@ -65,11 +73,11 @@ def stages(rows: pd.DataFrame, labels: dict[str, str] | None = None) -> Figure:
         for method, values in table.loc[dataset].iterrows():
             style: dict[str, Any] = {"marker": MARKS[str(method)], "markersize": 5}
             shown = values.dropna()
-            places = np.linspace(0, 1, len(shown))
+            places = [STAGES.index(stage) / 4 for stage in shown.index]
             ax.plot(places, shown, LINES["train"], color=PALETTE[str(method)], **style)
         ax.set(title=_title(dataset, labels), xlabel="part of training")
-        ax.set_xticks(np.linspace(0, 1, 5), STAGES)
-    axes[0, 0].set(ylabel=f"share within {WIDTH} of θ", ylim=(-0.03, 1.03))
+        ax.set_xticks(np.linspace(0, 1, 5), QUARTERS)
+    axes[0, 0].set(ylabel=f"share {NEAR}", ylim=(-0.03, 1.03))
     _legend(fig, _methods(rows))
     return fig
 

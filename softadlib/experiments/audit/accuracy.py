@@ -86,9 +86,11 @@ def readings(accuracy: pd.DataFrame, epochs: pd.DataFrame, margin: float) -> lis
         groups = _by_method(epochs)
         median = groups.median().unstack("method")
         others = median.drop(columns="softad").min(axis=1)
-        first = (median["softad"] < others).sum()
-        sentences.append(
-            f"*Often converging faster*: SoftAD's median epoch is the smallest in {first} of "
-            f"{len(median)} cases (n = {span(sorted(groups.size()))} trials)."
-        )
+        both = median["softad"].notna() & others.notna()
+        first = (median["softad"] < others)[both].sum()
+        if both.any():
+            sentences.append(
+                f"*Often converging faster*: SoftAD's median epoch is the smallest in {first} of "
+                f"{both.sum()} cases (n = {span(sorted(groups.size()))} trials)."
+            )
     return sentences

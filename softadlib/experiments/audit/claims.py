@@ -56,8 +56,10 @@ def contenders(rows: pd.DataFrame, controls: pd.DataFrame, ties: str) -> pd.Data
     """Return the selected run of every method and trial, with `gap`; SoftAD's control is method `MATCHED`."""
     chosen = select(rows, ties)
     soft = chosen.loc[chosen["method"] == "softad", [*CASE, "trial", "knob"]]
-    matched = controls[controls["control"] == BY_LR].merge(soft, on=list(soft.columns))
-    runs = pd.concat([chosen, matched.assign(method=MATCHED)]) if len(matched) else chosen
+    runs = chosen
+    if len(soft) and len(controls):
+        matched = controls[controls["control"] == BY_LR].merge(soft, on=list(soft.columns))
+        runs = pd.concat([chosen, matched.assign(method=MATCHED)])
     return runs.assign(gap=runs["loss_test"] - runs["loss_train"]).reset_index(drop=True)
 
 
@@ -211,7 +213,7 @@ def readings(table: pd.DataFrame) -> list[str]:
     """Write a sentence per label noise and verdict of `verdicts`: the claims, by tie rule, and n."""
     sentences = []
     for noise, level in table.groupby("label_noise"):
-        at = f"at {noise:.0%} flipped labels"
+        at = f"at {100 * noise:g}% flipped labels"
         for verdict in VERDICTS:
             part = level[level["verdict"] == verdict]
             if part.empty:

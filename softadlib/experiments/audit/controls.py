@@ -30,6 +30,7 @@ from softadlib.results.selection import TIES
 from softadlib.results.table import pack, unpack
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.engines.mlp_cpu import closed_form_weights
+from softadlib.training.executors.local import explain_killed_worker
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import Trainer
@@ -175,7 +176,7 @@ def plan(profile: str, datasets: Sequence[str] | None = None) -> list[tuple[Prot
     for dataset in datasets or ():
         choose("dataset", dataset, have)
     todo = []
-    for dataset in datasets or have:
+    for dataset in dict.fromkeys(datasets or have):
         protocol = _protocol(profile, dataset)
         done = set(_stored(protocol)[RUN_KEY].itertuples(index=False, name=None))
         runs = selected(reader.read(profile, dataset))
@@ -191,14 +192,15 @@ def train_controls(todo: Sequence[tuple[Protocol, Run]], jobs: int = 1) -> Itera
     from joblib import Parallel, delayed
 
     work = (delayed(_train_controls)(protocol, run) for protocol, run in todo)
-    for protocol, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
-        stored = _stored(protocol)
-        table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
-        key = [*RUN_KEY, "control", "epoch"]
-        table = table.drop_duplicates(key).sort_values(key, ignore_index=True)
-        content = pack(table, protocol.fingerprint("softad"))
-        _workspace.write(path_of(protocol.profile, protocol.dataset), content)
-        yield protocol
+    with explain_killed_worker():
+        for protocol, controls in Parallel(n_jobs=jobs, return_as="generator_unordered")(work):
+            stored = _stored(protocol)
+            table = pd.concat([stored, controls], ignore_index=True) if len(stored) else controls
+            key = [*RUN_KEY, "control", "epoch"]
+            table = table.drop_duplicates(key).sort_values(key, ignore_index=True)
+            content = pack(table, protocol.fingerprint("softad"))
+            _workspace.write(path_of(protocol.profile, protocol.dataset), content)
+            yield protocol
 
 
 def _protocol(profile: str, dataset: str) -> Protocol:
@@ -216,9 +218,14 @@ def _protocol(profile: str, dataset: str) -> Protocol:
 def _stored(protocol: Protocol) -> pd.DataFrame:
     """Return the controls that this protocol made; no rows where another did, or none."""
     path = path_of(protocol.profile, protocol.dataset)
+    return _of_sweep(path, protocol.fingerprint("softad"))
+
+
+def _of_sweep(path: Path, sweep: str) -> pd.DataFrame:
+    """Return the controls at `path` if they were made for the sweep of this fingerprint, else no rows."""
     if path.exists():
         table, fingerprint = _read(path)
-        if fingerprint == protocol.fingerprint("softad"):
+        if fingerprint == sweep:
             return table
     return pd.DataFrame(columns=TABLE)
 
@@ -230,7 +237,14 @@ def _read(path: Path) -> tuple[pd.DataFrame, str]:
 
 
 def read(profile: str) -> pd.DataFrame:
-    """Read the controls of all datasets of a profile, columns `TABLE`; where there are none, no rows."""
-    paths = sorted(profile_dir(profile).glob("*/controls.parquet"))
-    tables = [_read(path)[0] for path in paths]
+    """Read the controls of a profile's SoftAD sweeps, columns `TABLE`; where there are none, no rows.
+
+    Controls of a sweep that is no longer there are left out.
+    """
+    sweeps = [folder for folder in reader.finished(profile) if folder.method == "softad"]
+    tables = [
+        _of_sweep(path_of(profile, sweep.dataset), sweep.read_provenance().fingerprint)
+        for sweep in sweeps
+    ]
+    tables = [table for table in tables if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=TABLE)

@@ -51,7 +51,7 @@ def intervals(
         for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
             _marks(ax, table.loc[table.index.isin(case)], rivals, shift, *RULES[rule])
         ax.axvline(0, color="0.3", linewidth=1)
-        ax.set_title(dataset + (f", {noise:.0%} flipped" if noise else ""))
+        ax.set_title(dataset + (f", {100 * noise:g}% flipped" if noise else ""))
         ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
         ax.set_ylim(len(rivals) - 0.5, -0.5)
         ax.xaxis.set_major_locator(MaxNLocator(4))
@@ -106,6 +106,8 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
         ax.set_ylabel(text)
     handles = [Line2D([], [], color=c, label=f"ties to the {r}") for r, (c, _) in RULES.items()]
     for dash, noise in zip(DASHES, noises if len(noises) > 1 else ()):
-        handles.append(Line2D([], [], color="0.4", linestyle=dash, label=f"{noise:.0%} flipped"))
+        handles.append(
+            Line2D([], [], color="0.4", linestyle=dash, label=f"{100 * noise:g}% flipped")
+        )
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig

@@ -47,6 +47,8 @@ def findings(profile: str) -> pd.DataFrame:
         for ties in TIES:
             chosen = claims.contenders(rows, beside, ties)
             compared = accuracy.compare_accuracy(chosen, MARGIN)
+            if compared.empty:
+                continue
             compared["finds"] = compared["finds"].replace({"comparable": "yes", "lower": "no"})
             tables.append(compared.assign(has=ACCURACY, ties=ties))
     outcomes = pd.concat([t for t in tables if len(t)] or tables, ignore_index=True)
@@ -64,15 +66,21 @@ def tests(profile: str) -> str:
     stored = coverage.labels(reader.provenances(profile))
     left_out = [name for name in stored if name not in set(outcomes["dataset"])]
     words = " Where there are fewer, n is shown." if (outcomes["n"] < DECIDABLE).any() else ""
-    words += f" Left out, with fewer trials: {listed(left_out)}." if left_out else ""
+    words += (
+        f" Left out, without {DECIDABLE} trials of SoftAD and a rival: {listed(left_out)}."
+        if left_out
+        else ""
+    )
     lines = bullets([*_sentences(outcomes), *_speed(profile)])
     return f"{lines}\n\n{LEGEND}{words}\n\n{markdown.to_markdown(table(outcomes))}\n"
 
 
 def _speed(profile: str) -> list[str]:
-    """Say in how many cases SoftAD converges first; the runs that ties to the largest select have curves."""
+    """Say in how many cases SoftAD converges first; runs selected by the protocol's tie rule have curves."""
     rows = reader.read(profile)
-    chosen = claims.contenders(rows, controls.read(profile), "largest")
+    rules = {f.read_provenance().protocol.get("ties", "largest") for f in reader.finished(profile)}
+    ties = "smallest" if rules == {"smallest"} else "largest"
+    chosen = claims.contenders(rows, controls.read(profile), ties)
     epochs = accuracy.epochs_to_loss(rows, chosen, FACTOR)
     means = f"It has converged at {FACTOR:g} times the lowest test loss of ERM in the same trial."
     return [f"{line} {means}" for line in accuracy.readings(pd.DataFrame(), epochs, MARGIN)]
@@ -80,7 +88,9 @@ def _speed(profile: str) -> list[str]:
 
 def table(outcomes: pd.DataFrame) -> pd.DataFrame:
     """Lay `findings` out: a line per claim and rival, a column per dataset and tie rule."""
-    noise = outcomes["label_noise"].map(lambda share: f", {share:.0%} flipped" if share else "")
+    noise = outcomes["label_noise"].map(
+        lambda share: f", {100 * share:g}% flipped" if share else ""
+    )
     cells = outcomes["finds"].where(outcomes["n"] >= DECIDABLE, "n = " + outcomes["n"].astype(str))
     rival = outcomes["against"].map(claims.label)
     whole = outcomes.assign(

@@ -37,7 +37,7 @@ class Suggestion:
     """
 
     theta: float | None
-    """None where SoftAD is predicted to cost more than the ordinary run at every θ."""
+    """None where no θ from `theta_low` up pays, or where the network only guesses."""
     theta_low: float
     """The smallest θ that is ever suggested."""
     theta_high: float
@@ -71,7 +71,7 @@ def suggest_theta(
     convention: 0.1 for two classes, 0.01 for more, where higher levels cost accuracy.
 
     *Break-even* is the largest θ at which SoftAD is predicted to cost no more than the ordinary run:
-    `scaled_loss` + `excess_loss`(p, θ) ≤ `loss`, for the confidences p after temperature scaling.
+    `excess_loss`(p, θ) ≤ `loss` − max(`scaled_loss`, entropy), p and entropy of scaled logits.
     Where it lies below 0.01, or the network guesses, θ is None: keep the ordinary run, and divide
     its logits by `temperature`.
 

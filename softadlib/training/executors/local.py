@@ -100,16 +100,23 @@ class ProcessExecutor(SerialExecutor):
         parallel = Parallel(
             n_jobs=min(self.workers, len(tasks)), return_as="generator_unordered", batch_size=1
         )
-        try:
+        with explain_killed_worker():
             with _quiet_resource_tracker():
                 results = parallel(calls)
             for i, result in results:
                 yield tasks[i], result
-        except BrokenProcessPool:
-            raise UserError(
-                "a process was killed, as the system does where memory runs out; the same command "
-                "resumes, with fewer --jobs it needs less"
-            ) from None
+
+
+@contextmanager
+def explain_killed_worker() -> Iterator[None]:
+    """Raise a UserError where one of joblib's processes was killed."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise UserError(
+            "a process was killed, as the system does where memory runs out; the same command "
+            "resumes, with fewer --jobs it needs less"
+        ) from None
 
 
 @contextmanager

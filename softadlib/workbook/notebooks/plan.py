@@ -42,7 +42,8 @@ class Task:
 
     def digest(self) -> str:
         """Return what changes with the notebook, its parameters, the code and the results it uses."""
-        text = hashlib.sha256(self.source.read_bytes())
+        source = self.source.read_bytes()
+        text = hashlib.sha256(source)
         text.update(json.dumps(self.parameters, sort_keys=True).encode())
         for path in modules_used(self.source):
             text.update(path.read_bytes())
@@ -52,6 +53,12 @@ class Task:
                 text.update(results.provenance.read_bytes())
                 if results.selected.exists():
                     text.update(results.selected.read_bytes())
+            for path in sorted(
+                [*folder.glob("*/controls.parquet"), *folder.glob("*/*/suggested/*")]
+            ):
+                text.update(path.read_bytes())
+        for path in sorted((outputs / "bench").glob("*.json")) if b"bench" in source else ():
+            text.update(path.read_bytes())
         return text.hexdigest()[:16]
 
     def is_current(self) -> bool:
@@ -147,7 +154,7 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
     no profile but belong to this one all the same. Raises UserError for a bad file.
     """
     tasks, extras = [], _workspace.params_dir() / profile / "figures"
-    sources, noise = _sources(), _lowest_label_noise(profile)
+    sources, of_profile = _sources(), _facts(profile)
     for path in sorted(extras.glob("*.yaml")):
         choose(f"notebook (named by {path})", path.stem, sources)
     for stem, source in sources.items():
@@ -161,21 +168,28 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
         if "profile" in defaults:
             reads = profile
             parameters = {"profile": profile, **parameters}
-        if noise is not None and "label_noise" in defaults:
-            parameters = {"label_noise": noise, **parameters}
         for dataset in datasets if "dataset" in defaults else [None]:
             name = stem if dataset is None else f"{stem}-{dataset}"
             target = profile_dir(profile) / "figures" / f"{name}.ipynb"
-            given = parameters if dataset is None else {**parameters, "dataset": dataset}
+            facts = (
+                of_profile if dataset is None else {**_facts(profile, dataset), "dataset": dataset}
+            )
+            given = {key: value for key, value in facts.items() if key in defaults} | parameters
             tasks.append(Task(name, source, target, given, reads=reads))
     return tasks
 
 
-def _lowest_label_noise(profile: str) -> float | None:
-    """Return the lowest label noise of a profile where all labels are noisy; else None."""
-    protocols = [load(profile, dataset) for dataset in datasets_of(profile)]
+def _facts(profile: str, dataset: str | None = None) -> dict[str, Any]:
+    """Return what notebooks need to know of a profile, or of one dataset of it, beside its name.
+
+    The lowest label noise where all labels are noisy, and the tie rule where it is not the default.
+    """
+    names = [name for name in datasets_of(profile) if dataset in (None, name)]
+    protocols = [load(profile, name) for name in names]
     lowest = min((noise for p in protocols for noise in p.label_noise), default=0.0)
-    return lowest or None
+    rules = {p.ties for p in protocols}
+    facts: dict[str, Any] = {"label_noise": lowest} if lowest else {}
+    return facts | ({"ties": "smallest"} if rules == {"smallest"} else {})
 
 
 def _sources() -> dict[str, Path]:
