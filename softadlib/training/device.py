@@ -20,18 +20,28 @@ def available_devices() -> list[str]:
     return [*(name for name, is_available in backends.items() if is_available), "cpu"]
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until everything that was started on the device has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device of that name.
 
-    `auto` is CUDA, then Apple's MPS, where `softad check-device` has passed on that kind of device
-    with this torch; otherwise the CPU. Raises UserError for an unknown name, and for a device that
-    this machine does not have.
+    `auto` is CUDA where `softad check-device` has passed on that kind of device with this torch;
+    otherwise the CPU. Apple's MPS, which has no float64 to be checked in, is taken by name alone.
+    Raises UserError for an unknown name, and for a device that this machine does not have.
     """
     available = available_devices()
     choose("device", name, ["auto", "cpu", "cuda", "mps"])
     if name == "auto":
         fastest = torch.device(available[0])
-        if fastest.type == "cpu" or is_checked(fastest):
+        if fastest.type != "cuda":
+            return torch.device("cpu")
+        if is_checked(fastest):
             return fastest
         warnings.warn(
             f"device auto takes the CPU: {device_name(fastest)} is not checked with torch "

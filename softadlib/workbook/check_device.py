@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from softadlib._validation import UserError
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
@@ -54,7 +55,11 @@ def check_device(
     Args:
         budget: seconds after which no further section is begun; one that is left out did not pass.
         say: gets every check as it ends.
+
+    Raises UserError for MPS.
     """
+    if device.type == "mps":
+        raise UserError("MPS has no float64, in which devices are compared; choose from cpu, cuda")
     started, checks = time.monotonic(), []
     for section in (methods, precision, streams, replay, resume, memory):
         try:

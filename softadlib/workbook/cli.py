@@ -150,7 +150,9 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
     command = add(
         "check-device", "Check that a device computes what the CPU does.", commands.check_device, ""
     )
-    command.add_argument("--device", default="best", help="cpu, cuda or mps (default: the fastest)")
+    command.add_argument(
+        "--device", default="best", help="cpu or cuda (default: cuda if it is there)"
+    )
     command.add_argument(
         "--budget", type=float, default=300, metavar="S", help="begin nothing after S seconds"
     )

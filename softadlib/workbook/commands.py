@@ -248,7 +248,8 @@ def check_device(args: argparse.Namespace) -> int:
 
     real("--budget", args.budget, low=0)
     save = _json_writer(args.json)
-    device = pick_device(available_devices()[0] if args.device == "best" else args.device)
+    best = "cuda" if "cuda" in available_devices() else "cpu"
+    device = pick_device(best if args.device == "best" else args.device)
     report = checks.check_device(device, args.budget, lambda c: print(checks.line(c), flush=True))
     print(
         f"{report['device']}, torch {report['torch']}: {'passed' if report['passed'] else 'FAILED'}"

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import math
+import warnings
 import weakref
 from functools import partial
 
@@ -45,6 +46,7 @@ from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.evaluation import as_rows
 from softadlib.workbook.bench.reference import final_measures
+from softadlib.workbook.check_device import check_device
 
 PLAIN = {
     "adam": lambda r: partial(torch.optim.Adam, lr=r.lr, weight_decay=r.weight_decay),
@@ -475,3 +477,14 @@ def test_devices_by_name(monkeypatch):
         UserError, match="device 'cuda' is not available here; choose from auto, cpu"
     ):
         pick_device("cuda")
+
+
+def test_apples_gpu_is_taken_by_name_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pick_device("auto") == torch.device("cpu")
+    assert pick_device("mps") == torch.device("mps")
+    with pytest.raises(UserError, match="MPS has no float64"):
+        check_device(torch.device("mps"), 300)

@@ -13,7 +13,7 @@ import torch
 from softadlib._validation import choose
 from softadlib.data.images import available
 from softadlib.data.splits import PARTS, Splits
-from softadlib.training.device import deterministic_math
+from softadlib.training.device import deterministic_math, synchronize
 from softadlib.training.engines.base import Engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import forward_flops
@@ -140,8 +140,7 @@ class Clock:
         return time.perf_counter() - self.wall, time.process_time() - self.cpu
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.device)
 
 
 Job = Callable[[Clock], object]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from softadlib.training.device import deterministic_math
+from softadlib.training.device import deterministic_math, synchronize
 from softadlib.training.engines.mlp_layers import linear
 
 STEP_SAMPLES, STEP_WIDTH = 50, 500
@@ -67,7 +67,6 @@ def _seconds(device: torch.device, work: Callable[[], object], rounds: int = 5) 
     for _ in range(rounds + 1):
         started = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         times.append(time.perf_counter() - started)
     return min(times[1:])
