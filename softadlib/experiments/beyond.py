@@ -98,6 +98,29 @@ def readings(runs: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def suggestion_readings(advice: pd.DataFrame) -> list[str]:
+    """Say by which rule θ was suggested, and where none was; `advice` as `reader.suggestions` gives it."""
+    if advice.empty:
+        return []
+    sentences = [
+        f"θ: auto comes from rule {rule} of `suggest_theta` on {listed(paper.in_order(part['dataset']))}."
+        for rule, part in advice.groupby("rule")
+    ]
+    none = advice[advice["theta"].isna()]
+    if len(none):
+        trials = advice.groupby("dataset").size()
+        without = none.groupby("dataset").size()
+        parts = [
+            f"{without[d]} of {trials[d]} trials of {d}" for d in paper.in_order(none["dataset"])
+        ]
+        values = listed(f"{theta:g}" for theta in sorted(none["theta_low"].unique()))
+        sentences.append(
+            f"It suggests none in {listed(parts)}. There SoftAD was trained at θ = {values}, the "
+            "smallest value that it can suggest."
+        )
+    return sentences
+
+
 def _against_erm_lines(table: pd.DataFrame, measure: str, word: str) -> list[str]:
     """Say which methods have a smaller mean than ERM, and for which an interval shows a difference."""
     unadjusted = f"by the 95 % interval, not adjusted for {len(table)} comparisons"

@@ -112,3 +112,21 @@ def test_the_picture_has_a_dot_a_trial_and_a_bar_at_their_mean():
             assert len(trials.get_offsets()) == 3
             assert start[0] == pytest.approx(trials.get_offsets()[:, 0].mean())
     plt.close(figure)
+
+
+def test_the_rule_behind_a_suggested_theta_is_named():
+    advice = pd.DataFrame(
+        {
+            "dataset": ["spiral", "gaussian", "gaussian"],
+            "rule": [1, 2, 2],
+            "theta": [0.06, None, 0.1],
+            "theta_low": [0.02, 0.01, 0.01],
+        }
+    )
+    assert beyond.suggestion_readings(advice) == [
+        "θ: auto comes from rule 1 of `suggest_theta` on spiral.",
+        "θ: auto comes from rule 2 of `suggest_theta` on gaussian.",
+        "It suggests none in 1 of 2 trials of gaussian. There SoftAD was trained at θ = 0.01, the "
+        "smallest value that it can suggest.",
+    ]
+    assert beyond.suggestion_readings(pd.DataFrame()) == []
