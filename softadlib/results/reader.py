@@ -83,9 +83,10 @@ def provenances(profile: str) -> pd.DataFrame:
 
 def training_words(protocol: Mapping[str, Any], method: str) -> str:
     """Write network, optimizer and settings of one method's runs: "model mlp4x500, optimizer adam, …"."""
-    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size", "precision")
+    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size")
     given = current_fields(protocol)["settings"].get(method, {})
     facts = {name: protocol[name] for name in names}
+    facts["precision"] = protocol.get("precision", "fp32")  # earlier versions had no other
     facts |= {name: given.get(name, s.default) for name, s in METHODS[method].settings.items()}
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
