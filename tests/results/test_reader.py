@@ -323,7 +323,7 @@ def test_provenances_are_one_line_a_result(home):
     assert line["samples"] == "20 + all + 40"
     assert line["training"] == (
         "model linear, optimizer sgd, lr 0.1, momentum 0.9, weight_decay 0, batch_size 50, "
-        "sigma 2, eta 1, scale code"
+        "precision fp32, sigma 2, eta 1, scale code"
     )
     assert (line["runs"], line["grid"], line["seconds"], line["finished"]) == (
         2,
