@@ -13,7 +13,7 @@ from helpers.workspace import REPOSITORY
 
 LAYERS = (
     ("_validation",),
-    ("_workspace",),
+    ("_workspace", "_yaml"),
     ("functional",),
     ("methods", "models"),
     ("losses", "optim"),

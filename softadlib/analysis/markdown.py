@@ -34,7 +34,7 @@ def frames(profile: str) -> dict[str, pd.DataFrame]:
     titled = {"What was run": effort(provenances)}
     noises = sorted(rows["label_noise"].unique())
     for noise in noises:
-        level = f", {100 * noise:g}% of labels flipped" if noise else ""
+        level = f", {readings.percent(noise)} of labels flipped" if noise else ""
         for title, frame in _of_one_level(rows[rows["label_noise"] == noise]).items():
             titled[title.format(level=level)] = _named(frame, labels, words)
     return titled
@@ -75,7 +75,7 @@ def _readings(rows: pd.DataFrame) -> list[str]:
     for noise, part in rows.groupby("label_noise"):
         gaps, thetas = readings.gap_readings(part), readings.theta_readings(part)
         sentences = [*gaps, *thetas, *readings.grid_readings(part)]
-        level = f", {100 * noise:g}% of labels flipped" if noise else ""
+        level = f", {readings.percent(noise)} of labels flipped" if noise else ""
         parts += [f"#### What the rows say{level}\n\n{readings.bullets(sentences)}"] if gaps else []
     return parts
 

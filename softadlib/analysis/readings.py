@@ -34,6 +34,11 @@ def bullets(sentences: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
+def percent(share: float) -> str:
+    """Write a share in per cent with all its digits: 0.025 is "2.5%"."""
+    return f"{100 * share:g}%"
+
+
 def split_sentence(subject: str, holds: pd.Series) -> str:
     """Say where a statement holds and where not: "… on a and b; not on c."."""
     yes, no = holds.index[holds], holds.index[~holds]

@@ -112,7 +112,7 @@ def _hint(value: Any) -> str:
     """Say what to do about a number or a list that stands in quotes."""
     import yaml
 
-    from softadlib.training.yaml_files import parse_yaml
+    from softadlib._yaml import parse_yaml
 
     try:
         quoted = isinstance(value, str) and isinstance(parse_yaml(value), (int, float, list, dict))

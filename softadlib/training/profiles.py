@@ -7,10 +7,10 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import UserError, choose
+from softadlib._yaml import read_yaml
 from softadlib.data.images import dataset_names
 from softadlib.results.fingerprint import LEGACY_SETTINGS
 from softadlib.training.protocol import Protocol
-from softadlib.training.yaml_files import read_yaml
 
 
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.memory import footprint
 
 SEEDS = (17716, 17717)
-KNOBS = {"theta": 0.1, "radius": 0.1, "alpha": 0.3, "strength": 0.05}
-KNOBS |= {"beta": 0.3, "t": 0.5, "gamma": 0.3}
+KNOBS = {
+    "theta": 0.1, "radius": 0.1, "alpha": 0.3, "strength": 0.05, "beta": 0.3, "t": 0.5, "gamma": 0.3
+}  # fmt: skip
 ADAM = TrainConfig("adam", 1e-2, 30, 3)  # of 100 samples: three batches of 30 and one of 10
 SGD = TrainConfig("sgd", 0.05, 30, 3, momentum=0.9)
 RELATIVE_ERROR = 1e-7

@@ -116,7 +116,7 @@ def overrides(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Read every `-p NAME VALUE`. Raises UserError for a value that is not YAML."""
     import yaml
 
-    from softadlib.training.yaml_files import parse_yaml
+    from softadlib._yaml import parse_yaml
 
     values = {}
     for name, text in pairs:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.analysis import paper, tables
-from softadlib.analysis.readings import DECIDABLE, span
+from softadlib.analysis.readings import DECIDABLE, percent, span
 from softadlib.methods import METHODS
 from softadlib.results import reader
 from softadlib.results.selection import SWEEP, select
@@ -166,7 +166,7 @@ def pictures(means: pd.DataFrame) -> list[dict[str, str]]:
     """Draw gap and test loss of every method with their intervals, one picture per dataset."""
     shown = []
     for (dataset, noise), part in means.groupby(["dataset", "label_noise"], sort=False):
-        title = f"{dataset}, {100 * noise:g}% of labels flipped" if noise else str(dataset)
+        title = f"{dataset}, {percent(noise)} of labels flipped" if noise else str(dataset)
         words = [
             f"{LABELS[row['method']]} gap {row['gap']:.3f}, test loss {row['loss_test']:.3f}"
             for row in part.to_dict("records")

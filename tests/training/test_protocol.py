@@ -7,11 +7,11 @@ import yaml
 from helpers.workspace import REPOSITORY, TINY, make_home
 
 from softadlib._validation import UserError
+from softadlib._yaml import parse_yaml
 from softadlib.methods import METHODS, PAPER
 from softadlib.results.fingerprint import LEGACY_SETTINGS, RUNTIME_FIELDS, SELECTION_FIELDS
 from softadlib.training.profiles import datasets_of, load, profile_names
 from softadlib.training.protocol import Protocol, Run, trial_seeds
-from softadlib.training.yaml_files import parse_yaml
 
 BASE = {"profile": "tiny", "dataset": "gaussian", **TINY}
 

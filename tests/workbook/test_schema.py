@@ -6,9 +6,9 @@ import jsonschema
 import pytest
 from helpers.workspace import REPOSITORY
 
+from softadlib._yaml import read_yaml
 from softadlib.methods import METHODS
 from softadlib.training.protocol import Protocol
-from softadlib.training.yaml_files import read_yaml
 from softadlib.workbook import schema
 
 PARAMS = REPOSITORY / "params"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import UserError
-from softadlib.analysis.readings import DECIDABLE, listed, span
+from softadlib.analysis.readings import DECIDABLE, listed, percent, span
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.methods import METHODS
 from softadlib.results.selection import CASE, TIES, final, select
@@ -213,7 +213,7 @@ def readings(table: pd.DataFrame) -> list[str]:
     """Write a sentence per label noise and verdict of `verdicts`: the claims, by tie rule, and n."""
     sentences = []
     for noise, level in table.groupby("label_noise"):
-        at = f"at {100 * noise:g}% flipped labels"
+        at = f"at {percent(noise)} flipped labels"
         for verdict in VERDICTS:
             part = level[level["verdict"] == verdict]
             if part.empty:

@@ -218,14 +218,14 @@ def _protocol(profile: str, dataset: str) -> Protocol:
 def _stored(protocol: Protocol) -> pd.DataFrame:
     """Return the controls that this protocol made; no rows where another did, or none."""
     path = path_of(protocol.profile, protocol.dataset)
-    return _of_sweep(path, protocol.fingerprint("softad"))
+    return _read_if_made_for(path, protocol.fingerprint("softad"))
 
 
-def _of_sweep(path: Path, sweep: str) -> pd.DataFrame:
-    """Return the controls at `path` if they were made for the sweep of this fingerprint, else no rows."""
+def _read_if_made_for(path: Path, fingerprint: str) -> pd.DataFrame:
+    """Read the controls of the sweep with this fingerprint; no rows where they are of another, or none."""
     if path.exists():
-        table, fingerprint = _read(path)
-        if fingerprint == sweep:
+        table, stored = _read(path)
+        if stored == fingerprint:
             return table
     return pd.DataFrame(columns=TABLE)
 
@@ -243,7 +243,7 @@ def read(profile: str) -> pd.DataFrame:
     """
     sweeps = [folder for folder in reader.finished(profile) if folder.method == "softad"]
     tables = [
-        _of_sweep(path_of(profile, sweep.dataset), sweep.read_provenance().fingerprint)
+        _read_if_made_for(path_of(profile, sweep.dataset), sweep.read_provenance().fingerprint)
         for sweep in sweeps
     ]
     tables = [table for table in tables if len(table)]

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from softadlib.analysis import paper
+from softadlib.analysis.readings import percent
 from softadlib.experiments.audit.claims import REPLAY, label
 
 RULES = {"largest": ("0.15", "o"), "smallest": ("0.55", "s")}
@@ -51,7 +52,7 @@ def intervals(
         for shift, (rule, table) in zip((-0.14, 0.14), tables.items()):
             _marks(ax, table.loc[table.index.isin(case)], rivals, shift, *RULES[rule])
         ax.axvline(0, color="0.3", linewidth=1)
-        ax.set_title(dataset + (f", {100 * noise:g}% flipped" if noise else ""))
+        ax.set_title(dataset + (f", {percent(noise)} flipped" if noise else ""))
         ax.set_yticks(range(len(rivals)), [label(r) for r in rivals])
         ax.set_ylim(len(rivals) - 0.5, -0.5)
         ax.xaxis.set_major_locator(MaxNLocator(4))
@@ -107,7 +108,7 @@ def weights(chosen: Mapping[str, pd.DataFrame]) -> Figure:
     handles = [Line2D([], [], color=c, label=f"ties to the {r}") for r, (c, _) in RULES.items()]
     for dash, noise in zip(DASHES, noises if len(noises) > 1 else ()):
         handles.append(
-            Line2D([], [], color="0.4", linestyle=dash, label=f"{100 * noise:g}% flipped")
+            Line2D([], [], color="0.4", linestyle=dash, label=f"{percent(noise)} flipped")
         )
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig

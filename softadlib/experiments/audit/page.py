@@ -7,7 +7,7 @@ import pandas as pd
 
 from softadlib._validation import UserError
 from softadlib.analysis import coverage, markdown, paper
-from softadlib.analysis.readings import DECIDABLE, RULES, bullets, listed
+from softadlib.analysis.readings import DECIDABLE, RULES, bullets, listed, percent
 from softadlib.experiments.audit import accuracy, claims, controls
 from softadlib.results import reader
 from softadlib.results.selection import TIES
@@ -89,7 +89,7 @@ def _speed(profile: str) -> list[str]:
 def table(outcomes: pd.DataFrame) -> pd.DataFrame:
     """Lay `findings` out: a line per claim and rival, a column per dataset and tie rule."""
     noise = outcomes["label_noise"].map(
-        lambda share: f", {100 * share:g}% flipped" if share else ""
+        lambda share: f", {percent(share)} flipped" if share else ""
     )
     cells = outcomes["finds"].where(outcomes["n"] >= DECIDABLE, "n = " + outcomes["n"].astype(str))
     rival = outcomes["against"].map(claims.label)

@@ -12,10 +12,10 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import UserError, choose
+from softadlib._yaml import read_yaml
 from softadlib.results import reader
 from softadlib.results.paths import profile_dir
 from softadlib.training.profiles import datasets_of, load
-from softadlib.training.yaml_files import read_yaml
 from softadlib.workbook.notebooks.imports import skip_iri_grammar
 from softadlib.workbook.notebooks.sources import missing_packages, modules_used
 from softadlib.workbook.prepare import Work
@@ -154,7 +154,7 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
     no profile but belong to this one all the same. Raises UserError for a bad file.
     """
     tasks, extras = [], _workspace.params_dir() / profile / "figures"
-    sources, of_profile = _sources(), _facts(profile)
+    sources, for_all = _sources(), _parameters_from(profile)
     for path in sorted(extras.glob("*.yaml")):
         choose(f"notebook (named by {path})", path.stem, sources)
     for stem, source in sources.items():
@@ -172,14 +172,16 @@ def drawings(profile: str, datasets: Sequence[str]) -> list[Task]:
             name = stem if dataset is None else f"{stem}-{dataset}"
             target = profile_dir(profile) / "figures" / f"{name}.ipynb"
             facts = (
-                of_profile if dataset is None else {**_facts(profile, dataset), "dataset": dataset}
+                for_all
+                if dataset is None
+                else {**_parameters_from(profile, dataset), "dataset": dataset}
             )
             given = {key: value for key, value in facts.items() if key in defaults} | parameters
             tasks.append(Task(name, source, target, given, reads=reads))
     return tasks
 
 
-def _facts(profile: str, dataset: str | None = None) -> dict[str, Any]:
+def _parameters_from(profile: str, dataset: str | None = None) -> dict[str, Any]:
     """Return what notebooks need to know of a profile, or of one dataset of it, beside its name.
 
     The lowest label noise where all labels are noisy, and the tie rule where it is not the default.
