@@ -46,6 +46,10 @@ def parse_yaml(text: str) -> Any:
         return loader.get_single_data()
     except RecursionError:
         raise yaml.YAMLError("too many levels") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        # 2026-13-01, !!int x, and others that yaml itself does not catch
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise yaml.MarkedYAMLError(problem=what) from None
     finally:
         loader.dispose()
 

@@ -72,9 +72,17 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Make a network with the weights that `torch.manual_seed(seed)` gives on the CPU.
 
-    The global generator is left as it was. Raises UserError for an unknown name.
+    The global generator is left as it was. Raises UserError for an unknown name, and for a network
+    with a parameter that is not to be trained.
     """
     choose("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](shape, classes)
+        network = MODELS[name](shape, classes)
+    frozen = [key for key, value in network.named_parameters() if not value.requires_grad]
+    if frozen:
+        raise UserError(
+            f"model {name!r}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
+            "keep it as a buffer (register_buffer), or train the network in a loop of your own"
+        )
+    return network

@@ -84,6 +84,15 @@ def test_build_is_manual_seed_then_construction(name, make):
     assert not all(torch.equal(built[key], other[key]) for key in built)
 
 
+def test_a_network_with_a_frozen_parameter_is_refused(monkeypatch):
+    def frozen(shape, classes):
+        return nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, classes))
+
+    monkeypatch.setitem(MODELS, "frozen", frozen)
+    with pytest.raises(UserError, match=r"model 'frozen': 0.weight has requires_grad=False"):
+        build("frozen", (2,), 2, 0)
+
+
 def test_unknown_model_is_refused_with_the_choices():
     with pytest.raises(UserError, match="model 'resnet' unknown; choose from linear, mlp4x500"):
         build("resnet", (2,), 2, 0)

@@ -151,8 +151,14 @@ def prepared_file(name: str) -> Path:
 
 
 def own_folder(folder: str) -> Path:
-    """Return the path of a protocol's `folder`; a relative one starts at the workbook's root."""
-    return home() / Path(folder).expanduser()
+    """Return the path of a protocol's `folder`; a relative one starts at the workbook's root.
+
+    Raises UserError for the home folder of a user whom this machine does not know.
+    """
+    try:
+        return home() / Path(folder).expanduser()
+    except RuntimeError:
+        raise UserError(f"folder {folder!r}: no such user on this machine; give a path") from None
 
 
 def is_image_set(name: str) -> bool:

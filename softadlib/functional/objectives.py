@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from softadlib._validation import UserError, choose
-from softadlib.functional.reduction import check_losses, check_number, number_like, reduce
+from softadlib.functional.reduction import (
+    check_losses,
+    check_number,
+    in_float32,
+    number_like,
+    reduce,
+)
 
 SCALES = ("code", "text")
 MIN_SIGMA = 1e-12
@@ -165,6 +171,7 @@ def softad_weights(
     tensor([-0.6000,  0.0000,  0.6000])
     """
     choose("scale", scale, SCALES)
+    losses = in_float32(losses)
     if isinstance(theta, Tensor) and theta.ndim:
         check_losses(losses, theta)
     if _is_one(sigma):
@@ -180,7 +187,7 @@ def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
     >>> erm_weights(torch.tensor([0.25, 1.75]))
     tensor([1., 1.])
     """
-    return torch.ones_like(losses)
+    return torch.ones_like(in_float32(losses))
 
 
 def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
@@ -189,7 +196,7 @@ def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
     >>> flooding_weights(torch.tensor([0.25, 0.75]), 1.0)
     tensor([-1., -1.])
     """
-    return (losses.mean() - theta).sign().expand_as(losses)
+    return (in_float32(losses).mean() - theta).sign().expand_as(losses)
 
 
 def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
@@ -198,7 +205,7 @@ def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
     >>> iflood_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)
     tensor([-1.,  0.,  1.])
     """
-    return (losses - theta).sign()
+    return (in_float32(losses) - theta).sign()
 
 
 WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {

@@ -28,7 +28,12 @@ def check_losses(
         raise UserError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
     if not isinstance(knob, Tensor):
         check_number(name, knob)
-    return losses.float() if losses.dtype in HALF else losses
+    return in_float32(losses)
+
+
+def in_float32(values: Tensor) -> Tensor:
+    """Return values of half precision in float32, others as they are."""
+    return values.float() if values.dtype in HALF else values
 
 
 def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
@@ -39,7 +44,7 @@ def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
         raise UserError(
             f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {got}"
         )
-    return weights.float() if weights.dtype in HALF else weights
+    return in_float32(weights)
 
 
 def is_empty(values: Tensor) -> bool:

@@ -38,7 +38,7 @@ def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None)
     total = (1 - beta) * ranked.total
     total = losses.new_zeros(()) + total
     share = (total - ranked.before).clamp(min=0).minimum(ranked.weights) / total
-    return (share * ranked.losses).sum()
+    return (share * torch.where(share > 0, ranked.losses, 0)).sum()  # 0 · ∞ would be NaN
 
 
 class Ranked(NamedTuple):

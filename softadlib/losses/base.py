@@ -51,6 +51,11 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
     reduction = getattr(base, "reduction", "none")
     if reduction == "none":
         return base
+    if isinstance(base, nn.Module) and next(base.parameters(), None) is not None:
+        raise UserError(
+            f"base {base!r} has parameters and reduction={reduction!r}; a criterion would copy it, and "
+            "the copy's parameters would be no optimizer's: make it with reduction='none'"
+        )
     if reduction == "sum" and wanted == "mean":
         warnings.warn(
             f"{base!r} has reduction='sum', and a criterion takes the mean of its losses unless "
@@ -194,8 +199,9 @@ class Criterion(OverBase):
             weights, 1 otherwise.
 
     Raises:
-        ValueError: for a base that is no callable, for one that gives a single value, for class
-            weights together with label smoothing or class probabilities, for another `reduction`.
+        ValueError: for a base that is no callable, for one that gives a single value, for one with
+            parameters that reduces, for class weights together with label smoothing or class
+            probabilities, for another `reduction`.
     """
 
     decomposes = True

@@ -26,7 +26,7 @@ class AccumulatedFlooding(Thresholded):
     `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
     size. Gradients must be zero before the first part, and averaged over the processes, as DDP
     leaves them. A part counts when its `backward()` runs: validation, and a part that is left out, do not.
-    `torch.compile` breaks the graph here.
+    Call `reset()` where a batch is given up after some of its parts. `torch.compile` breaks the graph here.
 
     Args:
         theta: flood level in nats, any finite number. It cannot be learned.
@@ -67,6 +67,10 @@ class AccumulatedFlooding(Thresholded):
 
             total.register_hook(count)
         return total
+
+    def reset(self) -> None:
+        """Forget the parts so far, as for a batch that is given up; zero the gradients too."""
+        self._sums = None
 
     @torch.no_grad()
     def scale_gradients(

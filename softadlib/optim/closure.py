@@ -1,7 +1,7 @@
 """What all optimizers here share: a gradient rule in front of a `torch.optim` optimizer."""
 
 import contextlib
-import inspect
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softadlib._validation import UserError, choose, real
-from softadlib.functional.gradient_rules import BN_UPDATES, USE_BFLOAT, Grads
+from softadlib.functional.gradient_rules import BN_UPDATES, Grads
+from softadlib.optim.base_checks import check_base, check_group
 
 NoSync = Callable[[], contextlib.AbstractContextManager[None]]
 Mark = tuple[weakref.ref[Tensor], int]  # an id may later be that of another tensor
@@ -89,9 +90,10 @@ class ClosureOptimizer(Optimizer):
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
             raise UserError("bn_update='first' needs model=, to find its batch norm layers")
-        self._check_base(base)
+        check_base(base, type(self).__name__)
         super().__init__(base.param_groups, base.defaults)
         self.base, self.bn_update, self.model = base, bn_update, model
+        del self._before_base
 
     # One set of groups and one state, not two: `base.load_state_dict` puts others in their place.
 
@@ -122,25 +124,14 @@ class ClosureOptimizer(Optimizer):
         else:
             self.__dict__.setdefault("_before_base", {})[name] = value
 
-    def _check_base(self, base: Optimizer) -> None:
-        """Refuse optimizers that cannot be stepped with a gradient from elsewhere."""
-        ours, theirs = type(self).__name__, type(base).__name__
-        closure = inspect.signature(base.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise UserError(
-                f"{ours} cannot wrap {theirs}, which evaluates the loss itself; "
-                "take an optimizer whose step needs no closure, such as SGD or Adam"
-            )
-        for group in base.param_groups:
-            if group.get("maximize"):
-                raise UserError(
-                    f"{ours} climbs up the loss, and {theirs}(maximize=True) too: "
-                    "minimise the negative loss instead"
-                )
-            if any(p.dtype == torch.float16 for p in group["params"]):
-                raise UserError(
-                    f"{ours} takes no float16 parameters, whose gradient norm overflows; {USE_BFLOAT}"
-                )
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to those of `base`; ValueError for one that the constructor refuses."""
+        super().add_param_group(param_group)
+        try:
+            check_group(self.param_groups[-1], type(self).__name__)
+        except UserError:
+            self.param_groups.pop()
+            raise
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
         """Apply the gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
@@ -159,7 +150,8 @@ class ClosureOptimizer(Optimizer):
             raise UserError(
                 f"{name}.step needs a closure: it evaluates the loss more than once. GradScaler gives "
                 "none: train in bfloat16 (torch.autocast, no scaler), or in float32. Hugging Face's "
-                "Trainer gives none either: use a loop of your own, or Lightning"
+                "Trainer gives none either: use a loop of your own, or Lightning. Functions of "
+                "torch.distributed.checkpoint take optimizer.base"
             )
         every = [p for group in self.param_groups for p in group["params"]]
         evaluate = torch.enable_grad()(closure)
@@ -237,16 +229,24 @@ class ClosureOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Return everything: `Optimizer` alone would drop the base, and a copy would fail later.
 
-        But `step`, which a scheduler replaces by one that steps the original, and marks of gradients.
+        But `step`, which a scheduler replaces by one that steps the original, marks of gradients, and
+        hooks, which `Optimizer` leaves out too.
         """
-        return {k: value for k, value in self.__dict__.items() if k not in ("step", "_left")}
+        left_out = ("step", "_left")
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in left_out and not re.fullmatch("_optimizer_.*_hooks", name)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state, and the radius of each group; other settings are arguments."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the base optimizer's state, and the radius where the state has one."""
+        """Restore the base optimizer's state; ValueError for settings that the constructor refuses."""
+        for group in state_dict["param_groups"]:
+            check_group(group, type(self).__name__)
         self.base.load_state_dict(state_dict)
 
 

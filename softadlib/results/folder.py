@@ -196,8 +196,8 @@ class ResultFolder:
         self._save_part("json", text.encode(), text + "\n")
 
     def _save_part(self, suffix: str, identity: bytes, content: bytes | str) -> None:
-        name = hashlib.sha256(identity).hexdigest()[:16]
-        write(self.path / "parts" / f"{self.fingerprint}-{name}.{suffix}", content)
+        name = f"{self.fingerprint}-{hashlib.sha256(identity).hexdigest()[:16]}.{suffix}"
+        write(self.path / "parts" / name, content)
 
     def sessions(self) -> list[Session]:
         """Return the sessions of earlier calls under this protocol, shards included."""
@@ -213,20 +213,21 @@ class ResultFolder:
         return [*sessions, *sorted(shards, key=lambda session: session.finished)]
 
     def set_aside(self, unfinished: bool = False) -> Path | None:
-        """Move the stored results out of the way, unharmed; return where to.
+        """Move the stored results, with `unfinished` also rows without a table; return where to.
 
-        Files of studies under way stay, but for those of another protocol that is moved. Results that
-        have no table yet are moved where `unfinished` is set, by copies of their files.
+        Other files of studies under way stay, but for those of another protocol that is moved.
         """
         stored = self.stored_fingerprint() or (self.fingerprint if unfinished else None)
-        if stored is None:
+        if not stored:
             return None
         target, n = self.path.with_name(f"{self.method}.{stored}"), 1
         while target.exists():
             n += 1
             target = self.path.with_name(f"{self.method}.{stored}-{n}")
-        other = "none" if stored == self.fingerprint else stored
-        move_away(self.path, target, under_way(self.path, but=other))
+        staying = set(under_way(self.path, but="none" if stored == self.fingerprint else stored))
+        if unfinished:  # rows that stay would be found and moved again by the next call
+            staying -= set(self._of_study("parts/*.parquet"))
+        move_away(self.path, target, staying)
         return target
 
     @property
@@ -240,21 +241,21 @@ class ResultFolder:
 
     def take_back(self) -> bool:
         """Move results of this protocol, once set aside, to where they were; return whether."""
-        if not self.can_take_back():
-            return False
-        self.set_aside()
-        move_back(self.path, self.earlier, under_way(self.path))
-        return True
+        if taken := self.can_take_back():
+            self.set_aside()
+            move_back(self.path, self.earlier, under_way(self.path))
+        return taken
 
-    def clear(self) -> None:
-        """Delete what is stored of this protocol, also aside, and a broken table, but not results of others."""
+    def clear(self, *models: str) -> None:
+        """Delete all of this protocol, also aside, checkpoints of `models`, and a broken table."""
         finished = self.files()
         with contextlib.suppress(UserError):
             finished = finished if self.stored_fingerprint() in (None, self.fingerprint) else []
         with os_error_as_user_error(self.path):
             for folder in self.aside():
                 shutil.rmtree(folder.path)
-            for path in (*finished, self.progress, *self._of_study("*/*")):
+            of_models = (path for name in models for path in self.checkpoints.glob(f"{name}-*"))
+            for path in (*finished, self.progress, *self._of_study("*/*"), *of_models):
                 path.unlink(missing_ok=True)
 
     # What a method needs to know before it is trained. A broken file counts as none: what it held

@@ -86,13 +86,12 @@ def stored(folder: ResultFolder) -> pd.DataFrame:
 
 
 def finish(folder: ResultFolder, keys: Iterable[RunKey]) -> None:
-    """Put what is stored of the runs `keys` into `selected.parquet`."""
-    if not any(folder.path.glob(f"losses/{folder.fingerprint}-*")) and not folder.aside():
-        return
+    """Put what is stored of the runs `keys`, and nothing else, into `selected.parquet`."""
     rows, wanted = stored(folder), set(keys)
-    rows = rows[[key in wanted for key in run_keys(rows)]]
-    if len(rows):
-        folder.save_selected(rows)
+    kept = rows[[key in wanted for key in run_keys(rows)]]
+    is_new = any(folder.path.glob(f"losses/{folder.fingerprint}-*")) or bool(folder.aside())
+    if len(kept) and (is_new or len(kept) < len(rows)):
+        folder.save_selected(kept)
 
 
 def read(

@@ -60,7 +60,7 @@ def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
         )
     if len(ends) != 3:
         raise UserError(f"{name}.linspace takes start, stop, count, got {ends!r}")
-    start, stop = (real(f"{name} {end}", v, low=0) for end, v in zip(("start", "stop"), ends))
+    start, stop = (real(f"{name} {end}", v) for end, v in zip(("start", "stop"), ends))
     count = whole(f"{name} count", ends[2], 1)
     if count > MOST_VALUES:
         raise UserError(f"{name} count must be at most {MOST_VALUES:,}, got {count}")

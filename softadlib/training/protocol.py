@@ -121,7 +121,7 @@ class Protocol(BaseModel):
     stack: Size = 0
     """Runs handed out together; 0 chooses. A GPU trains them side by side, a CPU one by one."""
 
-    def __init__(self, **values: Any):
+    def __init__(self, /, **values: Any):
         for name in values:
             if name in LEGACY_SETTINGS:
                 raise UserError(where_to_write(name, values[name]))

@@ -25,7 +25,7 @@ from softadlib.training.device import pick_device
 from softadlib.training.executors.local import Executor, TaskContext, local, run_tasks
 from softadlib.training.progress import ProgressCallback, StudyProgress, no_progress
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.study_plan import Study
+from softadlib.training.study_plan import FirstPass, Study
 from softadlib.training.trainer import train_runs
 
 OnRows = Callable[[pd.DataFrame], object]
@@ -55,6 +55,8 @@ class TrainTask:
     """Epochs at which the losses of single samples are summarised."""
     stores_rows: bool = True
     """False for runs whose rows are stored: they are trained again for their losses alone."""
+    first_pass: FirstPass | None = None
+    """What the runs must reproduce if they are replays; then their ends are stored already."""
 
     @property
     def units(self) -> int:
@@ -64,16 +66,14 @@ class TrainTask:
 
     def run(self, context: TaskContext) -> TrainResult:
         """Return rows and losses; store those of each lot as it ends, so that a death loses little."""
-        folder, losses = context.folder, []
+        losses = []
 
-        def save(rows: pd.DataFrame) -> None:
-            if folder and self.stores_rows:
-                folder.save_part(rows)
-
-        def save_losses(rows: pd.DataFrame) -> None:
-            losses.append(rows)
-            if folder:
-                sample_losses.save_part(folder, rows)
+        def save(rows: pd.DataFrame, losses_of_rows: pd.DataFrame) -> None:
+            if self.first_pass:
+                self.first_pass.check(rows)
+            losses.append(losses_of_rows)
+            if context.folder:
+                self.store(context.folder, TrainResult(self.new_rows(rows), losses_of_rows))
 
         rows = train_runs(
             self.protocol,
@@ -85,9 +85,15 @@ class TrainTask:
             context.checkpoints,
             self.only,
             self.loss_epochs,
-            save_losses,
         )
-        return TrainResult(rows, sample_losses.merge(losses))
+        return TrainResult(self.new_rows(rows), sample_losses.merge(losses))
+
+    def new_rows(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows that are not stored yet.
+
+        The ends that were selected by stay: measured beside fewer runs, a GPU may round otherwise.
+        """
+        return rows[rows["epoch"] < self.protocol.epochs] if self.first_pass else rows
 
     def store(self, folder: ResultFolder, result: TrainResult) -> None:
         """Store the losses of all runs, then their rows: runs with rows are not trained again."""
@@ -133,7 +139,7 @@ def run(
     pair = (protocol.dataset, method)
     with lock_results(protocol.profile, [pair], shared=trials is not None):
         if not resume:
-            study.folder.clear()
+            study.folder.clear(protocol.fingerprint("erm"))
             study.resolve()
         return _StudyRun(study, executor, progress, on_rows, losses).run()
 
@@ -188,12 +194,12 @@ class _StudyRun:
     def set_aside(self, others: bool) -> None:
         """Move results of an edited protocol away: they are neither mixed in nor destroyed."""
         if others or self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
-            if len(self.rows):
-                self.folder.save_part(self.rows)
             if self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
                 self.folder.set_aside()
             if others:
                 self.folder.set_aside(unfinished=True)
+            if len(self.rows):
+                self.folder.save_part(self.rows)
 
     def train(self) -> None:
         """Train the runs that are left, measured as the first pass is."""
@@ -209,11 +215,8 @@ class _StudyRun:
         only = {run.key for run in study.selected(self.rows)}
         self.curves = [run for run in self.replays if run.key in only]
         args = (study.replay_epochs, study.loss_epochs, only)
-        replayed = merge(self.train_pass(self.replays, *args))
-        study.check_replay(self.rows, replayed)
-        # The ends that were selected by stay: measured beside fewer runs, a GPU may round otherwise.
-        before_end = replayed["epoch"] < study.protocol.epochs
-        self.rows = merge([self.rows, replayed[before_end]])
+        first_pass = study.first_pass(self.rows)
+        self.rows = merge([self.rows, *self.train_pass(self.replays, *args, first_pass=first_pass)])
 
     def fill_losses(self) -> None:
         """Train selected runs again whose losses are not stored; their rows stay as they are."""
@@ -230,6 +233,7 @@ class _StudyRun:
         loss_epochs: set[int],
         only: set[RunKey] | None = None,
         stores_rows: bool = True,
+        first_pass: FirstPass | None = None,
     ) -> list[pd.DataFrame]:
         """Train `runs` in tasks of one label noise each; return the rows of those in `only`."""
         study, tasks = self.study, []
@@ -238,7 +242,7 @@ class _StudyRun:
             if alike:
                 samples = heldout.sample_inputs(study.protocol, alike, self.folder)
                 chunks = study.chunks(alike, self.executor.workers)
-                args = (epochs, samples, only, loss_epochs, stores_rows)
+                args = (epochs, samples, only, loss_epochs, stores_rows, first_pass)
                 tasks += [TrainTask(study.worker_protocol, chunk, *args) for chunk in chunks]
         frames = []
         for rows, _ in run_tasks(self.executor, tasks, self.folder, self.progress):

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 from softadlib._validation import UserError
+from softadlib.data.images import own_folder
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.results import sample_losses, selection
 from softadlib.results.folder import ResultFolder
@@ -59,6 +60,34 @@ def loss_epochs(protocol: Protocol) -> set[int]:
     return {epochs[round(quarter * (len(epochs) - 1) / 4)] for quarter in range(5)}
 
 
+@dataclass(frozen=True)
+class FirstPass:
+    """The ends of runs, which their replays must reproduce."""
+
+    path: str
+    """The result folder, for the message."""
+    ends: pd.DataFrame
+    compared: tuple[str, ...]
+    """The measures that must agree."""
+
+    def check(self, replayed: pd.DataFrame) -> None:
+        """Raise UserError where a replay ends elsewhere than its run did."""
+        if not len(replayed):
+            return
+        last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
+        expected = self.ends.set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
+        pair = (last[list(self.compared)], expected[list(self.compared)])
+        same = np.isclose(*pair, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
+        if not same.all():
+            _, trial, knob = last.index[~same][0]
+            raise UserError(
+                f"{self.path}: the replay of {replayed['method'].iloc[0]} trial {trial} at {knob:g} ended at "
+                f"test loss {last['loss_test'][~same].iloc[0]:.6g}, the first pass at "
+                f"{expected['loss_test'][~same].iloc[0]:.6g}; the first pass was made on another machine or torch, "
+                "or in other lots: set `curves: none`, or delete that folder and run again"
+            )
+
+
 @dataclass
 class Study:
     """The work left for one protocol and method, given the rows already stored.
@@ -83,7 +112,9 @@ class Study:
         )
         self.device = self.device or pick_device(protocol.device)
         # A worker's machine may have a GPU that this one has not, or the other way round.
-        self.worker_protocol = protocol.replace(device=self.device.type)
+        # And it may have another current folder.
+        images = str(own_folder(protocol.folder)) if protocol.folder else ""
+        self.worker_protocol = protocol.replace(device=self.device.type, folder=images)
         self.resolve()
         share = self.n_selected / len(self.runs)
         on_cpu = self.device.type == "cpu"
@@ -173,33 +204,22 @@ class Study:
             return len(self.with_lots([*todo, *missing]))
         return len(open_trials) + len(missing)
 
-    def check_replay(self, first: pd.DataFrame, replayed: pd.DataFrame) -> None:
-        """Raise UserError where a replay ends elsewhere than the run that was selected.
+    def first_pass(self, rows: pd.DataFrame) -> "FirstPass":
+        """Return what the replays of selected runs must reproduce.
 
         In a replay of whole lots, equal weights are measured by other kernels than in the first pass,
         because fewer runs are measured. So only their norm, which is summed in float64, must agree.
         """
-        if not len(replayed):
-            return
-        last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
-        expected = selection.final(first).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
-        compared = ["model_norm"] if self.replays_lots else list(MEASURES)
-        pair = (last[compared], expected[compared])
-        same = np.isclose(*pair, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
-        if not same.all():
-            _, trial, knob = last.index[~same][0]
-            raise UserError(
-                f"{self.folder.path}: the replay of {self.method} trial {trial} at {knob:g} ended at test loss "
-                f"{last['loss_test'][~same].iloc[0]:.6g}, the first pass at "
-                f"{expected['loss_test'][~same].iloc[0]:.6g}; the first pass was made on another machine or torch, "
-                "or in other lots: set `curves: none`, or delete that folder and run again"
-            )
+        compared = ("model_norm",) if self.replays_lots else tuple(MEASURES)
+        return FirstPass(str(self.folder.path), selection.final(rows), compared)
 
     def done(self) -> bool:
         """Tell whether every wanted row is stored and its provenance written."""
         if not self.folder.provenance.exists() or not self.folder.metrics.exists():
             return False
         facts = self.folder.read_provenance()
+        if facts.protocol.get("ties", self.protocol.ties) != self.protocol.ties:
+            return False  # other runs were selected
         rows, others = self.stored_rows()
         n_rows = len(rows) if facts.rows is None else facts.rows
         if others or (n_rows, facts.runs) != (len(rows), len(self.runs)):

@@ -20,7 +20,7 @@ from softadlib.results.table import merge
 from softadlib.training.device import deterministic_math, free_memory, pick_device
 from softadlib.training.engines.base import Engine, Measured, RunBatch
 from softadlib.training.engines.factory import engine_class, make_engine
-from softadlib.training.executors.run_writer import RunWriter
+from softadlib.training.executors.run_writer import RunWriter, Save
 from softadlib.training.inputs import load_splits
 from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
 from softadlib.training.progress import ProgressCallback, no_progress
@@ -203,12 +203,11 @@ def train_runs(
     runs: Sequence[Run],
     eval_epochs: Collection[int],
     progress: ProgressCallback = no_progress,
-    save: Callable[[pd.DataFrame], object] = lambda rows: None,
+    save: Save = lambda rows, losses: None,
     samples: dict[str, Tensor] | None = None,
     checkpoints: Path | None = None,
     only: Collection[RunKey] | None = None,
     loss_epochs: Collection[int] = (),
-    save_losses: Callable[[pd.DataFrame], object] = lambda rows: None,
 ) -> pd.DataFrame:
     """Train runs of one method and label noise; return one row per run and epoch asked.
 
@@ -218,22 +217,24 @@ def train_runs(
     Args:
         eval_epochs: epochs to measure at; 0 is before any step.
         progress: gets epochs of runs times gradients.
-        save: gets the rows of lots that have ended, once a minute and at the end.
+        save: gets the rows of lots that have ended and the losses of their single samples, once a
+            minute and at the end, which may be an exception.
         samples: as of `Trainer`; `heldout.samples` makes them.
         checkpoints: folder of the checkpoints of runs under way; None makes none.
         only: keys of the runs to measure; as of `Trainer.rows`.
         loss_epochs: epochs at which the losses of single samples are summarised.
-        save_losses: gets those of every lot as it ends, before `save` gets its rows.
     """
-    writer = RunWriter(protocol, save, checkpoints, save_losses)
+    writer = RunWriter(protocol, save, checkpoints)
     with deterministic_math(pick_device(protocol.device), protocol.precision):
         trainer = Trainer(protocol, runs, samples=samples)
 
         def train(lot: list[Run]) -> pd.DataFrame:
             return trainer.rows(lot, eval_epochs, progress, writer, only, loss_epochs)
 
-        frames = list(each_lot_halving_on_oom(trainer, train))
-        writer.flush()
+        try:
+            frames = list(each_lot_halving_on_oom(trainer, train))
+        finally:
+            writer.flush()
     rows = merge(frames)
     rows.attrs["resumed"] = writer.resumed
     return rows

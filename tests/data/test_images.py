@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.workspace import make_home, tree
 
-from softadlib import models
+from softadlib import _workspace, models
 from softadlib._validation import UserError
 from softadlib.data import image_folder, images
 from softadlib.data.prepared import read_prepared
@@ -23,6 +23,7 @@ from softadlib.training import evaluation
 from softadlib.training.executors import shards
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
+from softadlib.training.study_plan import Study
 from softadlib.workbook import cli
 
 RNG = np.random.default_rng(0)
@@ -336,6 +337,20 @@ def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     assert of(tmp_path / "moved") not in (first, edited), "the same images with other labels"
     assert cli.main(["data", "prepare", "pets", "--from-folder", str(tmp_path / "pets")]) == 0
     assert of(tmp_path / "moved") == first, "the prepared file is what is read"
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
+def test_tasks_find_a_relative_folder_from_another_current_folder(root, tmp_path, monkeypatch):
+    write_folder(_workspace.home() / "pets")
+    sizes = {"n_train": 0, "n_val": 0, "n_test": 0, "batch_size": 2}
+    made = Protocol.from_dict({"profile": "t", "dataset": "pets", "folder": "pets", **sizes})
+    task = Study(made, "erm").worker_protocol
+    expected = load_splits(made, 0.0)
+    images._read.cache_clear()
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "elsewhere")))
+    assert torch.equal(load_splits(task, 0.0).x, expected.x)
+    with pytest.raises(UserError, match="folder '~nobody-here/pets': no such user"):
+        images.own_folder("~nobody-here/pets")
 
 
 @pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")

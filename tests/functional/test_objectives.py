@@ -108,6 +108,17 @@ def test_softad_weights_are_phi_scaled(values, theta, sigma):
         close(F.softad_weights(values, theta, sigma, scale), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_those_of_the_criterion(dtype):
+    """In float32, as the criteria are: 0.7 lies 0.004 from the nearest bfloat16."""
+    values = torch.tensor([0.25, 0.703125, 300.0], dtype=dtype)
+    for name in ("erm", "flooding", "iflood", "softad"):
+        knob = () if name == "erm" else (0.7,)
+        found = getattr(F, f"{name}_weights")(values, *knob)
+        assert found.dtype == torch.float32
+        close(found, getattr(F, f"{name}_weights")(values.float(), *knob), rtol=0)
+
+
 @given(losses, thetas)
 def test_both_scales_coincide_at_sigma_one(values, theta):
     code, text = (partial(F.softad, theta=theta, scale=scale) for scale in ("code", "text"))

@@ -80,6 +80,22 @@ def test_what_a_base_gives_is_named(base, words):
         SoftAD(0.1, base=base)(torch.ones(2, 2), torch.ones(2))
 
 
+def test_a_base_with_parameters_is_taken_as_it_is_or_refused():
+    class Scaled(nn.Module):
+        def __init__(self, reduction):
+            super().__init__()
+            self.scale, self.reduction = nn.Parameter(torch.ones(())), reduction
+
+        def forward(self, input, target):
+            losses = self.scale * nn.functional.cross_entropy(input, target, reduction="none")
+            return losses if self.reduction == "none" else losses.mean()
+
+    base = Scaled("none")
+    assert next(SoftAD(0.1, base=base).parameters()) is base.scale
+    with pytest.raises(ValueError, match="make it with reduction='none'"):
+        SoftAD(0.1, base=Scaled("mean"))
+
+
 def test_an_empty_batch_is_nan():
     for criterion in (ERM(), Flooding(0.1), IFlood(0.1), SoftAD(0.1)):
         assert criterion(torch.ones(0, 3), torch.ones(0).long()).isnan()

@@ -88,6 +88,19 @@ def test_flooding_in_parts_turns_sparse_gradients_and_skips_missing_ones():
     assert idle.grad is None
 
 
+def test_a_batch_that_is_given_up_can_be_forgotten():
+    one, two = network(), network()
+    flooding = AccumulatedFlooding(0.4)
+    flooding(100 * one(X), Y).backward()
+    flooding.reset()
+    one.zero_grad()
+    for model, criterion in ((one, flooding), (two, AccumulatedFlooding(0.4))):
+        for part in UNEVEN:
+            criterion(model(X[part]), Y[part]).backward()
+        criterion.scale_gradients(model.parameters())
+    close(gradients(one), gradients(two))
+
+
 def test_flooding_in_parts_needs_a_part():
     with pytest.raises(RuntimeError, match=r"AccumulatedFlooding\.scale_gradients needs a part"):
         AccumulatedFlooding(0.1).scale_gradients([])

@@ -58,6 +58,11 @@ def test_cvar_by_hand():
     close(weights(F.cvar, values, 0.375), np.array([1, 0, 1, 0.5]) * 4 / 2.5, rtol=1e-6)
 
 
+def test_cvar_of_several_infinite_losses_is_infinite():
+    values = torch.tensor([1.0, math.inf, 2.0, math.inf])
+    assert [F.cvar(values, beta).item() for beta in (0.0, 0.5, 0.75)] == [math.inf] * 3
+
+
 @given(losses, betas)
 def test_cvar_is_its_dual(values, beta):
     numbers = values.numpy()

@@ -50,6 +50,27 @@ def test_bases_that_cannot_be_wrapped_are_refused_at_once(make):
 
 
 @every
+def test_groups_and_states_that_come_later_are_checked_too(make):
+    optimizer = make(SGD([weights()], lr=0.1))
+    for group, words in (
+        ({"params": [weights()], "maximize": True}, "minimise the negative loss instead"),
+        ({"params": [weights(torch.float16)]}, "takes no float16 parameters"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(ValueError, match="minimise the negative loss instead"):
+        optimizer.load_state_dict(SGD([weights()], lr=0.2, maximize=True).state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+@every
+def test_an_optimizer_of_this_package_is_no_base(make):
+    with pytest.raises(ValueError, match=r"cannot wrap SAM, .*\(optimizer\.base\)"):
+        make(SAM(SGD([weights()], lr=0.1)))
+
+
+@every
 @given(zeroed=st.lists(st.booleans(), min_size=1, max_size=5))
 def test_a_closure_that_forgets_zero_grad_steps_as_one_that_does_not(make, zeroed):
     ends = []

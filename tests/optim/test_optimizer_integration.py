@@ -446,6 +446,18 @@ def test_a_scheduled_optimizer_can_be_copied_and_pickled(wrap):
         assert torch.equal(p, q)
 
 
+def test_hooks_stay_behind_when_an_optimizer_is_pickled():
+    model, steps = network(), []
+    optimizer = SAM(SGD(model.parameters(), lr=0.1))
+    optimizer.register_step_post_hook(lambda *args: steps.append(1))
+    other_model, other = pickle.loads(pickle.dumps((model, optimizer)))
+    other.step(closure_of(other_model, other))
+    assert not steps
+    other.register_step_post_hook(lambda *args: steps.append(2))
+    other.step(closure_of(other_model, other))
+    assert steps == [2]
+
+
 def test_a_radius_that_is_loaded_is_that_of_groups_to_come():
     wide = SAM(SGD(network().parameters(), lr=0.1), radius=0.2)
     model = network()

@@ -132,6 +132,19 @@ def test_anything_else_is_no_chain_and_is_trained_by_autograd(network):
     assert parse_mlp(network) is None
 
 
+def test_a_relu_used_twice_is_two_layers_and_shared_weights_are_no_chain():
+    relu, layer = nn.ReLU(), nn.Linear(2, 2)
+    kinds = [layer.kind for layer in parse_mlp(nn.Sequential(layer, relu, nn.Linear(2, 2), relu))]
+    assert kinds == ["linear", "relu", "linear", "relu"]
+    assert parse_mlp(nn.Sequential(layer, nn.ReLU(), layer)) is None
+    tied = nn.Linear(2, 2)
+    tied.weight = layer.weight
+    assert parse_mlp(nn.Sequential(layer, nn.ReLU(), tied)) is None
+    norm = nn.BatchNorm1d(2)
+    norm.bias = None
+    assert parse_mlp(nn.Sequential(nn.Linear(2, 2), norm)) is None
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.integers(0, 3))
 def test_float32_products_in_any_layout(n, k, m, relu, layout):

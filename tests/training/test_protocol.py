@@ -90,6 +90,10 @@ def test_every_method_with_a_knob_takes_a_grid():
 
 def test_a_tilt_may_be_negative():
     assert protocol(grids={"tilted": [1.0, -1.0]}).grids["tilted"] == (-1.0, 1.0)
+    spaced = {"linspace": [-1, 1, 3]}
+    assert protocol(grids={"tilted": spaced}).grids["tilted"] == (-1.0, 0.0, 1.0)
+    with pytest.raises(UserError, match=r"theta in grids\.softad must be .* at least 0"):
+        protocol(grids={"softad": spaced})
 
 
 def test_linspace_grid_is_the_papers():
@@ -326,6 +330,11 @@ def test_numbers_of_yaml_are_decimal(text, value):
         ("grids: {softad: [0.1]}\ngrids.softda: null", "choose from softad"),
         ("lr: 0.1\nepochs: 3\nlr: 0.2", "line 3: broken YAML ('lr' stands twice)"),
         ("grids: {softad: [0.1], softad: [0.2]}", "('softad' stands twice)"),
+        ("epochs: 2026-13-01", "broken YAML (month must be in 1..12"),
+        ("epochs: !!int x", "broken YAML (invalid literal for int()"),
+        ("epochs: !!map [1]", "broken YAML"),
+        ("epochs: " + "1" * 5000, "broken YAML (Exceeds the limit"),
+        ("self: 1", "parameter 'self' unknown"),
         ("- a\n- b", "must hold `name: value` lines"),
         ("", "must hold `name: value` lines"),
         ("profile: other\ndataset: gaussian", "but the path says 'tiny'"),

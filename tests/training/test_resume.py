@@ -46,6 +46,10 @@ def protocol(**changes):
     return Protocol.from_dict({**facts, **TINY, **changes})
 
 
+def keep_rows(made):
+    return lambda rows, losses: place(made).save_part(rows)
+
+
 def place(made):
     return ResultFolder("tiny", "gaussian", "softad", made.fingerprint("softad"))
 
@@ -233,7 +237,7 @@ def test_damaged_parts_and_progress_mend_themselves(damage):
     made = protocol()
     whole = study.run(protocol(profile="whole"), "softad")
     runs = made.runs("softad")
-    study.train_runs(made, runs[:2], {4}, lambda n: None, place(made).save_part)
+    study.train_runs(made, runs[:2], {4}, lambda n: None, keep_rows(made))
     (part,) = (place(made).path / "parts").iterdir()
     content = part.read_bytes()
     part.write_bytes(DAMAGE[damage] if damage != "cut" else content[: len(content) // 2])
@@ -327,6 +331,20 @@ def test_of_two_protocols_in_turn_neither_uses_nor_destroys_the_others(home):
     assert not again.equals(rows)
 
 
+def test_a_smaller_study_that_is_interrupted_again_sets_nothing_aside_twice(home):
+    large, small = protocol(trials=3), protocol(trials=2)
+    study.train_runs(large, large.runs("softad")[-2:], {4}, lambda n: None, keep_rows(large))
+    for _ in range(3):
+        stopped(small, 2)
+    assert len(list(home.glob("outputs/tiny/gaussian/softad.*"))) == 1
+    pd.testing.assert_frame_equal(
+        study.run(small, "softad"), study.run(protocol(profile="whole"), "softad")
+    )
+    whole = study.run(protocol(trials=3, profile="larger"), "softad")
+    pd.testing.assert_frame_equal(study.run(large, "softad"), whole)
+    assert trained(large)[-1] == 0, "the third trial's runs were set aside"
+
+
 @contextlib.contextmanager
 def accident_after(moment, *calls):
     """Raise and suppress an `Accident` in the first of the calls (object, name) after `moment` of them."""
@@ -411,7 +429,7 @@ def test_a_clock_that_goes_back_changes_nothing(monkeypatch):
     monkeypatch.setattr(time, "time", back)
     monkeypatch.setattr(datetime, "datetime", Past)
     made = protocol()
-    study.train_runs(made, made.runs("softad")[:2], {4}, lambda n: None, place(made).save_part)
+    study.train_runs(made, made.runs("softad")[:2], {4}, lambda n: None, keep_rows(made))
     os.utime(next((place(made).path / "parts").iterdir()), (4e9, 4e9))
     study.run(made, "softad")
     more = study.run(protocol(trials=3), "softad")

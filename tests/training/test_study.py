@@ -13,9 +13,10 @@ from softadlib._validation import UserError
 from softadlib.data import images
 from softadlib.results import folder as places
 from softadlib.results import reader as store
-from softadlib.results import selection
-from softadlib.results.schema import MEASURES, RUN_KEY
-from softadlib.results.table import merge
+from softadlib.results import sample_losses, selection
+from softadlib.results.folder import ResultFolder
+from softadlib.results.schema import COLUMNS, MEASURES, RUN_KEY, run_keys
+from softadlib.results.table import merge, pack
 from softadlib.training import study, study_plan, trainer
 from softadlib.training.device import machine
 from softadlib.training.engines import factory
@@ -86,16 +87,45 @@ def test_replayed_rows_are_those_of_measuring_everything(monkeypatch, tmp_path):
             assert both[name].equals(both[f"{name}_all"].rename(name)), (method, name)
 
 
-def test_a_replay_that_ends_elsewhere_is_refused(monkeypatch):
-    original = study.train_runs
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_replay_that_ends_elsewhere_is_refused_each_time(jobs):
+    """The first pass is one of another machine, as where an interrupted study is copied."""
+    first = study.run(protocol(curves="none"), "softad")
+    folder = ResultFolder("tiny", "gaussian", "softad", protocol().fingerprint("softad"))
+    elsewhere = first.assign(loss_test=first["loss_test"] + 0.01)
+    folder.metrics.write_bytes(pack(elsewhere[list(COLUMNS)], folder.fingerprint))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"the replay of softad trial 0 .* ended at test loss"):
+            study.run(protocol(), "softad", jobs=jobs)
+        assert folder.stored_rows().equals(elsewhere), "nothing of the replay is stored"
+        assert not len(sample_losses.stored(folder))
 
-    def drifting(protocol, runs, epochs, *rest):
-        rows = original(protocol, runs, epochs, *rest)
-        return rows.assign(loss_test=rows["loss_test"] + (0.01 if 0 in epochs else 0))
 
-    monkeypatch.setattr(study, "train_runs", drifting)
-    with pytest.raises(UserError, match=r"the replay of softad trial 0 .* ended at test loss"):
-        study.run(protocol(), "softad")
+def test_replays_add_the_epochs_before_the_last(monkeypatch):
+    saved, original = [], ResultFolder.save_part
+
+    def keep(self, rows):
+        saved.append(rows)
+        original(self, rows)
+
+    monkeypatch.setattr(ResultFolder, "save_part", keep)
+    study.run(protocol(), "softad")
+    epochs = [set(rows["epoch"]) for rows in saved]
+    assert {4} in epochs, "the first pass"
+    assert {0, 2} in epochs, "the replays"
+    assert all(found in ({4}, {0, 2}) for found in epochs)
+
+
+def test_ties_the_other_way_and_back_leave_the_provenance_of_the_last():
+    chosen = {}
+    for ties in ("largest", "smallest", "largest"):
+        made = protocol(ties=ties)
+        rows = study.run(made, "softad")
+        folder = ResultFolder("tiny", "gaussian", "softad", made.fingerprint("softad"))
+        assert folder.read_provenance().protocol["ties"] == ties
+        chosen[ties] = set(run_keys(selection.select(rows, ties)))
+        assert set(run_keys(sample_losses.stored(folder))) <= chosen[ties]
+    assert chosen["largest"] != chosen["smallest"]
 
 
 def test_a_gpu_replays_where_training_costs_less_than_measuring():
@@ -205,21 +235,21 @@ def test_on_a_gpu_a_replay_may_be_measured_by_other_kernels_but_not_end_in_other
     as_on_a_gpu, monkeypatch
 ):
     executor, _ = as_on_a_gpu
-    original = study.train_runs
+    original = trainer.Trainer.table
 
     def drifting(column, by):
-        def train(protocol, runs, epochs, *rest):
-            rows = original(protocol, runs, epochs, *rest)
-            return rows.assign(**{column: rows[column] + (by if 0 in epochs else 0)})
+        def table(self, runs, measured):
+            rows = original(self, runs, measured)
+            return rows.assign(**{column: rows[column] + (by if 0 in measured else 0)})
 
-        return train
+        return table
 
-    monkeypatch.setattr(study, "train_runs", drifting("loss_val", 1e-7))
+    monkeypatch.setattr(trainer.Trainer, "table", drifting("loss_val", 1e-7))
     rows = study.run(protocol(**GPU), "softad", executor=executor)
-    monkeypatch.setattr(study, "train_runs", original)
+    monkeypatch.setattr(trainer.Trainer, "table", original)
     ends = study.run(protocol(**GPU, profile="other"), "softad", executor=executor)
     pd.testing.assert_frame_equal(selection.final(rows), selection.final(ends))
-    monkeypatch.setattr(study, "train_runs", drifting("model_norm", 1e-5))
+    monkeypatch.setattr(trainer.Trainer, "table", drifting("model_norm", 1e-5))
     with pytest.raises(UserError, match="or in other lots: set `curves: none`"):
         study.run(protocol(**GPU, profile="third"), "softad", executor=executor)
 
@@ -353,6 +383,25 @@ def test_fresh_forgets(monkeypatch):
     assert sum(len(r) for r, _ in calls) == 6
     place = study.Study(protocol(), "softad").folder
     assert len(read_provenance(place.provenance)["sessions"]) == 1
+
+
+def test_fresh_forgets_checkpoints_of_models_that_are_trained_before_the_runs():
+    made = protocol(grids={"adaflood": [0.1]}, epochs=8, checkpoint_every=2)
+    units = []
+
+    def stop(n):
+        units.append(n)
+        if sum(units) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(made, "adaflood", progress=stop)
+    folder = study.Study(made, "adaflood").folder
+    assert all(p.name.startswith(made.fingerprint("erm")) for p in folder.checkpoints.iterdir())
+    study.run(made, "adaflood", resume=False)
+    (session,) = read_provenance(folder.provenance)["sessions"]
+    assert session.get("epochs_resumed", 0) == 0
+    assert not folder.checkpoints.exists()
 
 
 def test_processes_change_nothing(tmp_path):
@@ -492,8 +541,7 @@ def test_on_rows_hears_every_row_once_in_this_process_after_it_was_saved(jobs):
     rows = study.run(protocol(), "softad", jobs=jobs, on_rows=on_rows)
     assert len(heard) > 1
     assert all(saved)
-    replayed = sum(len(r) for r in heard) - len(rows)
-    assert replayed == 2, "the last epoch of the two selected runs, once more by their replays"
+    assert sum(len(r) for r in heard) == len(rows), "each row once"
     pd.testing.assert_frame_equal(merge(heard), rows)
     study.run(protocol(), "softad", on_rows=lambda rows: pytest.fail("nothing was left to do"))
 

@@ -30,11 +30,20 @@ class Layer:
     eps: float = 0.0
     momentum: float = 0.0
 
+    @property
+    def tensors(self) -> list[str]:
+        """Names of its parameters and buffers."""
+        names = (self.weight, self.bias, self.mean, self.var, self.count)
+        return [name for name in names if name]
+
 
 def parse_mlp(network: nn.Module) -> list[Layer] | None:
-    """List the layers of [Flatten], then groups of Linear, [BatchNorm1d], [ReLU]; None for others."""
+    """List the layers of [Flatten], then groups of Linear, [BatchNorm1d], [ReLU]; None for others.
+
+    None too where two layers share a weight.
+    """
     layers: list[Layer] = []
-    for name, module in network.named_modules():
+    for name, module in network.named_modules(remove_duplicate=False):
         layer = _layer(f"{name}." if name else "", module)
         if layer is None:
             if type(module) is not nn.Sequential:
@@ -42,7 +51,10 @@ def parse_mlp(network: nn.Module) -> list[Layer] | None:
             continue
         layers.append(layer)
     initials = "".join(layer.kind[0] for layer in layers)  # f, l, n, r
-    return layers if re.fullmatch("f?(ln?r?)+", initials) else None
+    named = dict(network.named_parameters()) | dict(network.named_buffers())
+    tensors = [name for layer in layers for name in layer.tensors]
+    is_shared = len(set(tensors)) < len(tensors) or not named.keys() >= set(tensors)
+    return layers if re.fullmatch("f?(ln?r?)+", initials) and not is_shared else None
 
 
 def _layer(prefix: str, module: nn.Module) -> Layer | None:
@@ -55,7 +67,7 @@ def _layer(prefix: str, module: nn.Module) -> Layer | None:
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return Layer("flatten")
     if type(module) is nn.BatchNorm1d and module.affine and module.track_running_stats:
-        if module.momentum is None:
+        if module.momentum is None or module.bias is None:
             return None
         names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         weight, bias, mean, var, count = (prefix + name for name in names)

@@ -8,10 +8,14 @@ from typing import Any
 import pandas as pd
 import torch
 
+from softadlib.results import sample_losses
 from softadlib.results.table import merge
 from softadlib.training.checkpoint import INTERVAL, Checkpoint, NullCheckpoint
 from softadlib.training.device import device_name
 from softadlib.training.protocol import Protocol, Run
+
+Save = Callable[[pd.DataFrame, pd.DataFrame], object]
+"""Called with the rows of runs and with the losses of their single samples, which may be empty."""
 
 
 class RunWriter:
@@ -22,21 +26,18 @@ class RunWriter:
 
     Args:
         protocol: of the runs.
-        save: called with rows to store.
+        save: called with rows to store, and with the losses of their single samples.
         directory: folder of the checkpoints; None makes none.
-        save_losses: called with the losses of single samples, before the rows of their runs.
     """
 
     def __init__(
         self,
         protocol: Protocol,
-        save: Callable[[pd.DataFrame], object] = lambda rows: None,
+        save: Save = lambda rows, losses: None,
         directory: Path | None = None,
-        save_losses: Callable[[pd.DataFrame], object] = lambda rows: None,
     ):
         self.protocol, self.save, self.directory = protocol, save, directory
-        self.save_losses = save_losses
-        self.waiting: list[tuple[pd.DataFrame, NullCheckpoint]] = []
+        self.waiting: list[tuple[pd.DataFrame, pd.DataFrame, NullCheckpoint]] = []
         self.saved, self.resumed = time.monotonic(), 0
 
     def checkpoint_for(
@@ -66,10 +67,8 @@ class RunWriter:
         return checkpoint
 
     def add(self, rows: pd.DataFrame, losses: pd.DataFrame, checkpoint: NullCheckpoint) -> None:
-        """Take the rows of a lot that has ended; store the losses of its samples, if there are any."""
-        if len(losses):  # rows that are stored are not trained again, so these come first
-            self.save_losses(losses)
-        self.waiting.append((rows, checkpoint))
+        """Take the rows of a lot that has ended, and the losses of its single samples."""
+        self.waiting.append((rows, losses, checkpoint))
         explicit = self.protocol.checkpoint_every not in ("auto", 0)
         if explicit or time.monotonic() - self.saved > INTERVAL:
             self.flush()
@@ -77,7 +76,8 @@ class RunWriter:
     def flush(self) -> None:
         """Store the rows that wait, then delete the checkpoints that they replace."""
         if self.waiting:
-            self.save(merge([rows for rows, _ in self.waiting]))
-        for _, checkpoint in self.waiting:
+            rows, losses, _ = zip(*self.waiting)
+            self.save(merge(rows), sample_losses.merge(losses))
+        for *_, checkpoint in self.waiting:
             checkpoint.clear()
         self.waiting, self.saved = [], time.monotonic()
