@@ -74,15 +74,15 @@ def _training_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
 
 
 def _grid_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
-    """Describe grids shorter than the protocol's: one phrase where all are cut alike, else one each."""
-    sizes = {
-        tables.LABELS[r.method]: (r.grid, len(protocol.grids[r.method]))
-        for r in stored.itertuples()
-        if r.method in protocol.grids and not r.word
-    }
-    short = {
-        label: f"{have} of {whole} values" for label, (have, whole) in sizes.items() if have < whole
-    }
-    if len(short) == len(sizes) and len(set(short.values())) == 1:
-        return [f"{next(iter(short.values()))} per method"]
-    return [f"{values} of {label}" for label, values in short.items()]
+    """Describe grids that are not the protocol's: one phrase where all are cut alike, else one each."""
+    swept = [r for r in stored.itertuples() if r.method in protocol.grids and not r.word]
+    other = {}
+    for r in swept:
+        grid = protocol.grids[r.method]
+        if r.grid < len(grid):
+            other[r.method] = f"{r.grid} of {len(grid)} values"
+        elif r.span != reader.grid_words(grid):
+            other[r.method] = f"values {r.span}"
+    if len(other) == len(swept) and len(set(other.values())) == 1:
+        return [f"{next(iter(other.values()))} per method"]
+    return [f"{words} of {tables.LABELS[method]}" for method, words in other.items()]

@@ -153,8 +153,8 @@ def gnp_gradient(
     """(1−α)·g(w) + α·g(w + r·g/‖g‖), which descends L + αr·‖∇L‖: two calls of `gradient`.
 
     α = 0 is the base optimizer, α = 1 is SAM. `mixing="official"` takes g/‖g‖ as the first g: the
-    default of the authors' code, which differs from their formula. `radius` in weight space;
-    ValueError for another mixing. Zhao et al. (2022).
+    default of the authors' code, which differs from their formula, and gives g/‖g‖ at α = 0. `radius`
+    in weight space; ValueError for another mixing. Zhao et al. (2022).
 
     >>> w = {"weight": torch.tensor([3.0, 4.0])}
     >>> rule = {"alpha": 0.5, "radius": 0.5}

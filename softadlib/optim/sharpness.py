@@ -151,8 +151,8 @@ class GNP(RadiusOptimizer):
 
     Args:
         base: optimizer that steps, or a class and its settings, as for `SAM`.
-        alpha: λ/r without a unit, at least 0, where λ is the weight of ‖∇L‖ beside L; 0 gives `base`,
-            1 gives SAM.
+        alpha: λ/r without a unit, at least 0, where λ is the weight of ‖∇L‖ beside L; 1 gives SAM, 0
+            gives `base` ("official": with the gradient at length 1).
         radius: length of the perturbation in weight space, at least 0. It stands in `param_groups`.
         mixing: "official" normalises the first g, as the authors' code does by default; "paper" is
             their formula.

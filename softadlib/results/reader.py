@@ -1,7 +1,7 @@
 """Finished results of `outputs/`, as tables."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -70,7 +70,8 @@ def suggestions(profile: str) -> pd.DataFrame:
 def provenances(profile: str) -> pd.DataFrame:
     """Return one line a result: dataset, method, runs, trials, epochs, samples, device, time, date.
 
-    `word` is what stands in the place of a grid, such as auto, or ""; `grid` counts its values.
+    `word` is what stands in the place of a grid, such as auto, or ""; `grid` counts its values, and
+    `span` says from where to where they go.
     """
     lines = []
     for folder in finished(profile):
@@ -79,6 +80,11 @@ def provenances(profile: str) -> pd.DataFrame:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise folder.broken(error) from None
     return pd.DataFrame(lines)
+
+
+def grid_words(grid: Sequence[float]) -> str:
+    """Write from where to where a grid goes: "0.01 to 2"."""
+    return " to ".join(f"{value:g}" for value in dict.fromkeys((min(grid), max(grid))))
 
 
 def training_words(protocol: Mapping[str, Any], method: str) -> str:
@@ -108,6 +114,7 @@ def _line(facts: Provenance) -> dict[str, Any]:
         "label_noise": ", ".join(f"{noise:g}" for noise in protocol["label_noise"]),
         "grid": 1 if word else len(grid),
         "word": word,
+        "span": "" if word else grid_words(grid),
         "epochs": protocol["epochs"],
         "samples": " + ".join(samples),
         "training": training_words(protocol, facts.method),

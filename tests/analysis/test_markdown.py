@@ -82,8 +82,9 @@ def test_nothing_is_the_papers_protocol_that_is_not():
 
 
 def made(method: str, grid: int) -> dict:
+    span = store.grid_words(profiles.load("paper", "fashionmnist").grids.get(method, [0]))
     return {
-        "dataset": "fashionmnist", "trials": 5, "grid": grid, "epochs": 500,
+        "dataset": "fashionmnist", "trials": 5, "grid": grid, "epochs": 500, "span": span,
         "samples": "all + all + all", "dtype": "float32", "method": method, "word": "",
         "training": training("fashionmnist", method),
     }  # fmt: skip
@@ -112,6 +113,8 @@ def test_grids_that_are_shorter_than_the_papers():
     assert coverage.shortfalls(more)["fashionmnist"] == words
     frame.loc[1, ["trials", "epochs"]] = 3, 40
     assert coverage.shortfalls(frame)["fashionmnist"] == "3–5 of 5 trials, 40–500 of 500 epochs"
+    frame.loc[1, ["trials", "epochs", "span"]] = 5, 500, "0.2 to 3"
+    assert coverage.shortfalls(frame)["fashionmnist"] == "values 0.2 to 3 of Flooding"
     more.loc[0, "word"] = "auto"
     assert coverage.shortfalls(more)["fashionmnist"] == "5 of 6 values per method"
 
@@ -145,7 +148,7 @@ def test_the_paper_itself_is_called_so():
     facts = {
         "dataset": "gaussian", "trials": 15, "grid": 40, "epochs": 500,
         "samples": "100 + 100 + 20000", "dtype": "float32", "method": "softad",
-        "word": "", "training": training("gaussian", "softad"),
+        "word": "", "span": "0.01 to 2", "training": training("gaussian", "softad"),
     }  # fmt: skip
     assert coverage.shortfalls(pd.DataFrame([facts])) == {"gaussian": ""}
 

@@ -239,15 +239,19 @@ def test_taking_results_back_keeps_what_another_protocol_has_trained_so_far(home
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_setting_aside_keeps_the_own_files_under_way(home, finished):
+def test_setting_aside_the_unfinished_moves_rows_and_keeps_what_else_is_under_way(home, finished):
     """More trials of a finished sweep, or a part of one that is under way: nothing is trained twice."""
     if finished:
         place("f1").finish(rows(), facts())
     place("f1").save_part(rows((2,)))
     (part,) = place("f1").path.glob("parts/*")
+    place("f1").save_suggestion(0.0, 2, {"theta": 0.1})
     aside = place("f1").set_aside(unfinished=True)
-    assert part.exists()
+    assert not part.exists()
     assert (aside / "parts" / part.name).exists()
+    assert place("f1").read_suggestion(0.0, 2) == {"theta": 0.1}
+    (moved,) = place("f1").aside()
+    assert set(moved.stored_rows()["trial"]) == ({0, 1, 2} if finished else {2})
 
 
 def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
