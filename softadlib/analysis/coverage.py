@@ -79,6 +79,8 @@ def _grid_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
     other = {}
     for r in swept:
         grid = protocol.grids[r.method]
+        if isinstance(grid, str):
+            continue
         if r.grid < len(grid):
             other[r.method] = f"{r.grid} of {len(grid)} values"
         elif r.span != reader.grid_words(grid):

@@ -1,6 +1,6 @@
 """The paper's four printed tables, its datasets in their order, and the commands that fill our cells beside them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 
 import pandas as pd
@@ -52,18 +52,20 @@ def missing_commands(
     profile: str,
     datasets: Sequence[str],
     methods: Sequence[str],
-    offered: Collection[str] | None = None,
+    offered: Mapping[str, Collection[str]] | None = None,
     not_fetched: Collection[str] = (),
 ) -> list[str]:
     """Return the commands that train what the table lacks, one per dataset.
 
-    `offered`: the datasets of the profile; profile `paper` trains all others. `not_fetched`: datasets
-    to download first.
+    `offered`: the methods that the profile trains, by dataset; profile `paper` trains other datasets.
+    `not_fetched`: datasets to download first.
     """
     stored = set(rows[["dataset", "method"]].drop_duplicates().itertuples(index=False, name=None))
     commands = []
     for dataset in datasets:
         lacking = [m for m in methods if (dataset, m) not in stored]
+        if offered and dataset in offered:
+            lacking = [m for m in lacking if m in offered[dataset]]
         if not lacking:
             continue
         fetch = f"softad data prepare {dataset} && " if dataset in not_fetched else ""

@@ -6,6 +6,7 @@ internet needs nothing else. The data root is $SOFTAD_DATA, else `data/` in the 
 
 import functools
 import hashlib
+import importlib.util
 import io
 import os
 import re
@@ -88,11 +89,25 @@ def _svhn(root: Path, download: bool) -> Images:
     return Images(train.data, y[0], test.data, y[1])
 
 
-def _digits(root: Path, download: bool) -> Images:
-    """Read scikit-learn's bundled digits: the last fifth of each class is the test part."""
+def _digits_table() -> np.ndarray:
+    """Return scikit-learn's bundled digits, 64 pixels and a label in each row: (1797, 65).
+
+    Its file is read where it lies, because importing scikit-learn takes a second of every command.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    for place in (spec and spec.submodule_search_locations) or ():
+        file = Path(place) / "datasets/data/digits.csv.gz"
+        if file.exists():
+            return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
+    return np.column_stack(load_digits(return_X_y=True))
+
+
+def _digits(root: Path, download: bool) -> Images:
+    """Read scikit-learn's bundled digits: the last fifth of each class is the test part."""
+    table = _digits_table()
+    x, y = table[:, :-1], table[:, -1]
     x, y = x.reshape(-1, 1, 8, 8).astype(np.uint8), y.astype(np.uint8)
     rank = np.zeros(len(y), dtype=np.int64)  # position of a sample within its class
     for label in range(10):

@@ -125,13 +125,16 @@ def test_missing_commands_fill_the_dashes():
         "quick",
         ["gaussian", "spiral", "svhn"],
         ["erm"],
-        offered=["spiral"],
+        offered={"spiral": ["erm", "softad"]},
         not_fetched=["svhn"],
     )
     assert found == [
         "softad run quick --dataset spiral",
         "softad data prepare svhn && softad run paper --dataset svhn",
     ]
+    gaussian = ["gaussian"], ["erm", "sam", "softad", "flooding"]
+    found = paper.missing_commands(ROWS, "beyond", *gaussian, offered={"gaussian": ["erm", "sam"]})
+    assert found == ["softad run beyond --dataset gaussian --method sam"], "it has no others"
 
 
 def test_verdicts_name_the_ends_and_their_price():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.workspace import make_home, tree
+from sklearn.datasets import load_digits
 
 from softadlib import _workspace, models
 from softadlib._validation import UserError
@@ -468,6 +469,13 @@ def test_two_processes_preparing_one_set_do_no_harm(root):
         "fashionmnist.npz"
     ]
     np.testing.assert_array_equal(images.load_images("fashionmnist").x_test, expected["x_test"])
+
+
+def test_digits_are_scikit_learns_with_and_without_its_file(monkeypatch):
+    expected = np.column_stack(load_digits(return_X_y=True))
+    assert np.array_equal(images._digits_table(), expected)
+    monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
+    assert np.array_equal(images._digits_table(), expected)
 
 
 def test_digits_need_no_file():
