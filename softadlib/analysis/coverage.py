@@ -76,15 +76,15 @@ def _training_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
 def _grid_cuts(stored: pd.DataFrame, protocol: Protocol) -> list[str]:
     """Describe grids that are not the protocol's: one phrase where all are cut alike, else one each."""
     swept = [r for r in stored.itertuples() if r.method in protocol.grids and not r.word]
-    other = {}
+    differing = {}
     for r in swept:
         grid = protocol.grids[r.method]
         if isinstance(grid, str):
             continue
         if r.grid < len(grid):
-            other[r.method] = f"{r.grid} of {len(grid)} values"
+            differing[r.method] = f"{r.grid} of {len(grid)} values"
         elif r.span != reader.grid_words(grid):
-            other[r.method] = f"values {r.span}"
-    if len(other) == len(swept) and len(set(other.values())) == 1:
-        return [f"{next(iter(other.values()))} per method"]
-    return [f"{words} of {tables.LABELS[method]}" for method, words in other.items()]
+            differing[r.method] = f"values {r.span}"
+    if len(differing) == len(swept) and len(set(differing.values())) == 1:
+        return [f"{next(iter(differing.values()))} per method"]
+    return [f"{words} of {tables.LABELS[method]}" for method, words in differing.items()]

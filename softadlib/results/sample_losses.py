@@ -88,10 +88,10 @@ def stored(folder: ResultFolder) -> pd.DataFrame:
 def finish(folder: ResultFolder, keys: Iterable[RunKey]) -> None:
     """Put what is stored of the runs `keys`, and nothing else, into `selected.parquet`."""
     rows, wanted = stored(folder), set(keys)
-    kept = rows[[key in wanted for key in run_keys(rows)]]
+    selected = rows[[key in wanted for key in run_keys(rows)]]
     is_new = any(folder.path.glob(f"losses/{folder.fingerprint}-*")) or bool(folder.aside())
-    if len(kept) and (is_new or len(kept) < len(rows)):
-        folder.save_selected(kept)
+    if len(selected) and (is_new or len(selected) < len(rows)):
+        folder.save_selected(selected)
 
 
 def read(

@@ -193,13 +193,13 @@ class _StudyRun:
 
     def set_aside(self, others: bool) -> None:
         """Move results of an edited protocol away: they are neither mixed in nor destroyed."""
-        if others or self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
-            if self.folder.stored_fingerprint() not in (None, self.folder.fingerprint):
-                self.folder.set_aside()
-            if others:
-                self.folder.set_aside(unfinished=True)
-            if len(self.rows):
-                self.folder.save_part(self.rows)
+        edited = self.folder.stored_fingerprint() not in (None, self.folder.fingerprint)
+        if edited:
+            self.folder.set_aside()
+        if others:
+            self.folder.set_aside(unfinished=True)
+        if (edited or others) and len(self.rows):
+            self.folder.save_part(self.rows)
 
     def train(self) -> None:
         """Train the runs that are left, measured as the first pass is."""

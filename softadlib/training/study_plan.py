@@ -111,8 +111,8 @@ class Study:
             protocol.profile, protocol.dataset, self.method, protocol.fingerprint(self.method)
         )
         self.device = self.device or pick_device(protocol.device)
-        # A worker's machine may have a GPU that this one has not, or the other way round.
-        # And it may have another current folder.
+        # A worker's machine may have a GPU that this one has not, or the other way round, and another
+        # workbook's root.
         images = str(own_folder(protocol.folder)) if protocol.folder else ""
         self.worker_protocol = protocol.replace(device=self.device.type, folder=images)
         self.resolve()
@@ -204,7 +204,7 @@ class Study:
             return len(self.with_lots([*todo, *missing]))
         return len(open_trials) + len(missing)
 
-    def first_pass(self, rows: pd.DataFrame) -> "FirstPass":
+    def first_pass(self, rows: pd.DataFrame) -> FirstPass:
         """Return what the replays of selected runs must reproduce.
 
         In a replay of whole lots, equal weights are measured by other kernels than in the first pass,

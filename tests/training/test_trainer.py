@@ -137,6 +137,21 @@ def test_a_lot_that_runs_out_of_memory_is_halved_and_nothing_is_lost(monkeypatch
         np.testing.assert_allclose(table[list(MEASURES)], whole[list(MEASURES)], rtol=1e-11)
 
 
+def test_finished_runs_are_stored_where_a_later_one_is_interrupted():
+    made, runs = softad()
+    epochs, saved = [], []
+
+    def interrupt(units):
+        epochs.append(units)
+        if sum(epochs) > made.epochs:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_runs(made, runs, {4}, interrupt, lambda rows, losses: saved.append(rows))
+    (rows,) = saved
+    assert rows.equals(train_runs(made, runs[:1], {4}))
+
+
 def test_a_single_run_out_of_memory_is_one_line():
     with pytest.raises(UserError, match="ran out of memory with a single run"):
         split_lot([object()])
