@@ -88,6 +88,19 @@ class FirstPass:
             )
 
 
+@dataclass(frozen=True)
+class StudyState:
+    """What is stored of a study, and what is left."""
+
+    trained: int
+    """Runs that are trained and stored, whatever is left to replay."""
+    runs_left: int
+    replays_left: int
+    """The maximum: each run that is left may be selected."""
+    done: bool
+    """Whether every wanted row is stored, and its provenance written."""
+
+
 @dataclass
 class Study:
     """The work left for one protocol and method, given the rows already stored.
@@ -213,25 +226,29 @@ class Study:
         compared = ("model_norm",) if self.replays_lots else tuple(MEASURES)
         return FirstPass(str(self.folder.path), selection.final(rows), compared)
 
+    def state(self) -> StudyState:
+        """Read the stored rows and return what they leave to do. Raises UserError for a broken file."""
+        rows, others = self.stored_rows()
+        missing = self.missing(rows, self.runs, self.first_epochs)
+        todo = self.with_lots(missing)
+        replays = self.replays_left(rows, todo)
+        done = not (todo or replays or others) and self._is_finished(rows)
+        return StudyState(len(self.runs) - len(missing), len(todo), replays, done)
+
     def done(self) -> bool:
-        """Tell whether every wanted row is stored and its provenance written."""
+        """Tell whether nothing is left: see `StudyState.done`."""
+        return self.state().done
+
+    def _is_finished(self, rows: pd.DataFrame) -> bool:
+        """Tell whether the table and its provenance are written, for these rows and this choice."""
         if not self.folder.provenance.exists() or not self.folder.metrics.exists():
             return False
         facts = self.folder.read_provenance()
         if facts.protocol.get("ties", self.protocol.ties) != self.protocol.ties:
             return False  # other runs were selected
-        rows, others = self.stored_rows()
+        # Numbers differ after a kill between the table and its provenance.
         n_rows = len(rows) if facts.rows is None else facts.rows
-        if others or (n_rows, facts.runs) != (len(rows), len(self.runs)):
-            return False  # other runs, or killed between the table and its provenance
-        if self.missing(rows, self.runs, self.first_epochs):
-            return False
-        return not self.missing(rows, self.selected(rows), self.replay_epochs)
-
-    def n_stored(self) -> int:
-        """Return how many runs are trained and stored, whatever is left to replay."""
-        rows, _ = self.stored_rows()
-        return len(self.runs) - len(self.missing(rows, self.runs, self.first_epochs))
+        return (n_rows, facts.runs) == (len(rows), len(self.runs))
 
     @property
     def n_selected(self) -> int:
@@ -255,27 +272,20 @@ class Study:
         models = (ordinary + heldout.n_models(self.protocol, self.method)) * self.n_selected
         return self.runs_work() + models * self.protocol.epochs
 
-    def left(self) -> tuple[int, int]:
-        """Return how many runs are left to train, and how many replays at most."""
-        if self.done():
-            return 0, 0
-        rows, _ = self.stored_rows()
-        todo = self.with_lots(self.missing(rows, self.runs, self.first_epochs))
-        return len(todo), self.replays_left(rows, todo)
-
     def losses_work(self) -> int:
         """Return the units of training every selected run again for its losses."""
         runs = self.runs if self.replays_lots else range(self.n_selected)
         return len(runs) * self.units_per_run
 
-    def stored_work(self, losses: bool) -> int:
+    def stored_work(self, state: StudyState, losses: bool) -> int:
         """Return the units that earlier calls have done and stored."""
-        if not self.done():
-            return self.runs_work() - sum(self.left()) * self.units_per_run
+        if not state.done:
+            left = state.runs_left + state.replays_left
+            return self.runs_work() - left * self.units_per_run
         if not losses:
             return self.total_work()
-        left = self.with_lots(self.without_losses(self.stored_rows()[0]))
-        return self.total_work() + self.losses_work() - len(left) * self.units_per_run
+        without = self.with_lots(self.without_losses(self.stored_rows()[0]))
+        return self.total_work() + self.losses_work() - len(without) * self.units_per_run
 
     def chunks(self, runs: Sequence[Run], workers: int) -> list[list[Run]]:
         """Split runs of one label noise into tasks: on a CPU a few for each process."""

@@ -1,6 +1,7 @@
 """What a command is asked to train, checked before any of it starts: for `run`, `train`, `show`."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from softadlib.training.executors import shards
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load
 from softadlib.training.protocol import Protocol
-from softadlib.training.study_plan import Study
+from softadlib.training.study_plan import Study, StudyState
 
 if TYPE_CHECKING:
     from softadlib.training.executors.ray import RayCluster
@@ -42,6 +43,11 @@ class Work:
     studies: Sequence[Study]
     left_out: Sequence[str]
 
+    @functools.cached_property
+    def states(self) -> list[StudyState]:
+        """What was stored of each study when it was first asked for. Raises UserError for a broken table."""
+        return [study.state() for study in self.studies]
+
     @property
     def profile(self) -> str:
         return self.selection.profile
@@ -56,9 +62,9 @@ class Work:
         for words in self.left_out:
             yield f"left out: {words}"
         counts: dict[str, tuple[int, int]] = {}
-        for study in self.studies:
+        for study, state in zip(self.studies, self.states):
             stored, total = counts.get(study.protocol.dataset, (0, 0))
-            counts[study.protocol.dataset] = stored + study.n_stored(), total + len(study.runs)
+            counts[study.protocol.dataset] = stored + state.trained, total + len(study.runs)
         for dataset, (stored, total) in counts.items():
             if 0 < stored < total:
                 yield f"{dataset}: {stored:,} of {total:,} runs are trained already"
@@ -130,9 +136,10 @@ def prepare(
         if part is None or trials:
             device = cluster.executor(protocol).device if cluster else None
             studies.append(Study(protocol, method, device, trials))
-    for study in () if fresh else studies:
-        study.done()  # raises for a broken table
-    return Work(selection, protocols, studies, left_out)
+    work = Work(selection, protocols, studies, left_out)
+    if not fresh:
+        _ = work.states  # raises for a broken table
+    return work
 
 
 def _protocols(selection: Selection) -> tuple[dict[str, Protocol], list[str]]:

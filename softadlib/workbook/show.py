@@ -10,7 +10,7 @@ from softadlib.results import reader
 from softadlib.training.executors import shards, slurm
 from softadlib.training.profiles import datasets_of, load, profile_names
 from softadlib.training.protocol import Protocol
-from softadlib.training.study_plan import Study
+from softadlib.training.study_plan import Study, StudyState
 from softadlib.workbook.notebooks.progress_bar import duration
 from softadlib.workbook.prepare import Work
 from softadlib.workbook.schema import describe
@@ -37,11 +37,12 @@ def progress(work: Work, jobs: int) -> str:
         ("dataset", "method", "values", "trials", "runs", "epochs", "done", "time left")
     ]
     speeds = slurm.speeds()
-    seconds = [seconds_left(study, jobs, speeds) for study in work.studies]
-    for study, left in zip(work.studies, seconds):
+    seconds = [seconds_left(*pair, jobs, speeds) for pair in zip(work.studies, work.states)]
+    for study, state, left in zip(work.studies, work.states, seconds):
         trials = {(run.label_noise, run.trial) for run in study.runs}
         counts = (len(study.runs) // max(len(trials), 1), len(trials), len(study.runs))
-        whole, left_units = study.runs_work(), sum(study.left()) * study.units_per_run
+        whole = study.runs_work()
+        left_units = (state.runs_left + state.replays_left) * study.units_per_run
         done = 100 * (whole - left_units) // max(whole, 1)
         words = (study.protocol.dataset, study.method, *map(str, counts))
         time = "–" if not left else f"about {duration(left)}"
@@ -52,9 +53,9 @@ def progress(work: Work, jobs: int) -> str:
     return f"{_table(lines)}\n{total}"
 
 
-def seconds_left(study: Study, jobs: int, speeds: Mapping[str, float]) -> float:
+def seconds_left(study: Study, state: StudyState, jobs: int, speeds: Mapping[str, float]) -> float:
     """Estimate the time of a study's missing runs and replays from `speeds`, those of stored results."""
-    runs, replays = study.left()
+    runs, replays = state.runs_left, state.replays_left
     if not runs + replays:
         return 0.0
     curves = len(study.first_epochs) > 1

@@ -37,10 +37,12 @@ def train(
     `losses`: as of `study.run`.
     """
     names = {pair: " × ".join(pair) for pair in work.pairs}
-    units, stored = {}, {}
+    units, stored = {}, dict.fromkeys(work.pairs, 0)
     for pair, part in zip(work.pairs, work.studies):
         units[pair] = part.total_work() + (part.losses_work() if losses else 0)
-        stored[pair] = 0 if fresh else part.stored_work(losses)
+    if not fresh:
+        for pair, part, state in zip(work.pairs, work.studies, work.states):
+            stored[pair] = part.stored_work(state, losses)
     tasks = [(names[pair], units[pair], None) for pair in work.pairs]
     locked = lock_results(work.profile, work.pairs, shared=work.selection.shard is not None)
     with locked, ProgressBar(tasks, "trainings", sum(stored.values())) as bar:
@@ -120,7 +122,7 @@ def train_on_ray(
 def dry_run_notes(work: Work, fresh: bool, losses: bool) -> Iterator[str]:
     """Yield what `--fresh` and `--losses` would do beside the runs that a dry run counts."""
     if fresh:
-        stored = sum(study.n_stored() for study in work.studies)
+        stored = sum(state.trained for state in work.states)
         yield f"--fresh forgets {stored:,} stored runs first; below they count as done"
     if losses:
         yield "--losses then trains the selected runs again, which is not counted below"

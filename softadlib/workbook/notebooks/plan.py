@@ -93,7 +93,7 @@ def plan(work: Work, *, draw_only: bool = False) -> Plan:
     `draw_only`: train nothing and draw what stored results allow.
     """
     result = Plan(work.profile)
-    for study in () if draw_only else work.studies:
+    for study, state in () if draw_only else zip(work.studies, work.states):
         task = Task(
             f"{study.protocol.dataset} × {study.method}",
             _workspace.home() / "notebooks" / f"{TRAIN}.ipynb",
@@ -102,7 +102,7 @@ def plan(work: Work, *, draw_only: bool = False) -> Plan:
             study.total_work(),
             study.folder.progress,
         )
-        done = study.done() and task.target.exists()
+        done = state.done and task.target.exists()
         (result.skipped if done else result.trainings).append(task)
     result.trainings.sort(key=lambda task: -task.units)  # the longest first: none is left for last
     whole = work.selection.datasets is None and work.selection.methods is None
