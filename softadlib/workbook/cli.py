@@ -175,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without θ shows \u03b8
             stream.reconfigure(errors="backslashreplace")
     args = parser.parse_args(argv)
+    processes.keep_freed_memory()
     try:
         with processes.stopped_by_signals(_stopped), warnings.catch_warnings():
             # loky warns of a worker that it has replaced
