@@ -160,13 +160,14 @@ class Study:
 
         Rows of results that were set aside count too: nothing of them is trained again.
         """
-        rows = self.folder.stored_rows()
-        others = len(self._rows_of_runs(rows)) < len(rows)
+        stored = self.folder.stored_rows()
+        rows = self._rows_of_runs(stored)
         earlier = []
         for folder in self.folder.aside():
             with contextlib.suppress(UserError):  # the runs of a broken file are trained again
                 earlier.append(self._rows_of_runs(folder.stored_rows()))
-        return merge([*earlier, self._rows_of_runs(rows)]), others
+        merged = merge([*earlier, rows]) if earlier else rows.reset_index(drop=True)
+        return merged, len(rows) < len(stored)
 
     def _rows_of_runs(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of this study's runs."""

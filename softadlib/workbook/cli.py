@@ -7,11 +7,12 @@ Exit status: 0 done, 1 a notebook, a cluster's training or a device's check fail
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from softadlib import __version__
 from softadlib._validation import UserError
@@ -159,6 +160,17 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument("--json", metavar="FILE", help="write the report there too")
 
 
+@contextlib.contextmanager
+def _fewer_collections() -> Iterator[None]:
+    """Collect garbage less often: what imports make stays, and looking through it takes a fifth of their time."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def _stopped(stop: KeyboardInterrupt) -> int:
     commands.say("stopped; the same command resumes")
     return 143 if isinstance(stop, processes.SigTerm) else 130
@@ -177,7 +189,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     processes.keep_freed_memory()
     try:
-        with processes.stopped_by_signals(_stopped), warnings.catch_warnings():
+        with (
+            processes.stopped_by_signals(_stopped),
+            warnings.catch_warnings(),
+            _fewer_collections(),
+        ):
             # loky warns of a worker that it has replaced
             warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
             status: int = args.run(args)

@@ -3,6 +3,7 @@
 Imports alone: no thread, figure, random number or CUDA context may exist when a kernel is forked.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -34,7 +35,10 @@ os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
 os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command that started this process handles Ctrl-C
+gc.disable()
 for name in MODULES:
     if os.getppid() != PARENT:
         os._exit(1)  # the command has ended meanwhile
     importlib.import_module(name)
+gc.freeze()  # what is imported stays: no kernel looks through it, nor copies the pages it lies in
+gc.enable()
