@@ -385,7 +385,28 @@ def test_every_dataset_is_drawn_at_its_own_noise_and_tie_rule(home):
     assert "label_noise" not in tasks["tab1_3_loss_gaps"].parameters, "one dataset has clean labels"
 
 
-def test_a_finished_audit_and_a_new_benchmark_are_drawn(spiral_with_erm, tmp_path, monkeypatch):
+def test_a_notebook_is_drawn_again_when_a_file_that_it_names_changes(home):
+    bench = home / "outputs" / "bench"
+    bench.mkdir(parents=True)
+    source = home / "notebooks" / "speed.ipynb"
+    cell = nbformat.v4.new_code_cell('others = "outputs/bench/cpu*.json"  # a benchmark')
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), source)
+    task = plans.Task("speed", source, home / "speed.ipynb", {})
+    before = task.digest()
+    (bench / "gpu.json").write_text("{}")
+    assert task.digest() == before, "the notebook does not name it"
+    (bench / "cpu-2.json").write_text("{}")
+    added = task.digest()
+    assert added != before
+    (bench / "cpu-2.json").write_text("[]")
+    assert task.digest() not in (before, added)
+    named = plans.Task("speed", source, task.target, {"file": "outputs/bench/gpu.json"})
+    before = named.digest()
+    (bench / "gpu.json").write_text("[]")
+    assert named.digest() != before, "a parameter names it"
+
+
+def test_a_finished_audit_is_drawn(spiral_with_erm, tmp_path, monkeypatch):
     home = shutil.copytree(spiral_with_erm, tmp_path / "copy")
     monkeypatch.setenv("SOFTAD_HOME", str(home))
 
@@ -398,9 +419,6 @@ def test_a_finished_audit_and_a_new_benchmark_are_drawn(spiral_with_erm, tmp_pat
     assert "drawing" in planned()
     (home / "outputs" / "tiny" / "spiral" / "controls.parquet").unlink()
     assert planned() == []
-    (home / "outputs" / "bench").mkdir()
-    (home / "outputs" / "bench" / "cpu.json").write_text("{}")
-    assert planned() == [], "no notebook here speaks of a benchmark"
 
 
 @pytest.mark.parametrize("method", ["sam", "iflood"])

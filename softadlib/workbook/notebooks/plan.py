@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from softadlib.workbook.prepare import Work
 
 TRAIN = "train"
 """The notebook executed once per dataset × method; all others draw."""
+FILES = rb"outputs/([\w*/-]+\.json)"
+"""How a notebook or its parameters name files that it reads beside the results of profiles."""
 FIGURES = "figures"
 """In place of a profile: the notebooks that read no profile, drawn once for all of them."""
 
@@ -41,10 +44,14 @@ class Task:
     """Pattern of the profiles whose results it draws."""
 
     def digest(self) -> str:
-        """Return what changes with the notebook, its parameters, the code and the results it uses."""
+        """Return what changes with the notebook, its parameters, the code and the results it uses.
+
+        Results are those of the profiles it reads, and the JSON files below `outputs/` that it names.
+        """
         source = self.source.read_bytes()
+        parameters = json.dumps(self.parameters, sort_keys=True).encode()
         text = hashlib.sha256(source)
-        text.update(json.dumps(self.parameters, sort_keys=True).encode())
+        text.update(parameters)
         for path in modules_used(self.source):
             text.update(path.read_bytes())
         outputs = _workspace.home() / "outputs"
@@ -57,8 +64,9 @@ class Task:
                 [*folder.glob("*/controls.parquet"), *folder.glob("*/*/suggested/*")]
             ):
                 text.update(path.read_bytes())
-        for path in sorted((outputs / "bench").glob("*.json")) if b"bench" in source else ():
-            text.update(path.read_bytes())
+        for pattern in sorted(set(re.findall(FILES, source + parameters))):
+            for path in sorted(outputs.glob(pattern.decode())):
+                text.update(path.read_bytes())
         return text.hexdigest()[:16]
 
     def is_current(self) -> bool:
