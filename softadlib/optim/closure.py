@@ -2,8 +2,7 @@
 
 import contextlib
 import re
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,54 +13,17 @@ from torch.optim import Optimizer
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import BN_UPDATES, Grads
 from softadlib.optim.base_checks import check_base, check_group
+from softadlib.optim.passes import (
+    Mark,
+    frozen_statistics,
+    is_marked,
+    marks,
+    set_weights,
+    take_gradient,
+    without_scaler,
+)
 
 NoSync = Callable[[], contextlib.AbstractContextManager[None]]
-Mark = tuple[weakref.ref[Tensor], int]  # an id may later be that of another tensor
-
-
-@contextlib.contextmanager
-def _frozen_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Let batch and instance norm normalise by the batch, but leave their running buffers alone."""
-    layers = [
-        m
-        for m in (model.modules() if model else ())
-        if isinstance(m, nn.modules.batchnorm._NormBase)
-    ]
-    tracked = [m.track_running_stats for m in layers]
-    buffers = [(m.running_mean, m.running_var) for m in layers]
-    for m in layers:
-        if m.training:
-            m.track_running_stats, m.running_mean, m.running_var = False, None, None
-    try:
-        yield
-    finally:
-        for m, track, (mean, var) in zip(layers, tracked, buffers):
-            m.track_running_stats, m.running_mean, m.running_var = track, mean, var
-
-
-@contextlib.contextmanager
-def _without_scaler() -> Iterator[None]:
-    """Turn torch's refusal to unscale twice before an update into advice: a closure runs twice."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "unscale_()" not in str(error):
-            raise
-        raise UserError(
-            "GradScaler unscales once a step, and the closure runs more than once: train in bfloat16 "
-            "(torch.autocast, no scaler), or divide the gradients by a fixed scale in the closure"
-        ) from error
-
-
-def _marks(params: list[Tensor]) -> dict[int, Mark]:
-    """Return which gradients are there, and how often they were written to, by parameter."""
-    return {id(p): (weakref.ref(p.grad), p.grad._version) for p in params if p.grad is not None}
-
-
-def _is_marked(p: Tensor, marks: Mapping[int, Mark]) -> bool:
-    """Tell whether the gradient of `p` is that of its mark, and nothing was added to it."""
-    mark, grad = marks.get(id(p)), p.grad
-    return bool(mark and grad is not None and mark[0]() is grad and mark[1] == grad._version)
 
 
 class ClosureOptimizer(Optimizer):
@@ -167,24 +129,24 @@ class ClosureOptimizer(Optimizer):
 
         def gradient(params: Grads, track: bool = True) -> Grads:
             if params is not start:  # at the start the closure has been called already
-                _set_weights(named, params)
-                with _frozen_statistics(None if track else self.model), _without_scaler():
+                set_weights(named, params)
+                with frozen_statistics(None if track else self.model), without_scaler():
                     evaluate()
             sparse_dims.update(
                 (name, p.grad.sparse_dim() if p.grad.is_sparse else 0)
                 for name, p in named.items()
                 if p.grad is not None
             )
-            return {name: _take_gradient(p) for name, p in named.items()}
+            return {name: take_gradient(p) for name, p in named.items()}
 
         try:
             combined = self.combine(gradient, start)
         finally:
-            _set_weights(named, start)  # a stored copy: subtracting would not restore the bits
+            set_weights(named, start)  # a stored copy: subtracting would not restore the bits
         for name, dim in sparse_dims.items():
             named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
         self.base.step()
-        self._left = _marks(every)
+        self._left = marks(every)
         return loss
 
     def _first_pass(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
@@ -194,7 +156,7 @@ class ClosureOptimizer(Optimizer):
         forgets `zero_grad` does not add to them.
         """
         for p in params:
-            if _is_marked(p, self._left):
+            if is_marked(p, self._left):
                 p.grad = None
         earlier = [(p, p.grad) for p in params if p.grad is not None]
         self._zeroed = False
@@ -241,13 +203,25 @@ class ClosureOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state, and the radius of each group; other settings are arguments."""
-        return self.base.state_dict()
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state_dict = self.base.state_dict()
+        for changing in self._optimizer_state_dict_post_hooks.values():
+            changed = changing(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the base optimizer's state; ValueError for settings that the constructor refuses."""
+        state_dict = state_dict.copy()  # a hook may change it, as torch's own may
+        for changing in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = changing(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         for group in state_dict["param_groups"]:
             check_group(group, type(self).__name__)
         self.base.load_state_dict(state_dict)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
 
 class RadiusOptimizer(ClosureOptimizer):
@@ -279,21 +253,3 @@ class RadiusOptimizer(ClosureOptimizer):
         """Restore the base optimizer's state, and the radius, that of groups to come too."""
         super().load_state_dict(state_dict)
         self.defaults["radius"] = self.radius
-
-
-def _set_weights(named: Grads, weights: Grads) -> None:
-    """Copy weights into parameters; autocast forgets the copies in half precision that it keeps."""
-    for name, p in named.items():
-        p.copy_(weights[name])
-    torch.clear_autocast_cache()
-
-
-def _take_gradient(p: Tensor) -> Tensor:
-    """Take the dense gradient off `p`, so that the next pass cannot write into it."""
-    grad, p.grad = p.grad, None
-    if grad is None:
-        return torch.zeros_like(p)
-    if grad.is_sparse:
-        return grad.to_dense()
-    # A view lies in a bucket of DDP's, which the next pass does write into.
-    return grad.clone() if grad._is_view() else grad

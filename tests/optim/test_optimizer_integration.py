@@ -126,6 +126,39 @@ def test_the_wrapped_and_the_bare_optimizer_exchange_states(wrap):
     assert bare.state_dict()["state"][0]["step"] == 3
 
 
+def _hook_calls(optimizer):
+    """Register every hook of states, store and load once; return the hooks' names in order."""
+    calls = []
+    optimizer.register_state_dict_pre_hook(lambda o: calls.append(("before storing", o)))
+    optimizer.register_state_dict_post_hook(lambda o, s: {**s, "note": "stored"})
+    optimizer.register_load_state_dict_pre_hook(lambda o, s: calls.append(s.pop("note")))
+    optimizer.register_load_state_dict_post_hook(lambda o: calls.append(("loaded", o)))
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    assert state["note"] == "stored", "a hook changes a copy"
+    return [call if isinstance(call, str) else (call[0], call[1] is optimizer) for call in calls]
+
+
+@every
+def test_hooks_of_states_are_called_as_those_of_torchs_optimizers(wrap):
+    model = network()
+    optimizer = wrap(Adam(model.parameters()))
+    step(model, optimizer)
+    expected = _hook_calls(Adam(network().parameters()))
+    assert expected == [("before storing", True), "stored", ("loaded", True)]
+    assert _hook_calls(optimizer) == expected
+    assert _hook_calls(copy.deepcopy(optimizer)) == expected
+
+
+@every
+def test_a_hook_may_translate_a_state_before_it_is_loaded_and_checked(wrap):
+    optimizer = wrap(SGD(network().parameters(), lr=0.1))
+    state = wrap(SGD(network().parameters(), lr=0.7)).state_dict()
+    optimizer.register_load_state_dict_pre_hook(lambda o, s: s["other name"])
+    optimizer.load_state_dict({"other name": state})
+    assert optimizer.param_groups[0]["lr"] == 0.7
+
+
 # Gradients of every kind
 
 
