@@ -229,7 +229,18 @@ def train_runs(
         trainer = Trainer(protocol, runs, samples=samples)
 
         def train(lot: list[Run]) -> pd.DataFrame:
-            return trainer.rows(lot, eval_epochs, progress, writer, only, loss_epochs)
+            reported = 0
+
+            def report(units: int) -> None:
+                nonlocal reported
+                reported += units
+                progress(units)
+
+            try:
+                return trainer.rows(lot, eval_epochs, report, writer, only, loss_epochs)
+            except torch.OutOfMemoryError:
+                progress(-reported)  # its halves report these units again
+                raise
 
         try:
             frames = list(each_lot_halving_on_oom(trainer, train))

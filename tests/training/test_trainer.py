@@ -223,6 +223,27 @@ def test_a_failed_engine_is_freed_before_its_lot_is_halved(monkeypatch):
     )
 
 
+def test_progress_of_a_lot_that_is_halved_counts_once(monkeypatch):
+    made, runs = softad()
+    counted = []
+
+    class Trial(Trainer):
+        def lots(self):
+            return [runs]
+
+        def rows(self, lot, epochs, progress, *rest):
+            if len(lot) > 3:
+                progress(2 * len(lot))  # two epochs, then memory runs out
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return Trainer.rows(self, lot, epochs, progress, *rest)
+
+    monkeypatch.setattr(factory, "ENGINES", [VmapEngine])
+    monkeypatch.setattr(trainer_module, "Trainer", Trial)
+    train_runs(made, runs, {4}, counted.append)
+    assert 2 * len(runs) in counted, "it was reported"
+    assert sum(counted) == made.epochs * len(runs)
+
+
 def test_bf16_trains_near_fp32_and_tf32_needs_cuda():
     made, runs = softad(dtype="float32", epochs=30)
     half = protocol(dtype="float32", epochs=30, precision="bf16")
