@@ -71,6 +71,15 @@ def test_epochs_to_loss_by_hand():
     assert "smallest in 1 of 1 cases (n = 1 trials)" in sentence
 
 
+def test_epochs_are_those_of_trials_of_which_every_method_has_a_curve():
+    erm = curve("erm", 0, [0.9, 0.6, 0.5]) + curve("erm", 1, [0.9, 0.5, 0.6])
+    rows = pd.DataFrame(
+        erm + curve("softad", 0, [0.9, 0.5, 0.5]) + curve("softad", 1, [0.9, 0.5])[1:]
+    )
+    table = accuracy.epochs_to_loss(rows, selected(erm=[1.0, 1.0], softad=[1.0, 1.0]), 1.1)
+    assert table["trial"].tolist() == [0, 0], "SoftAD's second trial was measured at its end alone"
+
+
 def test_runs_measured_at_the_end_alone_have_no_epochs():
     rows = pd.DataFrame(curve("erm", 0, [0.4, 0.9])[1:])
     assert accuracy.epochs_to_loss(rows, selected(erm=[1.0]), 1.1).empty

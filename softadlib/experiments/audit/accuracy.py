@@ -7,7 +7,7 @@ from pandas.api.typing import SeriesGroupBy
 from softadlib.analysis.readings import span
 from softadlib.analysis.statistics import paired
 from softadlib.experiments.audit.claims import OTHERS, paired_trials
-from softadlib.results.selection import CASE
+from softadlib.results.selection import CASE, shared_trials
 
 
 def compare_accuracy(chosen: pd.DataFrame, margin: float) -> pd.DataFrame:
@@ -37,13 +37,14 @@ def epochs_to_loss(rows: pd.DataFrame, chosen: pd.DataFrame, factor: float) -> p
     """Return the first measured epoch at which a selected run's test loss is low: a line per run.
 
     Low means at most `factor` times the lowest test loss that ERM has on its curve in the same
-    trial. `epochs` is NaN for a run that never gets there. Runs without a curve are left out.
+    trial. `epochs` is NaN for a run that never gets there. Trials are left out of which not every
+    method has a curve, so that medians are over the same trials.
     """
     key = [*CASE, "method", "trial"]
     knobs = chosen[[*key, "knob"]].fillna({"knob": -1.0})
     curves = rows[rows["epoch"] > 0].fillna({"knob": -1.0})
     curves = curves.merge(knobs, on=[*key, "knob"])
-    curves = curves[curves.groupby(key)["epoch"].transform("size") > 1]
+    curves = shared_trials(curves[curves.groupby(key)["epoch"].transform("size") > 1])
     trial = [*CASE, "trial"]
     erm = curves[curves["method"] == "erm"]
     lowest = erm.groupby(trial, as_index=False)["loss_test"].min()
