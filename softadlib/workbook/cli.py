@@ -162,7 +162,7 @@ def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 @contextlib.contextmanager
 def _fewer_collections() -> Iterator[None]:
-    """Collect garbage less often: what imports make stays, and looking through it takes a fifth of their time."""
+    """Collect garbage less often: what imports make stays, and each collection looks through all of it."""
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
     try:
