@@ -147,6 +147,15 @@ def test_no_process_outlives_the_command(home, number, status):
     assert not left or number == signal.SIGKILL, left
 
 
+def test_a_command_and_what_it_starts_say_nothing_beside_its_own_lines(home):
+    """What the server of kernels prints as it ends stands in the terminal too."""
+    write_notebook(home / "notebooks" / "a.ipynb", "size", parameters="size = 1")
+    command = [sys.executable, "-m", "softadlib.workbook.cli", "run", "figures", "-j", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if not line.startswith("softad: ")] == []
+
+
 @pytest.mark.parametrize("seconds", [3, 8])
 def test_ctrl_c_while_the_packages_are_imported(home, seconds):
     run = start(home)

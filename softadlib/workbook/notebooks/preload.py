@@ -40,5 +40,4 @@ for name in MODULES:
     if os.getppid() != PARENT:
         os._exit(1)  # the command has ended meanwhile
     importlib.import_module(name)
-gc.freeze()  # what is imported stays: no kernel looks through it, nor copies the pages it lies in
 gc.enable()
