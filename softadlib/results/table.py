@@ -57,7 +57,9 @@ def unpack(
             table = file.read(use_threads=False)
         wanted = [c for c in table.column_names if c in columns or c == "label_noise"]
         rows = table.select(wanted).to_pandas(ignore_metadata=True)
-        rows = _with_types(rows)
+        # Converting a column takes time even where nothing changes.
+        others = {c: DTYPES[c] for c in wanted if rows[c].dtype != DTYPES.get(c, rows[c].dtype)}
+        rows = rows.astype(others)
     except (pa.ArrowException, OSError, ValueError, TypeError):
         raise UserError(f"{path} is broken (cut short, or not a parquet file); {mend}") from None
     if missing := [c for c in columns if c not in rows]:
@@ -65,18 +67,12 @@ def unpack(
     return rows, (table.schema.metadata or {}).get(TAG, b"").decode(errors="replace")
 
 
-def _with_types(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the types of `DTYPES`; conversion takes milliseconds even where nothing changes."""
-    others = {c: DTYPES[c] for c, dtype in rows.dtypes.items() if dtype != DTYPES.get(c, dtype)}
-    return rows.astype(others) if others else rows
-
-
 def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Return one table in the order of `ROW_ORDER`, each run and epoch once; the last frame wins."""
     frames = [frame[ALL_COLUMNS] for frame in frames if len(frame)]
     if not frames:
         return pd.DataFrame({c: pd.Series(dtype=DTYPES[c]) for c in ALL_COLUMNS})
-    rows = _with_types(pd.concat(frames, ignore_index=True))
+    rows = pd.concat(frames, ignore_index=True).astype(DTYPES)
     return rows.drop_duplicates(ROW_ORDER, keep="last").sort_values(ROW_ORDER, ignore_index=True)
 
 
