@@ -17,7 +17,7 @@ from softadlib.optim.passes import (
     Mark,
     frozen_statistics,
     is_marked,
-    marks,
+    mark_gradients,
     set_weights,
     take_gradient,
     without_scaler,
@@ -146,7 +146,7 @@ class ClosureOptimizer(Optimizer):
         for name, dim in sparse_dims.items():
             named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
         self.base.step()
-        self._left = marks(every)
+        self._left = mark_gradients(every)
         return loss
 
     def _first_pass(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
@@ -205,18 +205,22 @@ class ClosureOptimizer(Optimizer):
         """Return the base optimizer's state, and the radius of each group; other settings are arguments."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state_dict = self.base.state_dict()
-        for changing in self._optimizer_state_dict_post_hooks.values():
-            changed = changing(self, state_dict)
+        hooks = self._optimizer_state_dict_post_hooks
+        return self._changed_by(hooks, self.base.state_dict())
+
+    def _changed_by(
+        self, hooks: Mapping[Any, Callable[..., Any]], state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the state after hooks that may each return another one in its place."""
+        for hook in hooks.values():
+            changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the base optimizer's state; ValueError for settings that the constructor refuses."""
-        state_dict = state_dict.copy()  # a hook may change it, as torch's own may
-        for changing in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = changing(self, state_dict)
-            state_dict = state_dict if changed is None else changed
+        hooks = self._optimizer_load_state_dict_pre_hooks
+        state_dict = self._changed_by(hooks, state_dict.copy())  # the caller's stays as it is
         for group in state_dict["param_groups"]:
             check_group(group, type(self).__name__)
         self.base.load_state_dict(state_dict)

@@ -47,7 +47,7 @@ def without_scaler() -> Iterator[None]:
         ) from error
 
 
-def marks(params: list[Tensor]) -> dict[int, Mark]:
+def mark_gradients(params: list[Tensor]) -> dict[int, Mark]:
     """Return which gradients are there, and how often they were written to, by parameter."""
     return {id(p): (weakref.ref(p.grad), p.grad._version) for p in params if p.grad is not None}
 
