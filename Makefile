@@ -66,9 +66,10 @@ lint: $(TESTING)
 test: $(TESTING)
 	$(MAKE) --jobs 2 lint tests-and-notebooks
 
+# Three processes for two cores: while one waits for a process it started, the others have work.
 # Kernels of notebooks are forked (tests/kernels): each saves the seconds that its imports take.
 tests-and-notebooks: $(TESTING)
-	JUPYTER_PATH=$(CURDIR)/tests $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder \
+	JUPYTER_PATH=$(CURDIR)/tests $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
 	  --nbval --nbval-kernel-name forked --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)

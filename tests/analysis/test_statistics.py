@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from softadlib.analysis.statistics import mean_interval, paired, permutation_test, sign_test
@@ -56,6 +58,17 @@ def test_permutation_test_counts_every_sign():
     assert permutation_test(d, seed=1) == permutation_test(d, seed=2)
     assert permutation_test([-1.0, 1.0]) == 1.0
     assert permutation_test([0.3]) == 1.0, "of one difference both signs are as far"
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(-20, 20), min_size=2, max_size=9))
+def test_exact_permutation_test_is_scipys(tenths):
+    """SciPy gets whole numbers, whose sums are exact; ours the tenths, whose sums tie but for rounding."""
+    d = np.array(tenths)
+    test = stats.permutation_test(
+        (d,), np.sum, permutation_type="samples", vectorized=True, n_resamples=np.inf
+    )
+    assert permutation_test(d / 10) == pytest.approx(test.pvalue, rel=1e-12)
 
 
 def test_permutation_test_of_many_draws():
