@@ -5,7 +5,7 @@ outputs/<profile>/<dataset>/<method>/metrics.parquet    rows, `schema.COLUMNS`
                                      selected.parquet   losses and calibration of the selected runs
                                      train.ipynb        the executed notebook
                                      parts/*.parquet    rows of a study under way
-                                     parts/*.json       sessions of its shards
+                                     parts/*.json       sessions of calls that left it unfinished
                                      losses/*.parquet   parts of selected.parquet
                                      checkpoints/*.pt   trainings under way
                                      held-out/*.npz     losses under models not trained on the sample
@@ -188,16 +188,15 @@ class ResultFolder:
     def save_part(self, rows: pd.DataFrame) -> None:
         """Store rows of finished runs; the same rows always go to the same file."""
         content = pd.util.hash_pandas_object(rows).to_numpy().tobytes()
-        self._save_part("parquet", content, pack(rows, self.fingerprint))
+        name = hashlib.sha256(content).hexdigest()[:16]
+        write(self._part(f"{name}.parquet"), pack(rows, self.fingerprint))
 
-    def save_session(self, session: Session) -> None:
-        """Store what a shard says of itself, for the provenance of the whole."""
-        text = json.dumps(session.to_json())
-        self._save_part("json", text.encode(), text + "\n")
+    def save_session(self, session: Session, call: str) -> None:
+        """Store the session of a call, in place of an earlier state of it."""
+        write(self._part(f"{call}.json"), json.dumps(session.to_json()) + "\n")
 
-    def _save_part(self, suffix: str, identity: bytes, content: bytes | str) -> None:
-        name = f"{self.fingerprint}-{hashlib.sha256(identity).hexdigest()[:16]}.{suffix}"
-        write(self.path / "parts" / name, content)
+    def _part(self, name: str) -> Path:
+        return self.path / "parts" / f"{self.fingerprint}-{name}"
 
     def sessions(self) -> list[Session]:
         """Return the sessions of earlier calls under this protocol, shards included."""
@@ -205,12 +204,12 @@ class ResultFolder:
         if self.provenance.exists():
             finished = self.read_provenance()
             sessions += finished.sessions if finished.fingerprint == self.fingerprint else []
-        shards = []
+        unfinished = []
         for path in self._of_study("parts/*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # cut in copying
                 session = Session.from_json(json.loads(path.read_text(encoding="utf-8")))
-                shards += [session] if session not in sessions else []
-        return [*sessions, *sorted(shards, key=lambda session: session.finished)]
+                unfinished += [session] if session not in sessions else []
+        return [*sessions, *sorted(unfinished, key=lambda session: session.finished)]
 
     def set_aside(self, unfinished: bool = False) -> Path | None:
         """Move the stored results, with `unfinished` also rows without a table; return where to.

@@ -7,100 +7,33 @@ for bit. A GPU replays the whole lots of the first pass, where that costs less t
 curves (`study_plan.replay_pays`); otherwise its first pass measures every curve.
 """
 
+import contextlib
+import time
+import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import pandas as pd
-import torch
 
 from softadlib import _workspace
+from softadlib._validation import UserError
 from softadlib.results import sample_losses
-from softadlib.results.folder import ResultFolder, lock_results
+from softadlib.results.folder import lock_results
 from softadlib.results.provenance import Provenance, Session
 from softadlib.results.schema import RunKey
 from softadlib.results.table import merge
 from softadlib.training import auto_theta, heldout
 from softadlib.training.device import pick_device
-from softadlib.training.executors.local import Executor, TaskContext, local, run_tasks
+from softadlib.training.executors.local import Executor, local, run_tasks
+from softadlib.training.executors.train_task import TrainTask
 from softadlib.training.progress import ProgressCallback, StudyProgress, no_progress
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.study_plan import FirstPass, Study
-from softadlib.training.trainer import train_runs
+
+SESSION_INTERVAL = 60.0
+"""Seconds after which the session is stored again when a task ends, for a call that is killed."""
 
 OnRows = Callable[[pd.DataFrame], object]
 """Called with the rows of a few finished runs."""
-
-
-class TrainResult(NamedTuple):
-    """What a `TrainTask` returns."""
-
-    rows: pd.DataFrame
-    losses: pd.DataFrame
-    """Losses of single samples, as `results.sample_losses` has them."""
-
-
-@dataclass(frozen=True)
-class TrainTask:
-    """Train a chunk of runs of one method and label noise, measured at `epochs`."""
-
-    protocol: Protocol
-    runs: Sequence[Run]
-    epochs: set[int]
-    samples: dict[str, torch.Tensor] | None
-    """What the method needs of every training sample."""
-    only: set[RunKey] | None = None
-    """Keys of the runs to measure; None for all."""
-    loss_epochs: Collection[int] = ()
-    """Epochs at which the losses of single samples are summarised."""
-    stores_rows: bool = True
-    """False for runs whose rows are stored: they are trained again for their losses alone."""
-    first_pass: FirstPass | None = None
-    """What the runs must reproduce if they are replays; then their ends are stored already."""
-
-    @property
-    def units(self) -> int:
-        """Epochs × gradients of all runs."""
-        gradients = self.protocol.method(self.runs[0].method).gradients
-        return self.protocol.epochs * gradients * len(self.runs)
-
-    def run(self, context: TaskContext) -> TrainResult:
-        """Return rows and losses; store those of each lot as it ends, so that a death loses little."""
-        losses = []
-
-        def save(rows: pd.DataFrame, losses_of_rows: pd.DataFrame) -> None:
-            if self.first_pass:
-                self.first_pass.check(rows)
-            losses.append(losses_of_rows)
-            if context.folder:
-                self.store(context.folder, TrainResult(self.new_rows(rows), losses_of_rows))
-
-        rows = train_runs(
-            self.protocol,
-            self.runs,
-            self.epochs,
-            context.progress,
-            save,
-            self.samples,
-            context.checkpoints,
-            self.only,
-            self.loss_epochs,
-        )
-        return TrainResult(self.new_rows(rows), sample_losses.merge(losses))
-
-    def new_rows(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that are not stored yet.
-
-        The ends that were selected by stay: measured beside fewer runs, a GPU may round otherwise.
-        """
-        return rows[rows["epoch"] < self.protocol.epochs] if self.first_pass else rows
-
-    def store(self, folder: ResultFolder, result: TrainResult) -> None:
-        """Store the losses of all runs, then their rows: runs with rows are not trained again."""
-        if len(result.losses):
-            sample_losses.save_part(folder, result.losses)
-        if self.stores_rows and len(result.rows):
-            folder.save_part(result.rows)
 
 
 def run(
@@ -161,14 +94,20 @@ class _StudyRun:
         total = study.total_work() + (study.losses_work() if losses else 0)
         self.progress = StudyProgress(total, study.units_per_run, progress, path)
         self.resumed = 0
+        self.id, self.session_saved = uuid.uuid4().hex[:16], time.monotonic()
 
     def run(self) -> pd.DataFrame:
         """Do what is left; return all rows."""
         self.prepare()
-        self.train()
-        self.replay()
-        if self.losses:
-            self.fill_losses()
+        try:
+            self.train()
+            self.replay()
+            if self.losses:
+                self.fill_losses()
+        except BaseException:
+            with contextlib.suppress(UserError):  # what stopped the call is what to report
+                self.save_unfinished_session()
+            raise
         self.store()
         self.progress.close()
         return self.rows
@@ -182,6 +121,7 @@ class _StudyRun:
         study.resolve()
         self.rows, others = study.stored_rows()
         self.sessions = self.folder.sessions()
+        self.missing = self.count_missing(self.rows)
         if not self.is_shard:
             self.set_aside(others)
         self.todo = study.with_lots(study.missing(self.rows, study.runs, study.first_epochs))
@@ -252,16 +192,25 @@ class _StudyRun:
             self.resumed += rows.attrs.get("resumed", 0)
             if len(rows):
                 self.on_rows(rows)
+            if time.monotonic() - self.session_saved > SESSION_INTERVAL:
+                self.save_unfinished_session()
         return frames
 
     def store(self) -> None:
         """Write the table and its provenance; of a shard only the session, its rows are stored."""
-        worked = bool(self.todo or self.replays)
+        todo, replays = len(self.todo), len(self.replays)
+        worked = bool(todo or replays)
         if worked or not (self.is_shard or self.sessions):
-            session = self.session()
+            seconds = self.progress.seconds()
+            resumed = self.resumed / self.study.protocol.epochs
+            trained = todo + replays + self.ordinary + self.held_out - resumed
+            rates = {
+                "runs_per_minute": round(60 * trained / seconds, 2),
+                "gflops": round(self.operations(trained) / seconds / 1e9, 2),
+            }
+            session = self.session(seconds, todo, replays, **rates)
             self.sessions.append(session)
-            if self.is_shard:
-                self.folder.save_session(session)
+            self.folder.save_session(session, self.id)
         if self.is_shard:
             return
         sample_losses.finish(self.folder, [run.key for run in self.study.selected(self.rows)])
@@ -273,14 +222,33 @@ class _StudyRun:
         else:
             self.folder.tidy()
 
-    def session(self) -> Session:
-        """Describe this call: what it trained, on what, and how fast."""
-        study, todo, replays = self.study, len(self.todo), len(self.replays)
-        seconds = self.progress.seconds()
-        resumed = self.resumed / study.protocol.epochs
-        trained = todo + replays + self.ordinary + self.held_out - resumed
-        measured = todo * len(study.first_epochs) + len(self.curves) * len(study.replay_epochs)
-        operations = trained * study.units_per_run * study.work.unit + measured * study.work.measure
+    def save_unfinished_session(self) -> None:
+        """Store the session so far, if a run has ended: a later call adds it to the provenance.
+
+        It has no speed: runs that are under way count for nothing, their time does.
+        """
+        self.session_saved = time.monotonic()
+        rows, _ = self.study.stored_rows()
+        trained, replayed = (was - now for was, now in zip(self.missing, self.count_missing(rows)))
+        if trained or replayed:
+            session = self.session(self.progress.seconds(), trained, replayed, stopped=True)
+            self.folder.save_session(session, self.id)
+
+    def count_missing(self, rows: pd.DataFrame) -> tuple[int, int]:
+        """Return how many runs lack rows of the first pass, and how many those of a replay."""
+        study = self.study
+        first = study.missing(rows, study.runs, study.first_epochs)
+        return len(first), len(study.missing(rows, study.runs, study.replay_epochs))
+
+    def operations(self, trained: float) -> float:
+        """Return the floating-point operations of so many runs and of all measurements."""
+        study, work = self.study, self.study.work
+        measured = len(self.todo) * len(study.first_epochs)
+        measured += len(self.curves) * len(study.replay_epochs)
+        return trained * study.units_per_run * work.unit + measured * work.measure
+
+    def session(self, seconds: float, trained: int, replayed: int, **facts: object) -> Session:
+        """Describe this call: what it trained, and on what."""
         optional = {
             "runs_for_theta": self.ordinary,
             "runs_for_samples": self.held_out,
@@ -289,10 +257,9 @@ class _StudyRun:
         return Session.now(
             seconds,
             self.executor.describe(),
-            runs_trained=todo,
-            runs_replayed=replays,
+            runs_trained=trained,
+            runs_replayed=replayed,
             jobs=self.executor.workers,
             **{name: count for name, count in optional.items() if count},
-            runs_per_minute=round(60 * trained / seconds, 2),
-            gflops=round(operations / seconds / 1e9, 2),
+            **facts,
         )

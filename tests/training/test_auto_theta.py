@@ -16,6 +16,7 @@ from softadlib.results import reader as store
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES
 from softadlib.training import auto_theta, study
+from softadlib.training.executors import train_task
 from softadlib.training.protocol import Protocol
 from softadlib.workbook.cli import main
 
@@ -35,7 +36,7 @@ def protocol(method="softad", word="auto", **changes):
 def work(monkeypatch):
     """What is trained from here on: ordinary runs as (noise, trial), others as runs."""
     done = {"ordinary": [], "runs": []}
-    ordinary, runs = auto_theta.train_erm, study.train_runs
+    ordinary, runs = auto_theta.train_erm, train_task.train_runs
 
     def spy_ordinary(protocol, noise, trials, *args, **more):
         for trial, *rest in ordinary(protocol, noise, trials, *args, **more):
@@ -47,7 +48,7 @@ def work(monkeypatch):
         return runs(protocol, some, *rest)
 
     monkeypatch.setattr(auto_theta, "train_erm", spy_ordinary)
-    monkeypatch.setattr(study, "train_runs", spy_runs)
+    monkeypatch.setattr(train_task, "train_runs", spy_runs)
     return done
 
 
@@ -132,13 +133,13 @@ def test_what_is_kept_says_why(home):
 
 
 def test_a_call_cut_short_keeps_the_ordinary_runs(work, monkeypatch):
-    original = study.train_runs
-    monkeypatch.setattr(study, "train_runs", lambda *args: 1 / 0)
+    original = train_task.train_runs
+    monkeypatch.setattr(train_task, "train_runs", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         study.run(protocol(), "softad")
     assert len(work["ordinary"]) == 2
     assert not study.Study(protocol(), "softad").done()
-    monkeypatch.setattr(study, "train_runs", original)
+    monkeypatch.setattr(train_task, "train_runs", original)
     ticks = []
     study.run(protocol(), "softad", progress=ticks.append)
     assert len(work["ordinary"]) == 2

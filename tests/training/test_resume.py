@@ -25,6 +25,7 @@ from softadlib.results import reader as store
 from softadlib.results.folder import ResultFolder, lock_results
 from softadlib.results.paths import profile_dir
 from softadlib.training import study
+from softadlib.training.executors import train_task
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli
 from softadlib.workbook.notebooks import plan as plans
@@ -237,7 +238,7 @@ def test_damaged_parts_and_progress_mend_themselves(damage):
     made = protocol()
     whole = study.run(protocol(profile="whole"), "softad")
     runs = made.runs("softad")
-    study.train_runs(made, runs[:2], {4}, lambda n: None, keep_rows(made))
+    train_task.train_runs(made, runs[:2], {4}, lambda n: None, keep_rows(made))
     (part,) = (place(made).path / "parts").iterdir()
     content = part.read_bytes()
     part.write_bytes(DAMAGE[damage] if damage != "cut" else content[: len(content) // 2])
@@ -311,6 +312,77 @@ def test_killed_while_parts_are_dropped_the_next_call_drops_the_rest(home, monke
     assert place(made).provenance.read_bytes() == facts
 
 
+# The sessions of calls that were stopped
+
+
+@pytest.mark.parametrize("epochs", range(9, 6 * 8, 5))
+def test_every_run_is_in_the_session_of_the_call_that_trained_it(epochs):
+    """Four runs and two replays of eight epochs, stored one by one."""
+    made = protocol(epochs=8, checkpoint_every=1)
+    stopped(made, epochs)
+    (path,) = place(made).path.glob("parts/*.json")
+    first = json.loads(path.read_text())
+    assert (first["runs_trained"], first["runs_replayed"]) == ended_after(epochs - 1, 8, 4)
+    assert first["stopped"]
+    assert not {"gflops", "runs_per_minute"} & set(first)
+    study.run(made, "softad")
+    before, after = read_provenance(place(made).provenance)["sessions"]
+    assert before == first
+    assert before["runs_trained"] + after["runs_trained"] == 4
+    assert before["runs_replayed"] + after["runs_replayed"] == 2
+    assert "stopped" not in after
+    assert "gflops" in after
+    assert not list(place(made).path.glob("parts"))
+    assert study.Study(made, "softad").done()
+
+
+def ended_after(epochs, per_run, first_pass):
+    """(runs, replays) that have ended after so many epochs."""
+    ended = epochs // per_run
+    return min(ended, first_pass), max(ended - first_pass, 0)
+
+
+def test_a_call_that_trained_no_run_leaves_no_session():
+    made = protocol(epochs=8, checkpoint_every=1)
+    stopped(made, 5)
+    assert not list(place(made).path.glob("parts/*.json"))
+    study.run(made, "softad")
+    assert trained(made) == [4]
+    study.run(made, "softad", losses=True)
+    assert trained(made) == [4], "and one that had nothing to do leaves none"
+
+
+def test_a_call_that_is_killed_leaves_its_session_as_it_was_when_a_task_ended(monkeypatch):
+    """Six tasks: four runs, two replays. What a kill after the n-th finds is what n tasks have done."""
+    monkeypatch.setattr(study, "SESSION_INTERVAL", 0.0)
+    made, found = protocol(stack=1), []
+
+    def look(rows):
+        files = place(made).path.glob("parts/*.json")
+        found.append([json.loads(path.read_text()) for path in files])
+
+    study.run(made, "softad", on_rows=look)
+    counts = [[(s["runs_trained"], s["runs_replayed"]) for s in sessions] for sessions in found]
+    assert counts == [[], [(1, 0)], [(2, 0)], [(3, 0)], [(4, 0)], [(4, 1)]]
+    (session,) = read_provenance(place(made).provenance)["sessions"]
+    assert (session["runs_trained"], session["runs_replayed"]) == (4, 2)
+    assert "stopped" not in session
+
+
+def test_a_full_disk_is_reported_and_not_that_the_session_could_not_be_stored(monkeypatch):
+    made = protocol(stack=1)
+    write = _workspace.write
+
+    def full(path, content):
+        if len(list(place(made).path.glob("parts/*.parquet"))) == 2:
+            raise UserError(f"{path.name}: no space left")
+        write(path, content)
+
+    monkeypatch.setattr(places, "write", full)
+    with pytest.raises(UserError, match=r"parquet: no space left"):
+        study.run(made, "softad")
+
+
 # An edited protocol
 
 
@@ -319,13 +391,13 @@ def test_of_two_protocols_in_turn_neither_uses_nor_destroys_the_others(home):
     first, second = protocol(checkpoint_every=1, epochs=8), protocol(epochs=8, lr=0.2)
     stopped(first, 8 + 6)
     left = {p.name: p.read_bytes() for p in place(first).path.glob("*/*")}
-    assert {Path(n).suffix for n in left} == {".parquet", ".pt"}
+    assert {Path(n).suffix for n in left} == {".parquet", ".pt", ".json"}
     rows = study.run(second, "softad")
     assert {p.name: p.read_bytes() for p in place(first).path.glob("*/*")} == left
     result = place(second).metrics.read_bytes()
     again = study.run(first, "softad")
     pd.testing.assert_frame_equal(again, study.run(protocol(epochs=8, profile="whole"), "softad"))
-    assert trained(first) == [3], "one was there"
+    assert trained(first) == [1, 3], "one was there"
     (aside,) = home.glob("outputs/tiny/gaussian/softad.*")
     assert (aside / "metrics.parquet").read_bytes() == result
     assert not again.equals(rows)
@@ -333,7 +405,7 @@ def test_of_two_protocols_in_turn_neither_uses_nor_destroys_the_others(home):
 
 def test_a_smaller_study_that_is_interrupted_again_sets_nothing_aside_twice(home):
     large, small = protocol(trials=3), protocol(trials=2)
-    study.train_runs(large, large.runs("softad")[-2:], {4}, lambda n: None, keep_rows(large))
+    train_task.train_runs(large, large.runs("softad")[-2:], {4}, lambda n: None, keep_rows(large))
     for _ in range(3):
         stopped(small, 2)
     assert len(list(home.glob("outputs/tiny/gaussian/softad.*"))) == 1
@@ -429,7 +501,7 @@ def test_a_clock_that_goes_back_changes_nothing(monkeypatch):
     monkeypatch.setattr(time, "time", back)
     monkeypatch.setattr(datetime, "datetime", Past)
     made = protocol()
-    study.train_runs(made, made.runs("softad")[:2], {4}, lambda n: None, keep_rows(made))
+    train_task.train_runs(made, made.runs("softad")[:2], {4}, lambda n: None, keep_rows(made))
     os.utime(next((place(made).path / "parts").iterdir()), (4e9, 4e9))
     study.run(made, "softad")
     more = study.run(protocol(trials=3), "softad")

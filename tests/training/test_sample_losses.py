@@ -22,6 +22,7 @@ from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.evaluation import loss_summary
+from softadlib.training.executors import train_task
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.training.study_plan import Study, loss_epochs
@@ -173,7 +174,7 @@ def test_a_missing_file_is_no_unfinished_result_and_is_filled_in_when_asked(home
     place(made).selected.unlink()
     assert Study(made, "softad").done()
     with monkeypatch.context() as patch:
-        patch.setattr(study, "train_runs", lambda *args, **named: pytest.fail("trained"))
+        patch.setattr(train_task, "train_runs", lambda *args, **named: pytest.fail("trained"))
         study.run(made, "softad")
     assert not place(made).selected.exists()
     study.run(made, "softad", losses=True)
@@ -182,7 +183,7 @@ def test_a_missing_file_is_no_unfinished_result_and_is_filled_in_when_asked(home
     assert set(after) == set(before)
     assert all(after[name] == before[name] for name in after if name != "selected.parquet")
     with monkeypatch.context() as patch:
-        patch.setattr(study, "train_runs", lambda *args, **named: pytest.fail("trained"))
+        patch.setattr(train_task, "train_runs", lambda *args, **named: pytest.fail("trained"))
         study.run(made, "softad", losses=True)
     assert tree(place(made).path) == after
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from softadlib._validation import UserError
 from softadlib.results import reader as store
 from softadlib.training import study
-from softadlib.training.executors import shards, slurm
+from softadlib.training.executors import shards, slurm, train_task
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli
 
@@ -78,7 +78,9 @@ def test_three_machines_and_a_copy_make_the_tables_of_one(tmp_path, monkeypatch,
     sessions = [p for p in (homes["whole"] / "outputs").rglob("parts/*.json")]
     assert store.read("tiny").empty
 
-    monkeypatch.setattr(study, "train_runs", lambda *args, **kwargs: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        train_task, "train_runs", lambda *args, **kwargs: pytest.fail("trained again")
+    )
     assert softad(monkeypatch, homes["whole"], "train", "tiny", "-j", "1") == 0
     assert not list((homes["whole"] / "outputs").rglob("parts"))
     for dataset, method in [("gaussian", m) for m in ("erm", *GRIDS)] + [("spiral", "softad")]:

@@ -22,6 +22,7 @@ from softadlib.training.device import machine
 from softadlib.training.engines import factory
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.executors import local as executors
+from softadlib.training.executors import train_task
 from softadlib.training.progress import no_progress
 from softadlib.training.protocol import Protocol
 
@@ -40,13 +41,13 @@ def protocol(**changes):
 
 def trained(monkeypatch):
     """The runs trained from here on, one list per task."""
-    calls, original = [], study.train_runs
+    calls, original = [], train_task.train_runs
 
     def spy(protocol, runs, epochs, *rest):
         calls.append((list(runs), set(epochs)))
         return original(protocol, runs, epochs, *rest)
 
-    monkeypatch.setattr(study, "train_runs", spy)
+    monkeypatch.setattr(train_task, "train_runs", spy)
     return calls
 
 
@@ -276,7 +277,7 @@ def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
         pass
 
     stacks = {"first stack": 1, "before the replay": 3}.get(stage, 99)
-    original, write = study.train_runs, _workspace.write
+    original, write = train_task.train_runs, _workspace.write
     count = 0
 
     def cut(*args, **kwargs):
@@ -295,7 +296,7 @@ def test_a_sweep_cut_short_goes_on_where_it_was(monkeypatch, stage):
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(study, "train_runs", cut)
+        patch.setattr(train_task, "train_runs", cut)
         patch.setattr(places, "write", cut_write)
         with pytest.raises(Accident):
             study.run(p, "softad")

@@ -107,7 +107,9 @@ def speeds() -> dict[str, float]:
         for folder in reader.finished(profile):
             try:
                 facts = folder.read_provenance()
-                on_cpu = [s.other for s in facts.sessions if "cpu" in s.device]
+                on_cpu = [
+                    s.other for s in facts.sessions if "cpu" in s.device and "gflops" in s.other
+                ]
                 speeds = [other["gflops"] * 1e9 / other["jobs"] for other in on_cpu]
                 measured.setdefault(facts.protocol["model"], []).extend(s for s in speeds if s > 0)
             except (UserError, KeyError, TypeError, ZeroDivisionError):
