@@ -127,7 +127,10 @@ def effort(provenances: pd.DataFrame) -> pd.DataFrame:
     groups = provenances.groupby("dataset", sort=False)
     facts["runs"] = facts["dataset"].map(groups["runs"].sum())
     facts.insert(2, "label noise", facts["dataset"].map(groups["label_noise"].first()))
-    facts["hours"] = facts["dataset"].map(groups["seconds"].sum() / 3600)
+    hours = groups["seconds"].sum() / 3600
+    incomplete = groups["runs_without_session"].sum() > 0
+    at_least = incomplete.map({True: "at least ", False: ""})
+    facts["hours"] = facts["dataset"].map(at_least + hours.map("{:.2f}".format))
     for name in ("device", "torch"):
         facts[name] = facts["dataset"].map(groups[name].agg(lambda v: ", ".join(sorted(set(v)))))
     facts["finished"] = facts["dataset"].map(groups["finished"].max()).str[:10]

@@ -151,6 +151,12 @@ class Provenance:
         """Wall-clock time of all sessions together."""
         return round(sum(session.seconds for session in self.sessions), 1)
 
+    @property
+    def runs_without_session(self) -> int:
+        """How many runs no session has trained: early versions stored none of a stopped call."""
+        trained = sum(session.other.get("runs_trained", 0) for session in self.sessions)
+        return max(self.runs - trained, 0)
+
 
 def commit() -> str | None:
     """Return the repository's commit, `+` where files differ from it; None outside one."""

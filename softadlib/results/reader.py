@@ -122,5 +122,6 @@ def _line(facts: Provenance) -> dict[str, Any]:
         "device": ", ".join(dict.fromkeys(session.device for session in facts.sessions)),
         "torch": ", ".join(dict.fromkeys(session.torch for session in facts.sessions)),
         "seconds": facts.seconds,
+        "runs_without_session": facts.runs_without_session,
         "finished": last.finished[:16],
     }

@@ -313,6 +313,21 @@ def test_an_overview_without_results_is_refused(monkeypatch, tmp_path):
         overview.overview("tiny")
 
 
+def test_hours_are_a_minimum_where_a_run_has_no_session():
+    facts = {
+        "label_noise": "0",
+        "runs": 10,
+        "device": "cpu",
+        "torch": "2",
+        "finished": "2026-01-02",
+    }
+    lines = [made("erm", 1) | facts | {"seconds": 1800, "runs_without_session": 0}]
+    lines += [made("softad", 10) | facts | {"seconds": 5400, "runs_without_session": 3}]
+    complete = results.effort(pd.DataFrame(lines[:1]))
+    assert complete["hours"].tolist() == ["0.50"]
+    assert results.effort(pd.DataFrame(lines))["hours"].tolist() == ["at least 2.00"]
+
+
 def test_shares_of_flipped_labels_are_written_in_full():
     facts = {"has": "a smaller gap", "against": "erm", "dataset": "spiral", "ties": "largest"}
     levels = [0.02, 0.025]

@@ -337,6 +337,16 @@ def test_provenances_are_one_line_a_result(home):
     )
 
 
+@pytest.mark.parametrize(
+    ("trained", "missing"), [([2], 0), ([1, 1], 0), ([1], 1), ([0, 1], 1), ([2, 2], 0), ([None], 2)]
+)
+def test_runs_without_a_session_are_counted(trained, missing):
+    """Of two runs; a fresh training counts runs twice, and sessions of early versions say nothing."""
+    counts = [{} if n is None else {"runs_trained": n} for n in trained]
+    sessions = [Session("2026-01-02T03:04:05+00:00", 1.5, "cpu", "2", n) for n in counts]
+    assert facts(sessions=sessions).runs_without_session == missing
+
+
 def results(home):
     """Two methods, each with curves of one trial; of one method label noise varies."""
     ends = [rows((0, 1, 2), knob=k, epochs=(4,)) for k in (0.1, 0.3)]
