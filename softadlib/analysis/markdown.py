@@ -122,15 +122,16 @@ def write(profile: str, path: Path, blocks: Mapping[str, Callable[[str], str]]) 
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
-    """Return what was trained for every dataset, how long it took, and on what device."""
+    """Return what was trained for every dataset, how long it took, and on what device.
+
+    The hours are those of the sessions; runs that no session names are counted beside them.
+    """
     facts = tables.effort(provenances).reset_index()
     groups = provenances.groupby("dataset", sort=False)
     facts["runs"] = facts["dataset"].map(groups["runs"].sum())
     facts.insert(2, "label noise", facts["dataset"].map(groups["label_noise"].first()))
-    hours = groups["seconds"].sum() / 3600
-    incomplete = groups["runs_without_session"].sum() > 0
-    at_least = incomplete.map({True: "at least ", False: ""})
-    facts["hours"] = facts["dataset"].map(at_least + hours.map("{:.2f}".format))
+    facts["without a session"] = facts["dataset"].map(groups["runs_without_session"].sum())
+    facts["hours"] = facts["dataset"].map(groups["seconds"].sum() / 3600)
     for name in ("device", "torch"):
         facts[name] = facts["dataset"].map(groups[name].agg(lambda v: ", ".join(sorted(set(v)))))
     facts["finished"] = facts["dataset"].map(groups["finished"].max()).str[:10]

@@ -49,6 +49,7 @@ CELLS = {
     "loss_change": Cell("its test loss − ERM's", signed=True),
     "softad_mean": Cell("SoftAD's mean", 2),
     "flooding_mean": Cell("Flooding's mean", 2),
+    "hours": Cell("hours", 2),
 }
 """Numeric columns of our tables; all others are written as they are."""
 
