@@ -191,9 +191,9 @@ class ResultFolder:
         name = hashlib.sha256(content).hexdigest()[:16]
         write(self._part(f"{name}.parquet"), pack(rows, self.fingerprint))
 
-    def save_session(self, session: Session, call: str) -> None:
+    def save_session(self, session: Session, call_id: str) -> None:
         """Store the session of a call, in place of an earlier state of it."""
-        write(self._part(f"{call}.json"), json.dumps(session.to_json()) + "\n")
+        write(self._part(f"{call_id}.json"), json.dumps(session.to_json()) + "\n")
 
     def _part(self, name: str) -> Path:
         return self.path / "parts" / f"{self.fingerprint}-{name}"

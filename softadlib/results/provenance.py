@@ -153,7 +153,7 @@ class Provenance:
 
     @property
     def runs_without_session(self) -> int:
-        """How many runs no session has trained: early versions stored none of a stopped call."""
+        """How many runs no session counts, at least; early versions stored none of a stopped call."""
         trained: int = sum(s.other.get("runs_trained", 0) for s in self.sessions)
         return max(self.runs - trained, 0)
 

@@ -94,7 +94,7 @@ class _StudyRun:
         total = study.total_work() + (study.losses_work() if losses else 0)
         self.progress = StudyProgress(total, study.units_per_run, progress, path)
         self.resumed = 0
-        self.id, self.session_saved = uuid.uuid4().hex[:16], time.monotonic()
+        self.call_id, self.session_saved = uuid.uuid4().hex[:16], time.monotonic()
 
     def run(self) -> pd.DataFrame:
         """Do what is left; return all rows."""
@@ -121,7 +121,7 @@ class _StudyRun:
         study.resolve()
         self.rows, others = study.stored_rows()
         self.sessions = self.folder.sessions()
-        self.missing = self.count_missing(self.rows)
+        self.missing_at_start = self.count_missing(self.rows)
         if not self.is_shard:
             self.set_aside(others)
         self.todo = study.with_lots(study.missing(self.rows, study.runs, study.first_epochs))
@@ -210,7 +210,7 @@ class _StudyRun:
             }
             session = self.session(seconds, todo, replays, **rates)
             self.sessions.append(session)
-            self.folder.save_session(session, self.id)
+            self.folder.save_session(session, self.call_id)
         if self.is_shard:
             return
         sample_losses.finish(self.folder, [run.key for run in self.study.selected(self.rows)])
@@ -229,10 +229,11 @@ class _StudyRun:
         """
         self.session_saved = time.monotonic()
         rows, _ = self.study.stored_rows()
-        trained, replayed = (was - now for was, now in zip(self.missing, self.count_missing(rows)))
+        counts = zip(self.missing_at_start, self.count_missing(rows))
+        trained, replayed = (before - now for before, now in counts)
         if trained or replayed:
             session = self.session(self.progress.seconds(), trained, replayed, stopped=True)
-            self.folder.save_session(session, self.id)
+            self.folder.save_session(session, self.call_id)
 
     def count_missing(self, rows: pd.DataFrame) -> tuple[int, int]:
         """Return how many runs lack rows of the first pass, and how many those of a replay."""

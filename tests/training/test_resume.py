@@ -355,14 +355,14 @@ def test_a_call_that_trained_no_run_leaves_no_session():
 def test_a_call_that_is_killed_leaves_its_session_as_it_was_when_a_task_ended(monkeypatch):
     """Six tasks: four runs, two replays. What a kill after the n-th finds is what n tasks have done."""
     monkeypatch.setattr(study, "SESSION_INTERVAL", 0.0)
-    made, found = protocol(stack=1), []
+    made, states = protocol(stack=1), []
 
     def look(rows):
         files = place(made).path.glob("parts/*.json")
-        found.append([json.loads(path.read_text()) for path in files])
+        states.append([json.loads(path.read_text()) for path in files])
 
     study.run(made, "softad", on_rows=look)
-    counts = [[(s["runs_trained"], s["runs_replayed"]) for s in sessions] for sessions in found]
+    counts = [[(s["runs_trained"], s["runs_replayed"]) for s in sessions] for sessions in states]
     assert counts == [[], [(1, 0)], [(2, 0)], [(3, 0)], [(4, 0)], [(4, 1)]]
     (session,) = read_provenance(place(made).provenance)["sessions"]
     assert (session["runs_trained"], session["runs_replayed"]) == (4, 2)

@@ -1,5 +1,6 @@
 """A profile in parts on machines that know nothing of each other: the tables of one call, row for row."""
 
+import json
 import os
 import re
 import shutil
@@ -238,6 +239,19 @@ def test_time_is_the_longest_shard_by_the_stored_speed_twice(home, monkeypatch):
     monkeypatch.setattr(slurm, "speeds", lambda: {"linear": 1.5e9})
     lines = slurm._time({"gaussian": p}, [part, []], cpus=4)
     assert lines[-1] == "#SBATCH --time=03:00:00", "9e12 h·op/s / 1.5e9 / 4 processes, twice"
+
+
+def test_a_stopped_session_has_no_speed_and_hides_no_other(home):
+    """Median of 2 and 4 GFLOP/s by one process each: 3."""
+    made = Protocol.from_dict({"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY})
+    study.run(made, "erm")
+    path = home / "outputs/tiny/gaussian/erm/provenance.json"
+    facts = read_provenance(path)
+    (session,) = facts["sessions"]
+    stopped = {name: value for name, value in session.items() if name != "gflops"}
+    facts["sessions"] = [session | {"gflops": 2.0}, stopped, session | {"gflops": 8.0, "jobs": 2}]
+    path.write_text(json.dumps(facts))
+    assert slurm.speeds() == {"linear": 3e9}
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "10001"])
