@@ -1,10 +1,11 @@
-"""The packages of softadlib import each other in one direction only, and stay small enough to read.
+"""The packages of softadlib import each other in one direction only, and their lines of code only fall.
 
 The order is that of the design: a package may import those to its left, never one to its right.
 """
 
 import ast
-import itertools
+import io
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,17 @@ LAYERS = (
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 PUBLIC = {"__init__", "__main__"}
 """Modules at the root that may import anything: the public names and the command."""
-MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 14, 300, 60
+MOST_LINES = {"softadlib": 13_360, "tests": 16_222}
+"""Lines of code of a folder. Lowered with every reduction; raised only for a feature that was decided on."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WITHOUT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -174,21 +185,26 @@ def test_a_circle_is_found(tmp_path):
     assert circles(graph(write_package(tmp_path, files))) == ["data.a → data.b → data.c"]
 
 
-def test_folders_and_modules_are_small():
-    known = [path for path in modules(ROOT).values() if path.name != "__init__.py"]
-    by_folder = itertools.groupby(sorted(known), key=lambda path: path.parent)
-    folders = {str(f.relative_to(ROOT)): len(list(paths)) for f, paths in by_folder}
-    assert {f: n for f, n in folders.items() if n > MOST_MODULES} == {}
-    lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in known}
-    assert {p: n for p, n in lines.items() if n > MOST_LINES} == {}
+def lines_of_code(text: str) -> int:
+    """Lines with a token: without docstrings, comments and blank lines."""
+    documented, lines = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        body = node.body if isinstance(node, DOCUMENTED) else []
+        for part in body:
+            if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+                documented |= set(range(part.lineno, part.end_lineno + 1))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in WITHOUT_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - documented)
 
 
-def test_functions_are_short():
-    long = []
-    for path in modules(ROOT).values():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                if node.end_lineno - first + 1 > MOST_FUNCTION_LINES:
-                    long.append(f"{path.relative_to(ROOT)}: {node.name}")
-    assert long == []
+def test_docstrings_comments_and_blank_lines_do_not_count():
+    text = '"""Two\nlines."""\n\n# why\nx = f(\n    1,\n)\nclass A:\n    """One."""\n    y = 2\n'
+    assert lines_of_code(text) == 5
+
+
+@pytest.mark.parametrize("folder", MOST_LINES)
+def test_the_code_does_not_grow(folder):
+    files = sorted((REPOSITORY / folder).rglob("*.py"))
+    assert sum(lines_of_code(path.read_text()) for path in files) <= MOST_LINES[folder]

@@ -1,4 +1,4 @@
-"""One setting per (dataset, label noise, method, trial), chosen by validation accuracy."""
+"""One setting per (dataset, label noise, method, trial), chosen by validation accuracy or loss."""
 
 import pandas as pd
 
@@ -18,30 +18,34 @@ def final(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def select(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """Return the run of each trial with the highest final validation accuracy.
+def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
+    """Return the run of each trial that a rule selects by its last validation measures.
 
-    `ties`: among equals take the "largest" knob, as the authors' code does, or the "smallest".
-    Diverged runs (accuracy NaN) are passed over; a trial in which all diverged has no row. Adds
-    `tied`, how many runs shared the best accuracy, and `at_edge`: whether the choice is the first
-    or last value of a grid with several.
+    Args:
+        rows: a table of runs.
+        rule: "largest" and "smallest" take the highest validation accuracy, and among equals the
+            largest value of the hyperparameter, as the authors' code does, or the smallest. "loss"
+            takes the lowest validation loss.
+
+    Diverged runs are passed over; a trial in which all diverged has no row. Adds `tied`, how many
+    runs shared the best measure, and `at_edge`: whether the choice is the first or last value of a
+    grid with several.
     """
-    choose("ties", ties, TIES)
+    choose("rule", rule, RULES)
+    measure, best = ("loss_val", "min") if rule == "loss" else ("acc_val", "max")
     # Numbers in place of names, and the other columns of the winners alone: there may be millions.
-    ends = rows[["trial", "knob", "epoch", "acc_val"]].reset_index(drop=True)
+    ends = rows[["trial", "knob", "epoch", measure]].reset_index(drop=True)
     ends["case"] = rows.groupby(SWEEP, sort=False).ngroup().to_numpy()
     run = ["case", "trial", "knob"]
     if ends.duplicated(run).any():
         ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
-    group = ["case", "trial"]  # a trial's own grid: one suggested θ has no edges
-    ends = ends.drop(columns="epoch")
+    group = ["case", "trial"]
     knobs = ends.groupby(group)["knob"]
     low, high = knobs.transform("min"), knobs.transform("max")
     ends["at_edge"] = ((ends["knob"] == low) | (ends["knob"] == high)) & (low < high)
-    del knobs, low, high
-    winners = ends[ends["acc_val"] == ends.groupby(group)["acc_val"].transform("max")]
-    winners = winners.assign(tied=winners.groupby(group)["acc_val"].transform("size"))
-    winners = winners.sort_values("knob", ascending=ties == "smallest", kind="stable")
+    winners = ends[ends[measure] == ends.groupby(group)[measure].transform(best)]
+    winners = winners.assign(tied=winners.groupby(group)[measure].transform("size"))
+    winners = winners.sort_values("knob", ascending=rule != "largest", kind="stable")
     winners = winners.drop_duplicates(group)
     selected = rows.iloc[winners.index].assign(
         at_edge=winners["at_edge"].to_numpy(), tied=winners["tied"].to_numpy()
@@ -63,13 +67,13 @@ def shared_trials(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[of_trial == methods]
 
 
-def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
+def curves(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     """Return all epochs of the selected runs.
 
     Runs that were measured at fewer epochs than others of their case are left out, so that a mean over
     trials is one of the same trials at every epoch.
     """
-    chosen = select(rows, ties)[[*SWEEP, "trial", "knob"]]
+    chosen = select(rows, rule)[[*SWEEP, "trial", "knob"]]
     selected = rows.merge(chosen, on=list(chosen.columns))
     n_epochs = selected.groupby([*SWEEP, "trial"])["epoch"].transform("size")
     selected = selected.assign(n_epochs=n_epochs)
@@ -79,3 +83,5 @@ def curves(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
 
 
 TIES = ("largest", "smallest")
+RULES = (*TIES, "loss")
+"""Ways to choose a hyperparameter: validation accuracy with either tie, or validation loss."""
