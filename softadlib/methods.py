@@ -1,14 +1,15 @@
-"""The registry: method name → objective, gradient rule, swept knob, settings, label and colour.
+"""The registry: method name → objective, gradient rule, swept hyperparameter, settings, label and colour.
 
-A new method is one entry here, over a function in `functional`.
+A new method is one entry here, over a function in `functional`. The hyperparameter that a grid sweeps
+is the column `knob` of every table.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch.nn.functional as nnF
 from torch import Tensor
 
 from softadlib import functional as F
@@ -31,8 +32,8 @@ class Setting:
     """The number is at least this."""
     above: float = -math.inf
     """The number is above this."""
-    taker: Literal["objective", "rule", "held-out"] = "objective"
-    """Who is given the value; "held-out" makes the losses that `Method.samples` names."""
+    used_by: Literal["objective", "rule", "held-out"] = "objective"
+    """What is given the value; "held-out" makes the losses that `Method.samples` names."""
 
     def check(self, name: str, value: object) -> str | int | float:
         """Return `value` as it is stored; UserError names `name`, the value and what is allowed."""
@@ -44,11 +45,23 @@ class Setting:
         return real(name, value, low=self.low, above=self.above)
 
 
+def cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Tensor:
+    """Return the cross-entropy of every sample in nats, (n, C), (n,) → (n,); `knob` is not used."""
+    losses: Tensor = nnF.cross_entropy(logits, targets, reduction="none")
+    return losses
+
+
+def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Tensor:
+    """Return (1 − α) × cross-entropy + α × its mean over all classes as targets; α is the knob."""
+    uniform = -logits.log_softmax(-1).mean(-1)
+    return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
+
+
 BN_UPDATE = Setting(
     "both",
     "which of the two passes move batch norm's running statistics",
     F.BN_UPDATES,
-    taker="rule",
+    used_by="rule",
 )
 
 
@@ -67,47 +80,40 @@ class Method:
     """(losses (n,), knob, **settings) → (); what is differentiated."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """What the method takes beside its knob, by name."""
+    losses: Callable[[Tensor, Tensor, Tensor], Tensor] = cross_entropy
+    """(logits (n, C), targets (n,), knob) → per-sample losses (n,)."""
     samples: tuple[str, ...] = ()
     """Values of single training samples handed to the objective, (n,) each."""
     rule: Callable[..., F.Grads] = F.plain_gradient
     """(gradient, params, knob, **settings) → gradients; what the optimizer sees."""
+    uses_momentum: bool = False
+    """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
+    decays_weights: bool = False
+    """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
     gradients: int = 1
     """Gradient evaluations per step."""
-    count_gradients: Callable[[Mapping[str, Any]], int] | None = None
-    """`gradients` as a function of the settings, where they decide."""
     cliff: bool = False
     """True where θ ≥ ln 2 makes the minimiser of cross-entropy predict the wrong class."""
-    least: float = 0.0
+    low: float = 0.0
     """The knob is at least this."""
+    high: float = math.inf
+    """The knob is at most this."""
     below: float = math.inf
     """The knob is below this."""
-    most: float = math.inf
-    """The knob is at most this."""
 
     @property
-    def knob_bounds(self) -> dict[str, float]:
+    def bounds(self) -> dict[str, float]:
         """Bounds of the knob, as `_validation.real` takes them."""
-        return {"low": self.least, "high": self.most, "below": self.below}
+        return {"low": self.low, "high": self.high, "below": self.below}
 
     @property
     def defaults(self) -> dict[str, str | int | float]:
         """Every setting at its default."""
         return {name: setting.default for name, setting in self.settings.items()}
 
-    def settings_for(self, *takers: str) -> tuple[str, ...]:
-        """Return names of the settings that any of `takers` is given: "objective", "rule", "held-out"."""
-        return tuple(name for name, setting in self.settings.items() if setting.taker in takers)
-
-    def at(self, settings: Mapping[str, Any]) -> "Method":
-        """Return the same method with as many gradients as it takes at these settings."""
-        if self.count_gradients is None:
-            return self
-        return dataclasses.replace(self, gradients=self.count_gradients(settings))
-
-
-def _difference_gradients(settings: Mapping[str, Any]) -> int:
-    """Count the gradients of FD-GR: a centered difference takes one more than a forward one."""
-    return 3 if settings["scheme"] == "centered" else 2
+    def settings_for(self, *users: str) -> tuple[str, ...]:
+        """Return names of the settings that any of `users` is given: "objective", "rule", "held-out"."""
+        return tuple(name for name, setting in self.settings.items() if setting.used_by in users)
 
 
 THETA = "θ (nats)"
@@ -157,9 +163,9 @@ METHODS: dict[str, Method] = {
                     "official",
                     "which weights the radius adapts to: not the biases, or all",
                     tuple(F.ASAM_VARIANTS),
-                    taker="rule",
+                    used_by="rule",
                 ),
-                "eta": Setting(0.01, "added to every weight's size", low=0, taker="rule"),
+                "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
             gradients=2,
@@ -172,9 +178,9 @@ METHODS: dict[str, Method] = {
             "α",
             settings={
                 "bn_update": BN_UPDATE,
-                "radius": Setting(0.1, "radius of the perturbation", low=0, taker="rule"),
+                "radius": Setting(0.1, "radius of the perturbation", low=0, used_by="rule"),
                 "mixing": Setting(
-                    "paper", "how the two gradients are mixed", F.GNP_MIXINGS, taker="rule"
+                    "paper", "how the two gradients are mixed", F.GNP_MIXINGS, used_by="rule"
                 ),
             },
             rule=F.gnp_gradient,
@@ -188,16 +194,15 @@ METHODS: dict[str, Method] = {
             "λ",
             settings={
                 "bn_update": BN_UPDATE,
-                "step_size": Setting(0.01, "step of the finite difference", above=0, taker="rule"),
-                "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, taker="rule"),
+                "step_size": Setting(0.01, "step of the finite difference", above=0, used_by="rule"),
+                "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
             gradients=2,
-            count_gradients=_difference_gradients,
         ),
         Method("cvar", "CVaR", "xkcd:steel grey", "beta", "β", F.cvar, below=1.0),
         Method("chi2", "χ²-DRO", "xkcd:mustard", "radius", "χ² radius", F.chi2_dro),
-        Method("tilted", "Tilted", "xkcd:dark teal", "t", "t per nat", F.tilted, least=-math.inf),
+        Method("tilted", "Tilted", "xkcd:dark teal", "t", "t per nat", F.tilted, low=-math.inf),
         Method(
             "adaflood",
             "AdaFlood",
@@ -206,17 +211,21 @@ METHODS: dict[str, Method] = {
             "γ",
             F.adaflood_at,
             settings={
-                "aux": Setting(
-                    "folds",
-                    "how the auxiliary models are made",
-                    ("folds", "last-layer"),
-                    taker="held-out",
-                ),
-                "aux_folds": Setting(5, "number of folds, a model each", low=2, taker="held-out"),
+                "aux_folds": Setting(5, "number of folds, a model each", low=2, used_by="held-out"),
             },
             samples=("aux",),
-            most=1.0,
+            high=1.0,
         ),
+        Method(
+            "smoothing",
+            "Label smoothing",
+            "xkcd:ocean blue",
+            "alpha",
+            "α",
+            losses=smoothed_cross_entropy,
+            below=1.0,
+        ),
+        Method("decay", "Weight decay", "xkcd:olive", "decay", "decay", decays_weights=True),
     )
 }
 

@@ -19,7 +19,7 @@ MEASURES = (
     "model_norm",
 )
 COLUMNS = ("dataset", "method", "trial", "knob", "epoch", *MEASURES)
-"""One row is one run at one epoch. `label_noise` joins the columns where it varies within a file."""
+"""One row is one run at one epoch."""
 ALL_COLUMNS = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
 RUN_KEY = ["label_noise", "trial", "knob"]
 """Columns that tell the runs of one dataset and method apart."""
@@ -32,6 +32,17 @@ LEVELS = np.linspace(0, 1, 101)
 """Levels of the quantiles of single losses, in the column `quantiles` of `selected.parquet`."""
 FITS = {"plain": 0.0, "prior": 1.0}
 """Fit of the temperature → weight of its prior, in nats: `calibration.fit_temperature`."""
+CALIBRATION = [
+    "ece",
+    *(f"{fit}_{value}" for fit in FITS for value in ("temperature", "loss", "ece")),
+]
+"""Columns of losses that hold numbers at the last epoch alone, NaN elsewhere."""
+LOSS_ROW = ["dataset", "method", *RUN_KEY, "epoch", "part"]
+"""Columns by which a table of losses is sorted; no two rows agree in all of them."""
+LOSS_COLUMNS = [*LOSS_ROW, "samples", "loss", "quantiles", *CALIBRATION]
+"""One row is one run at one epoch on one part of the data."""
+LOSS_DTYPES = {c: DTYPES.get(c, "float64") for c in LOSS_COLUMNS if c != "quantiles"}
+LOSS_DTYPES |= {"part": "str", "samples": "int64"}
 
 
 class RunKey(NamedTuple):

@@ -18,6 +18,19 @@ def final(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def best(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the row of every run with its lowest validation loss: early stopping.
+
+    Among all epochs that were measured but the start, which a study with `best_epoch` makes every
+    epoch. A run whose validation loss was never finite is left out.
+    """
+    measured = rows[(rows["epoch"] > 0) & rows["loss_val"].notna()]
+    runs = [*SWEEP, "trial", "knob"]
+    return measured.loc[measured.groupby(runs, dropna=False)["loss_val"].idxmin()].sort_values(
+        runs, ignore_index=True
+    )
+
+
 def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     """Return the run of each trial that a rule selects by its last validation measures.
 

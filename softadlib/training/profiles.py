@@ -6,12 +6,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
-from softadlib._yaml import read_yaml
 from softadlib.data.images import dataset_names
-from softadlib.results.fingerprint import LEGACY_SETTINGS
 from softadlib.training.protocol import Protocol
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the plain value that YAML 1.2 `text` stands for. Raises ruamel.yaml's YAMLError."""
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping, or raise a UserError that names file and line."""
+    try:
+        values = parse_yaml(path.read_text(encoding="utf-8"))
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{path}{where}: broken YAML ({' '.join(what.split())})") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(k, str) for k in values):
+        raise UserError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
+    return values
 
 
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +158,5 @@ def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None)
         raise type(error)(f"{path}: {error}") from None
     names = [n for n in Protocol.names() if n not in ("profile", "dataset")]
     for key in overrides or {}:
-        if key not in LEGACY_SETTINGS:
-            choose("parameter", key.partition(".")[0], names)
+        choose("parameter", key.partition(".")[0], names)
     return Protocol.from_dict(merge(values, overrides)) if overrides else protocol

@@ -1,5 +1,7 @@
 """What is trained: a frozen `Protocol` from YAML, checked whole, and the runs it asks for."""
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,19 +12,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from softadlib._validation import MissingData, UserError, choose, real, whole
 from softadlib.data.images import dataset_names, is_image_set, own_digest
+from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import HALVES, SYNTHETIC
+from softadlib.data.tables import is_table, table_digest
 from softadlib.functional import LN2
-from softadlib.methods import METHODS, Method, complete_settings, get_method
+from softadlib.methods import METHODS, complete_settings, get_method
 from softadlib.models import MODELS
-from softadlib.results.fingerprint import (
-    LEGACY_SETTINGS,
-    current_fields,
-    fingerprint,
-    where_to_write,
-)
 from softadlib.results.schema import RunKey
-from softadlib.training.checks import AUTO, check_batches, parse_grid, user_error
 from softadlib.training.engines.base import TrainConfig
+
+NUMERICS_VERSION = 4
+"""Raised by hand whenever the same protocol would give other numbers: earlier results then do not count."""
+NOT_HASHED = (
+    *("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every"),
+    *("device", "checkpoint_every", "settings", "folder", "table", "target"),
+)
+"""Fields that say which runs and rows there are, or where they are made: never what one run does."""
+MOST_VALUES = 10_000
+"""Longest grid that {linspace: …} makes."""
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -39,9 +46,7 @@ class Run:
     label_noise: float
     trial: int
     knob: float
-    """NaN for a method without a knob, and while `awaits_theta`."""
-    awaits_theta: bool = False
-    """True while θ is yet to be suggested."""
+    """NaN for a method without a hyperparameter to sweep."""
 
     @property
     def key(self) -> RunKey:
@@ -75,16 +80,22 @@ class Protocol(BaseModel):
     """Name of the data: a synthetic set, an image set, or one of your own."""
     folder: str = ""
     """Images of your own, `train/<class>/*` and `test/<class>/*`; empty for the known sets."""
+    table: str = ""
+    """A table of your own: a CSV, parquet or npz file; empty for the known sets."""
+    target: str = ""
+    """Column of the table that holds the classes; empty for the last one."""
     model: str = "mlp4x500"
     """The network."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """The base optimizer."""
     lr: Positive = 1e-3
-    """Learning rate, the same in every epoch."""
+    """Learning rate; of a schedule, the first."""
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate stays, or falls along half a cosine to 0."""
     momentum: Share = 0.0
     """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
-    """Weight decay, added to the gradient."""
+    """Weight decay: added to the gradient, of adamw decoupled."""
     batch_size: Annotated[int, Field(ge=2, le=10_000_000)] = 50
     """Samples per step; batch norm cannot train on a single one."""
     epochs: Count = 500
@@ -92,24 +103,25 @@ class Protocol(BaseModel):
     trials: Annotated[int, Field(ge=1, le=10_000)] = 15
     """Repetitions, each with its own data, initial weights and order of samples."""
     label_noise: tuple[Share, ...] = (0.0,)
-    """Fraction of flipped labels in every part of a synthetic set, or a list of fractions."""
+    """Fraction of flipped labels, or a list: in every part of a synthetic set, in training of a table."""
     n_train: Size = 100
-    """Training samples; 0 takes 80 % of an image set's training part."""
+    """Training samples; 0 takes 80 % of an image set's training part, 60 % of a table."""
     n_val: Size = 100
-    """Validation samples; 0 takes 20 % of an image set's training part."""
+    """Validation samples; 0 takes 20 % of an image set's training part, or of a table."""
     n_test: Size = 20000
-    """Test samples; 0 takes all of an image set's test part."""
+    """Test samples; 0 takes all of an image set's test part, 20 % of a table."""
     settings: Mapping[str, Mapping[str, Any]] = Field({}, validate_default=True)
-    """What methods take beside their knobs: `{softad: {sigma: 2}}`; each is listed below."""
-    grids: Mapping[str, tuple[float, ...] | str] = {}
-    """Knob values of each method: a list or `{linspace: [start, stop, count]}`. Of θ also `auto`,
-    `auto-low` or `auto-high`, which take it from an ordinary run of each trial."""
+    """What methods take beside the hyperparameter of their grid: `{softad: {sigma: 2}}`."""
+    grids: Mapping[str, tuple[float, ...]] = {}
+    """Values of each method's hyperparameter: a list or `{linspace: [start, stop, count]}`."""
     ties: Literal["largest", "smallest"] = "largest"
     """The knob selected among those of equal validation accuracy."""
     curves: Literal["selected", "all", "none"] = "selected"
     """The runs that are measured along the way; the others are measured at the end."""
     curve_every: Count = 1
     """Epochs between two points of a curve."""
+    best_epoch: bool = False
+    """Also measure every run as it was at the epoch of its lowest validation loss."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of weights and inputs."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
@@ -118,17 +130,14 @@ class Protocol(BaseModel):
     """Where networks are trained."""
     checkpoint_every: Literal["auto"] | Size = "auto"
     """Epochs between two saved states of a training, 0 for none; auto saves about every minute."""
-    stack: Size = 0
-    """Runs handed out together; 0 chooses. A GPU trains them side by side, a CPU one by one."""
 
     def __init__(self, /, **values: Any):
         for name in values:
-            if name in LEGACY_SETTINGS:
-                raise UserError(where_to_write(name, values[name]))
+            choose("parameter", name, self.names())
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise user_error(error, self.model_json_schema()) from None
+            raise _user_error(error) from None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -157,28 +166,29 @@ class Protocol(BaseModel):
 
     @field_validator("grids", mode="before")
     @classmethod
-    def _sorted_grids(cls, value: Any) -> dict[str, tuple[float, ...] | str]:
+    def _sorted_grids(cls, value: Any) -> dict[str, tuple[float, ...]]:
         """Return the grids in the registry's order, their values sorted."""
         if not isinstance(value, Mapping):
-            raise UserError(f"grids must map methods to knob values, got {value!r}")
+            raise UserError(f"grids must map methods to lists of values, got {value!r}")
         swept = [m.name for m in METHODS.values() if m.knob]
         for method in value:
             choose("method in grids", method, swept)
-        return {m: parse_grid(m, value[m]) for m in swept if m in value}
+        return {m: _parse_grid(m, value[m]) for m in swept if m in value}
 
     @model_validator(mode="after")
     def _consistent(self) -> "Protocol":
         """Check what depends on two fields."""
-        if self.folder and self.dataset in dataset_names():
+        own = "folder" if self.folder else "table" if self.table else ""
+        if own and self.dataset in dataset_names():
             raise UserError(
-                f"folder is for a dataset of your own, {self.dataset!r} is a known one; rename it"
+                f"{own} is for a dataset of your own, {self.dataset!r} is a known one; rename it"
             )
-        if not self.folder and not is_image_set(self.dataset):
+        if not own and not is_image_set(self.dataset) and not is_table(self.dataset):
             try:
                 choose("dataset", self.dataset, dataset_names())
             except UserError as error:
-                own = f"softad data prepare {self.dataset} --from-folder DIR"
-                raise MissingData(f"{error}; images of your own: {own}") from None
+                prepare = f"softad data prepare {self.dataset} --from-folder DIR or --from-csv FILE"
+                raise MissingData(f"{error}; data of your own: {prepare}") from None
         if self.optimizer != "sgd" and self.momentum:
             raise UserError(f"momentum is of sgd; give 0 for {self.optimizer}, got {self.momentum}")
         if self.precision != "fp32" and self.dtype != "float32":
@@ -191,15 +201,16 @@ class Protocol(BaseModel):
                 raise UserError(
                     f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
                 )
-        folds = self.settings_of("adaflood").get("aux_folds", 0)
+        folds = self.settings["adaflood"]["aux_folds"]
         if self.n_train and folds > self.n_train and "adaflood" in self.grids:
             raise UserError(
                 f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "
                 "give at most that"
             )
         check_batches(self.n_train, self.batch_size)
-        if any(self.label_noise) and self.dataset not in SYNTHETIC:
-            raise UserError(f"label_noise is for {', '.join(SYNTHETIC)}; {self.dataset} takes 0")
+        is_image = bool(self.folder) or is_image_set(self.dataset)
+        if any(self.label_noise) and is_image:
+            raise UserError(f"label_noise is for synthetic sets and tables; {self.dataset} takes 0")
         return self
 
     @classmethod
@@ -212,11 +223,6 @@ class Protocol(BaseModel):
         """Make a protocol of plain values; bad ones raise a one-line UserError."""
         return cls(**values)
 
-    @classmethod
-    def from_provenance(cls, values: Mapping[str, Any]) -> "Protocol":
-        """Make the protocol of a stored result, also where settings are among its fields."""
-        return cls(**current_fields(values))
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, numbers and strings, as YAML and JSON hold them."""
         return self.model_dump(mode="json")
@@ -228,10 +234,6 @@ class Protocol(BaseModel):
     def settings_of(self, method: str) -> dict[str, Any]:
         """Return what a method takes beside its knob, by name."""
         return dict(self.settings.get(method, {}))
-
-    def method(self, name: str) -> Method:
-        """Return the registered method, with as many gradients per step as its settings make of it."""
-        return get_method(name).at(self.settings_of(name))
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -257,29 +259,50 @@ class Protocol(BaseModel):
     def runs(self, method: str) -> tuple[Run, ...]:
         """Return every training of one method: label noise × trial × knob."""
         choose("method", method, self.methods)
-        grid = self.grids[method] if get_method(method).knob else "none"
-        values = (math.nan,) if isinstance(grid, str) else grid
+        values = self.grids[method] if get_method(method).knob else (math.nan,)
         return tuple(
-            Run(method, q, t, v, awaits_theta=grid in AUTO)
-            for q in self.label_noise
-            for t in range(self.trials)
-            for v in values
+            Run(method, q, t, v) for q in self.label_noise for t in range(self.trials) for v in values
         )
 
-    def fingerprint(self, method: str) -> str:
-        """Hash of what one run of `method` does: two protocols that share it may share its runs.
+    @property
+    def curve_epochs(self) -> set[int]:
+        """Epochs at which curves are measured: 0, every `curve_every`, and the last."""
+        return {*range(0, self.epochs, self.curve_every), self.epochs}
 
-        Of images of one's own it is what they hold that counts, not where they lie.
+    @property
+    def loss_epochs(self) -> set[int]:
+        """Epochs at which losses of single samples are summarised.
+
+        0, the last, and the points of the curve nearest to a quarter, half and three quarters of training.
         """
-        images = own_digest(self.dataset, self.folder)
-        return fingerprint({**self.to_dict(), "folder": images}, method)
+        epochs = sorted(self.curve_epochs)
+        return {epochs[round(quarter * (len(epochs) - 1) / 4)] for quarter in range(5)}
+
+    def fingerprint(self, method: str) -> str:
+        """Hash what one run of `method` does: two protocols that share it share their runs.
+
+        Fields and settings at their default are left out, so that a new one leaves results valid. Of
+        data of one's own it is the content that counts, not the place.
+        """
+        values = self.to_dict()
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        facts = {k: v for k, v in values.items() if k not in NOT_HASHED and v != defaults[k]}
+        standard = get_method(method).defaults
+        own = self.settings_of(method)
+        facts |= {f"{method}.{k}": v for k, v in own.items() if v != standard[k]}
+        if images := own_digest(self.dataset, self.folder):
+            facts["images"] = images
+        if self.table or is_table(self.dataset):
+            facts["table"] = table_digest(self.dataset, self.table, self.target)
+        text = json.dumps([NUMERICS_VERSION, method, facts], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def cliff_note(self, methods: Sequence[str] | None = None) -> str | None:
         """Return a sentence where grids of `methods` cross θ = ln 2, where accuracy falls off; else None."""
         parts = []
         for name in self.select_methods(methods):
             grid = self.grids.get(name, ())
-            beyond = 0 if isinstance(grid, str) else sum(v >= LN2 for v in grid)
+            beyond = sum(v >= LN2 for v in grid)
             if METHODS[name].cliff and beyond:
                 parts.append(f"{beyond} of {len(grid)} of {name}")
         if not parts:
@@ -288,3 +311,46 @@ class Protocol(BaseModel):
             f"values of theta at or above ln 2 = {LN2:.4f}: {', '.join(parts)}; there the minimiser of "
             "cross-entropy predicts the wrong one of two classes, and with more classes it may"
         )
+
+
+def _user_error(error: ValidationError) -> UserError:
+    """Return the first of pydantic's errors as one line: name, what is wrong, value."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):
+        return cause
+    name = str(first["loc"][0])
+    if first["type"] == "missing":
+        return UserError(f"parameter {name!r} is missing")
+    return UserError(f"{name}: {first['msg'].lower()}, got {first['input']!r:.80}")
+
+
+def _parse_grid(method: str, values: Any) -> tuple[float, ...]:
+    """Return the values of one method, sorted and unique, from a number, a list or {linspace: …}."""
+    name, knob = f"grids.{method}", METHODS[method].knob
+    if isinstance(values, Mapping):
+        values = _linspace(name, values)
+    elif isinstance(values, (int, float)) and not isinstance(values, bool):
+        values = [values]
+    if not isinstance(values, (list, tuple)):
+        raise UserError(f"{name} must be a list of numbers, got {values!r}")
+    if not values:
+        raise UserError(f"{name} is empty; give at least one {knob}, or leave the method out")
+    grid = [real(f"{knob} in {name}", v, **METHODS[method].bounds) for v in values]
+    if len(set(grid)) != len(grid):
+        raise UserError(f"{name} names a value twice: {values!r}")
+    return tuple(sorted(grid))
+
+
+def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
+    """Return the values of {linspace: [start, stop, count]}."""
+    ends = values.get("linspace")
+    if set(values) != {"linspace"} or not isinstance(ends, (list, tuple)) or len(ends) != 3:
+        raise UserError(
+            f"{name} must be a list or {{linspace: [start, stop, count]}}, got {dict(values)!r}"
+        )
+    start, stop = (real(f"{name} {end}", v) for end, v in zip(("start", "stop"), ends))
+    count = whole(f"{name} count", ends[2], 1)
+    if count > MOST_VALUES:
+        raise UserError(f"{name} count must be at most {MOST_VALUES:,}, got {count}")
+    return [float(value) for value in np.linspace(start, stop, count)]

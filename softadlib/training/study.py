@@ -1,52 +1,135 @@
-"""One dataset × method: train all runs, select, replay the selected with their curves, store.
+"""A study is one dataset × method: train what is missing, select, train the selected again, store.
 
 The paper reads the final epoch of every run and the curves of the selected ones. So the first pass
-measures the end only; the replay trains the selected again, measures along the way, and must end
-where the first pass did. On a CPU with one thread, where every run is trained alone, that holds bit
-for bit. A GPU replays the whole lots of the first pass, where that costs less than measuring all
-curves (`study_plan.replay_pays`); otherwise its first pass measures every curve.
+measures the last epoch only. The replay trains the selected runs again and measures them along the
+way: the same call with other runs and epochs. A run of a grid of one value is measured along the way
+at once.
 """
 
-import contextlib
+import os
+import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
-from softadlib import _workspace
+from softadlib import __version__, _workspace
 from softadlib._validation import UserError
-from softadlib.results import sample_losses
-from softadlib.results.folder import lock_results
-from softadlib.results.provenance import Provenance, Session
-from softadlib.results.schema import RunKey
-from softadlib.results.table import merge
-from softadlib.training import auto_theta, heldout
-from softadlib.training.device import pick_device
-from softadlib.training.executors.local import Executor, local, run_tasks
-from softadlib.training.executors.train_task import TrainTask
-from softadlib.training.progress import ProgressCallback, StudyProgress, no_progress
+from softadlib.data.images import data_root, own_folder
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.results import selection
+from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
+from softadlib.results.store import Facts, Session, StudyStore, merge
+from softadlib.training.device import machine, pick_device
+from softadlib.training.device_check import checked_device
+from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.study_plan import FirstPass, Study
+from softadlib.training.trainer import Samples, Tables, train_runs
 
-SESSION_INTERVAL = 60.0
-"""Seconds after which the session is stored again when a task ends, for a call that is killed."""
+CPU_CHUNK = 8
+"""Most runs that a process takes at a time on a CPU: what an accident may cost."""
+MALLOC = {"mmap_threshold": 2**25, "trim_threshold": 2**28, "hugetlb": 1}
+"""glibc's limits in bytes for workers: they keep freed memory, where a step would ask for it anew."""
 
-OnRows = Callable[[pd.DataFrame], object]
-"""Called with the rows of a few finished runs."""
+
+@dataclass(frozen=True)
+class Plan:
+    """What is left of a study."""
+
+    runs: Sequence[Run]
+    """All runs of the protocol, or of a shard of its trials."""
+    todo: Sequence[Run]
+    """Runs without a row at every epoch of the first pass."""
+    replays: Sequence[Run]
+    """Selected runs whose curves are missing; where runs are left, at most one a trial more."""
+    open_trials: int
+    """Trials whose selection is open, since runs are left."""
+
+    @property
+    def trained(self) -> int:
+        """How many runs are trained."""
+        return len(self.runs) - len(self.todo)
+
+    @property
+    def left(self) -> int:
+        """How many trainings are left at most, replays included."""
+        return len(self.todo) + len(self.replays) + self.open_trials
 
 
-def run(
+def first_epochs(protocol: Protocol, method: str) -> set[int]:
+    """Return the epochs at which every run is measured."""
+    single = len(protocol.grids.get(method, ())) < 2
+    if protocol.curves == "all" or (protocol.curves == "selected" and single):
+        return protocol.curve_epochs
+    return {protocol.epochs}
+
+
+def plan_study(
+    protocol: Protocol, method: str, rows: pd.DataFrame, shard: tuple[int, int] = (1, 1)
+) -> Plan:
+    """Return what is left of a study, given its stored rows.
+
+    `shard` (i, N) takes every N-th trial, from the i-th on.
+    """
+    which, count = shard
+    runs = [run for run in protocol.runs(method) if run.trial % count == which - 1]
+    first = first_epochs(protocol, method)
+    todo = _missing(runs, rows, first)
+    replays: list[Run] = []
+    open_trials = {(run.label_noise, run.trial) for run in todo}
+    if protocol.curves == "selected" and first == {protocol.epochs}:
+        keys = {run.key for run in runs}
+        known = rows[[key in keys for key in run_keys(rows)]]
+        chosen = set(run_keys(selection.select(known, protocol.ties))) if len(known) else set()
+        selected = [
+            run
+            for run in runs
+            if run.key in chosen and (run.label_noise, run.trial) not in open_trials
+        ]
+        replays = _missing(selected, rows, protocol.curve_epochs)
+        return Plan(runs, todo, replays, len(open_trials))
+    return Plan(runs, todo, replays, 0)
+
+
+def _missing(runs: Sequence[Run], rows: pd.DataFrame, epochs: Collection[int]) -> list[Run]:
+    keys = missing_keys(rows, [run.key for run in runs], epochs)
+    return [run for run in runs if run.key in keys]
+
+
+def store_of(protocol: Protocol, method: str) -> StudyStore:
+    """Return where a study's results are stored."""
+    fingerprint = protocol.fingerprint(method)
+    return StudyStore(protocol.profile, protocol.dataset, method, fingerprint)
+
+
+def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) -> bool:
+    """Tell whether nothing is left: no run, and the table is written for this very protocol."""
+    if plan.left or not store.file.exists() or any(store.parts.glob(f"{store.fingerprint}-*")):
+        return False
+    facts = store.facts()
+    return facts is not None and facts.protocol == protocol.to_dict()
+
+
+def run_study(
     protocol: Protocol,
     method: str,
     *,
     jobs: int = 1,
-    resume: bool = True,
-    progress: ProgressCallback = no_progress,
     executor: Executor | None = None,
-    trials: Collection[tuple[float, int]] | None = None,
-    on_rows: OnRows = lambda rows: None,
-    losses: bool = False,
+    shard: tuple[int, int] = (1, 1),
+    resume: bool = True,
 ) -> pd.DataFrame:
     """Do what is left of one dataset × method and return all its rows.
 
@@ -54,213 +137,289 @@ def run(
         protocol: what to train.
         method: one of the protocol's.
         jobs: processes on a CPU, one thread each; a GPU has one.
-        resume: False deletes earlier results first.
-        progress: called with every number of units done, those of earlier calls included.
-        executor: runs the tasks, in place of `jobs` processes of this machine.
-        trials: only these (label noise, trial). Their rows are stored as parts, for a call without
-            `trials` to merge.
-        on_rows: called in this process with the rows of a few runs once they are stored, replays
-            included. What it raises ends the call.
-        losses: also train selected runs again whose losses of single samples are not stored.
+        executor: runs the parts of the study in place of `jobs` processes; on a cluster
+            `dask.distributed.Client(address).get_executor()`.
+        shard: (i, N) trains every N-th trial, from the i-th on. Its rows are stored as parts, for a
+            call without `shard` to put together.
+        resume: False deletes earlier results of this protocol first.
 
-    Raises UserError where `outputs/` cannot be written, an earlier file is broken, or another
-    process works on the same result.
+    Raises UserError where `outputs/` cannot be written, a stored file is broken, or another process
+    works on the same study.
     """
-    executor = executor or local(jobs, pick_device(protocol.device))
-    study = Study(protocol, method, executor.device, trials)
-    _workspace.check_writable(study.folder.path)
-    pair = (protocol.dataset, method)
-    with lock_results(protocol.profile, [pair], shared=trials is not None):
+    store = store_of(protocol, method)
+    _workspace.check_writable(store.folder)
+    if shard != (1, 1):
+        return _StudyRun(protocol, method, store, jobs, executor, shard).run()
+    with store.lock():
         if not resume:
-            study.folder.clear(protocol.fingerprint("erm"))
-            study.resolve()
-        return _StudyRun(study, executor, progress, on_rows, losses).run()
+            store.clear()
+        return _StudyRun(protocol, method, store, jobs, executor, shard).run()
 
 
 class _StudyRun:
-    """One call of `run`: prepare, train, replay, store."""
+    """One call of `run_study`."""
 
     def __init__(
         self,
-        study: Study,
-        executor: Executor,
-        progress: ProgressCallback,
-        on_rows: OnRows,
-        losses: bool,
+        protocol: Protocol,
+        method: str,
+        store: StudyStore,
+        jobs: int,
+        executor: Executor | None,
+        shard: tuple[int, int],
     ):
-        self.study, self.executor, self.on_rows, self.losses = study, executor, on_rows, losses
-        self.folder, self.is_shard = study.folder, study.trials is not None
-        path = None if self.is_shard else self.folder.progress
-        total = study.total_work() + (study.losses_work() if losses else 0)
-        self.progress = StudyProgress(total, study.units_per_run, progress, path)
-        self.resumed = 0
-        self.call_id, self.session_saved = uuid.uuid4().hex[:16], time.monotonic()
+        self.protocol, self.method, self.store = protocol, method, store
+        self.shard, self.executor = shard, executor
+        if executor is None:
+            device = checked_device(protocol.device)
+        else:  # workers may have another device than this machine
+            device = executor.submit(checked_device, protocol.device).result()
+        # Workers may have another workbook's root.
+        changes = {"device": device}
+        if protocol.folder:
+            changes["folder"] = str(own_folder(protocol.folder))
+        if protocol.table:
+            changes["table"] = str(own_folder(protocol.table))
+        self.worker_protocol = protocol.replace(**changes)
+        self.jobs = jobs if device == "cpu" else 1
+        self.started, self.id = time.monotonic(), uuid.uuid4().hex[:16]
+        self.trained = self.replayed = 0
+        self.machine: dict[str, Any] = {}
 
     def run(self) -> pd.DataFrame:
-        """Do what is left; return all rows."""
-        self.prepare()
-        try:
-            self.train()
-            self.replay()
-            if self.losses:
-                self.fill_losses()
-        except BaseException:
-            with contextlib.suppress(UserError):  # what stopped the call is what to report
-                self.save_unfinished_session()
-            raise
-        self.store()
-        self.progress.close()
-        return self.rows
+        protocol, store = self.protocol, self.store
+        rows = store.rows()
+        plan = plan_study(protocol, self.method, rows, self.shard)
+        if is_finished(protocol, self.method, plan, store) and self.shard == (1, 1):
+            self._ask_again()
+            return self._rows_of(rows, plan)
+        bar = tqdm(
+            total=plan.left,
+            desc=f"{protocol.dataset} × {self.method}",
+            unit="run",
+            disable=not plan.left,
+            mininterval=0.5 if sys.stderr.isatty() else 60,
+            file=sys.stderr,
+        )
+        with bar, self._pool() as pool:
+            first = first_epochs(protocol, self.method)
+            losses = protocol.loss_epochs if first == protocol.curve_epochs else set()
+            losses = losses if protocol.curves == "selected" else set()
+            self._hold_out(plan.todo, pool)
+            self._train(plan.todo, first, losses, pool, bar)
+            rows = store.rows()
+            plan = plan_study(protocol, self.method, rows, self.shard)
+            bar.total = bar.n + len(plan.replays)
+            self._hold_out(plan.replays, pool)
+            epochs = protocol.curve_epochs
+            replayed = self._train(plan.replays, epochs, protocol.loss_epochs, pool, bar, rows)
+        rows = merge([*replayed, store.rows()])
+        if self.shard == (1, 1):
+            self._finish(rows)
+        return self._rows_of(rows, plan)
 
-    def prepare(self) -> None:
-        """Train the models that the runs depend on, and find which runs are left to train."""
-        study, args = self.study, (self.folder, self.executor, self.progress)
-        if not self.is_shard and self.folder.take_back():
-            study.resolve()
-        self.ordinary = auto_theta.prepare(study.worker_protocol, study.runs, *args)
-        study.resolve()
-        self.rows, others = study.stored_rows()
-        self.sessions = self.folder.sessions()
-        self.missing_at_start = self.count_missing(self.rows)
-        if not self.is_shard:
-            self.set_aside(others)
-        self.todo = study.with_lots(study.missing(self.rows, study.runs, study.first_epochs))
-        self.held_out = heldout.prepare(study.worker_protocol, self.todo, *args)
-        self.expected = study.replays_left(self.rows, self.todo)
-        models = (self.ordinary + self.held_out) * study.protocol.epochs
-        left = (len(self.todo) + self.expected) * study.units_per_run + models
-        self.progress.add_done(study.total_work() - left)
+    def _rows_of(self, rows: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+        """Return the rows of this protocol's runs; more may be stored, of other grids."""
+        keys = {run.key for run in plan.runs}
+        return rows[[key in keys for key in run_keys(rows)]].reset_index(drop=True)
 
-    def set_aside(self, others: bool) -> None:
-        """Move results of an edited protocol away: they are neither mixed in nor destroyed."""
-        edited = self.folder.stored_fingerprint() not in (None, self.folder.fingerprint)
-        if edited:
-            self.folder.set_aside()
-        if others:
-            self.folder.set_aside(unfinished=True)
-        if (edited or others) and len(self.rows):
-            self.folder.save_part(self.rows)
-
-    def train(self) -> None:
-        """Train the runs that are left, measured as the first pass is."""
-        study = self.study
-        losses = study.loss_epochs if study.losses_in_first_pass else set()
-        self.rows = merge([self.rows, *self.train_pass(self.todo, study.first_epochs, losses)])
-
-    def replay(self) -> None:
-        """Train the selected runs again, measured at every epoch of their curves."""
-        study = self.study
-        self.replays = study.replays(self.rows, self.todo)
-        self.progress.add_done((self.expected - len(self.replays)) * study.units_per_run)
-        only = {run.key for run in study.selected(self.rows)}
-        self.curves = [run for run in self.replays if run.key in only]
-        args = (study.replay_epochs, study.loss_epochs, only)
-        first_pass = study.first_pass(self.rows)
-        self.rows = merge([self.rows, *self.train_pass(self.replays, *args, first_pass=first_pass)])
-
-    def fill_losses(self) -> None:
-        """Train selected runs again whose losses are not stored; their rows stay as they are."""
-        study, epochs = self.study, self.study.loss_epochs
-        missing = study.without_losses(self.rows)
-        runs = study.with_lots(missing)
-        self.progress.add_done(study.losses_work() - len(runs) * study.units_per_run)
-        self.train_pass(runs, epochs, epochs, {run.key for run in missing}, stores_rows=False)
-
-    def train_pass(
+    def _train(
         self,
         runs: Sequence[Run],
         epochs: set[int],
         loss_epochs: set[int],
-        only: set[RunKey] | None = None,
-        stores_rows: bool = True,
-        first_pass: FirstPass | None = None,
+        pool: Executor | None,
+        bar: Any,
+        first_pass: pd.DataFrame | None = None,
     ) -> list[pd.DataFrame]:
-        """Train `runs` in tasks of one label noise each; return the rows of those in `only`."""
-        study, tasks = self.study, []
-        for noise in study.protocol.label_noise:
-            alike = [run for run in runs if run.label_noise == noise]
-            if alike:
-                samples = heldout.sample_inputs(study.protocol, alike, self.folder)
-                chunks = study.chunks(alike, self.executor.workers)
-                args = (epochs, samples, only, loss_epochs, stores_rows, first_pass)
-                tasks += [TrainTask(study.worker_protocol, chunk, *args) for chunk in chunks]
+        """Train runs in chunks and store each chunk as it ends; return their rows.
+
+        `first_pass`: rows that exist; of a replay its last epoch is not stored again.
+        """
         frames = []
-        for rows, _ in run_tasks(self.executor, tasks, self.folder, self.progress):
+        for chunk, (rows, losses) in self._chunks(runs, epochs, loss_epochs, pool):
+            if first_pass is not None:
+                _compare(rows, first_pass, self.store)
+                rows = rows[rows["epoch"] < self.protocol.epochs]
+                self.replayed += len(chunk)
+            else:
+                self.trained += len(chunk)
+            if len(rows) or len(losses):
+                self.store.save_part(rows, losses, self._session())
             frames.append(rows)
-            if not stores_rows:
-                continue
-            self.resumed += rows.attrs.get("resumed", 0)
-            if len(rows):
-                self.on_rows(rows)
-            if time.monotonic() - self.session_saved > SESSION_INTERVAL:
-                self.save_unfinished_session()
+            bar.update(len(chunk))
         return frames
 
-    def store(self) -> None:
-        """Write the table and its provenance; of a shard only the session, its rows are stored."""
-        todo, replays = len(self.todo), len(self.replays)
-        worked = bool(todo or replays)
-        if worked or not (self.is_shard or self.sessions):
-            seconds = self.progress.seconds()
-            resumed = self.resumed / self.study.protocol.epochs
-            trained = todo + replays + self.ordinary + self.held_out - resumed
-            rates = {
-                "runs_per_minute": round(60 * trained / seconds, 2),
-                "gflops": round(self.operations(trained) / seconds / 1e9, 2),
-            }
-            session = self.session(seconds, todo, replays, **rates)
-            self.sessions.append(session)
-            self.folder.save_session(session, self.call_id)
-        if self.is_shard:
+    def _chunks(
+        self,
+        runs: Sequence[Run],
+        epochs: set[int],
+        loss_epochs: set[int],
+        pool: Executor | None,
+    ) -> Iterator[tuple[Sequence[Run], Tables]]:
+        """Train every chunk of runs, here or in the pool; yield each with its tables as it ends."""
+        protocol, tasks = self.worker_protocol, []
+        for noise in protocol.label_noise:
+            alike = [run for run in runs if run.label_noise == noise]
+            samples: Samples | None = None
+            if alike and needs_held_out(self.method):
+                trials = {run.trial for run in alike}
+                samples = stored_samples(protocol, noise, trials, self.store)
+            for chunk in self._split(alike):
+                tasks.append((protocol, chunk, epochs, loss_epochs, samples, self.store.parts))
+        yield from self._map(_train_chunk, tasks, pool)
+
+    def _map(
+        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], pool: Executor | None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield (second argument, result) of every task as it ends."""
+        if pool is None or (self.executor is None and len(tasks) < 2):
+            for task in tasks:
+                self.machine = self.machine or machine(pick_device(task[0].device))
+                yield task[1], function(*task)
             return
-        sample_losses.finish(self.folder, [run.key for run in self.study.selected(self.rows)])
-        if worked or not self.study.done():
-            protocol = self.study.protocol
-            facts = (protocol.to_dict(), protocol.fingerprint(self.study.method), protocol.seeds)
-            provenance = Provenance.from_rows(self.rows, *facts, self.sessions)
-            self.folder.finish(self.rows, provenance)
-        else:
-            self.folder.tidy()
+        place = (str(_workspace.home()), str(data_root()))
+        futures = {pool.submit(_in_worker, *place, function, task): task for task in tasks}
+        for future in as_completed(futures):
+            self.machine, result = future.result()
+            yield futures[future][1], result
 
-    def save_unfinished_session(self) -> None:
-        """Store the session so far, if a run has ended: a later call adds it to the provenance.
+    def _split(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
+        """Split runs into chunks: on a CPU a few for each process, one by one where runs are long."""
+        size = max(1, len(runs))
+        if self.worker_protocol.device == "cpu":
+            size = min(CPU_CHUNK, max(1, -(-len(runs) // (4 * self.jobs))))
+            if self.protocol.dataset not in SYNTHETIC:
+                size = 1
+        for start in range(0, len(runs), size):
+            yield list(runs[start : start + size])
 
-        It has no speed: runs that are under way count for nothing, their time does.
-        """
-        self.session_saved = time.monotonic()
-        rows, _ = self.study.stored_rows()
-        counts = zip(self.missing_at_start, self.count_missing(rows))
-        trained, replayed = (before - now for before, now in counts)
-        if trained or replayed:
-            session = self.session(self.progress.seconds(), trained, replayed, stopped=True)
-            self.folder.save_session(session, self.call_id)
+    def _hold_out(self, runs: Sequence[Run], pool: Executor | None) -> None:
+        """Compute and store the held-out losses that `runs` need and that are missing."""
+        if not needs_held_out(self.method):
+            return
+        trials = sorted({(run.label_noise, run.trial) for run in runs})
+        missing = [trial for trial in trials if self.store.read_held_out(*trial) is None]
+        tasks = [(self.worker_protocol, trial, self.store) for trial in missing]
+        for (noise, trial), losses in self._map(_hold_out_trial, tasks, pool):
+            self.store.save_held_out(noise, trial, losses)
 
-    def count_missing(self, rows: pd.DataFrame) -> tuple[int, int]:
-        """Return how many runs lack rows of the first pass, and how many those of a replay."""
-        study = self.study
-        first = study.missing(rows, study.runs, study.first_epochs)
-        return len(first), len(study.missing(rows, study.runs, study.replay_epochs))
+    @contextmanager
+    def _pool(self) -> Iterator[Executor | None]:
+        """Yield what runs the tasks: None for this process."""
+        if self.executor is not None or self.jobs < 2:
+            yield self.executor
+            return
+        import loky
 
-    def operations(self, trained: float) -> float:
-        """Return the floating-point operations of so many runs and of all measurements."""
-        study, work = self.study, self.study.work
-        measured = len(self.todo) * len(study.first_epochs)
-        measured += len(self.curves) * len(study.replay_epochs)
-        return trained * study.units_per_run * work.unit + measured * work.measure
+        settings = ":".join(f"glibc.malloc.{name}={value}" for name, value in MALLOC.items())
+        env = {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", settings), "OMP_NUM_THREADS": "1"}
+        pool = loky.get_reusable_executor(max_workers=self.jobs, env=env, reuse="auto")
+        try:
+            yield pool
+        except BrokenProcessPool:
+            raise UserError(
+                "a process was killed, as the system does where memory runs out; the same command "
+                "resumes, with fewer --jobs it needs less"
+            ) from None
+        except BaseException:
+            pool.shutdown(kill_workers=True)
+            raise
 
-    def session(self, seconds: float, trained: int, replayed: int, **facts: object) -> Session:
-        """Describe this call: what it trained, and on what."""
-        optional = {
-            "runs_for_theta": self.ordinary,
-            "runs_for_samples": self.held_out,
-            "epochs_resumed": self.resumed,
-        }
-        return Session.now(
-            seconds,
-            self.executor.describe(),
-            runs_trained=trained,
-            runs_replayed=replayed,
-            jobs=self.executor.workers,
-            **{name: count for name, count in optional.items() if count},
-            **facts,
+    def _session(self) -> Session:
+        """Describe this call so far."""
+        load = round(os.getloadavg()[2], 2) if hasattr(os, "getloadavg") else None
+        return Session.model_validate(
+            {
+                "id": self.id,
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": round(time.monotonic() - self.started, 2),
+                "runs_trained": self.trained,
+                "runs_replayed": self.replayed,
+                "jobs": self.jobs,
+                **(self.machine or machine(pick_device(self.worker_protocol.device))),
+                "cores": os.cpu_count(),
+                "load": load,  # of the last 15 minutes: above `cores`, other work was under way
+                "softadlib": __version__,
+                "commit": commit(),
+            }
         )
+
+    def _finish(self, rows: pd.DataFrame) -> None:
+        """Write the table with its facts, and the losses of the runs that are selected."""
+        worked = self.trained or self.replayed
+        earlier = [session for session in self.store.sessions() if session.id != self.id]
+        sessions = [*earlier, self._session()] if worked or not earlier else earlier
+        facts = Facts(
+            profile=self.protocol.profile,
+            dataset=self.protocol.dataset,
+            method=self.method,
+            fingerprint=self.store.fingerprint,
+            protocol=self.protocol.to_dict(),
+            seeds=list(self.protocol.seeds),
+            sessions=sessions,
+        )
+        self.store.finish(rows, self.store.losses(), facts)
+
+    def _ask_again(self) -> None:
+        """Where another protocol's results were asked for later, note that this is now the last one."""
+        others = [path for path in self.store.folder.glob("*.parquet") if path != self.store.file]
+        if any(not path.stem.endswith("-losses") for path in others):
+            facts = self.store.facts()
+            assert facts is not None
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            last = facts.sessions[-1].model_copy(update={"finished": now})
+            sessions = [*facts.sessions[:-1], last]
+            facts = facts.model_copy(update={"sessions": sessions})
+            self.store.finish(self.store.rows(), self.store.losses(), facts)
+
+
+def _train_chunk(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    epochs: set[int],
+    loss_epochs: set[int],
+    samples: Samples | None,
+    checkpoints: Path,
+) -> Tables:
+    return train_runs(
+        protocol, runs, epochs, loss_epochs=loss_epochs, samples=samples, checkpoints=checkpoints
+    )
+
+
+def _hold_out_trial(protocol: Protocol, trial: tuple[float, int], store: StudyStore) -> np.ndarray:
+    return held_out_losses(protocol, *trial, store, store.parts)
+
+
+def _in_worker(
+    home: str, data: str, function: Callable[..., Any], task: tuple[Any, ...]
+) -> tuple[dict[str, str], Any]:
+    """Run a task in another process, which may have had another workbook when it started."""
+    os.environ.update(SOFTAD_HOME=home, SOFTAD_DATA=data)
+    return machine(pick_device(task[0].device)), function(*task)
+
+
+def _compare(replayed: pd.DataFrame, first_pass: pd.DataFrame, store: StudyStore) -> None:
+    """Warn where a replay ends elsewhere than its run did: on another machine, torch or GPU batch."""
+    last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
+    known = selection.final(first_pass).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
+    same = np.isclose(last, known, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
+    if not same.all():
+        apart = (last["loss_test"] - known["loss_test"]).abs().max()
+        warnings.warn(
+            f"{store.folder}: {(~same).sum()} of {len(last)} runs, trained again for their curves, ended up "
+            f"to {apart:.2g} nats of test loss from where they ended first, as on another machine or torch; "
+            "their last epoch stays as it was",
+            stacklevel=2,
+        )
+
+
+def commit() -> str | None:
+    """Return the repository's commit, `+` where files differ from it; None outside one."""
+    command = ["git", "-C", str(_workspace.home())]
+    command += ["describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,280 +1,195 @@
-"""Train runs of one method on one device: load, divide into lots that fit, train, measure."""
+"""Train a few runs of one method on one device and return their rows."""
 
 import gc
-import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from softadlib._validation import UserError
 from softadlib.data.splits import Splits
-from softadlib.methods import Method
+from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.results import sample_losses
-from softadlib.results.schema import MEASURES, RunKey
-from softadlib.results.table import merge
-from softadlib.training.device import deterministic_math, free_memory, pick_device
-from softadlib.training.engines.base import Engine, Measured, RunBatch
-from softadlib.training.engines.factory import engine_class, make_engine
-from softadlib.training.executors.run_writer import RunWriter, Save
+from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
+from softadlib.results.store import merge, merge_losses
+from softadlib.training.checkpoint import Checkpoint
+from softadlib.training.device import deterministic_math, device_name, pick_device
+from softadlib.training.engines.base import Engine, Row, RunBatch
+from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 from softadlib.training.inputs import load_splits
-from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
-from softadlib.training.progress import ProgressCallback, no_progress
 from softadlib.training.protocol import Protocol, Run
 
-MARGIN = 0.8
-"""Share of the free memory that lots may take; the rest is for fragments and for evaluation."""
-Result = TypeVar("Result")
-
-
-class Trainer:
-    """The runs of one method and label noise on one device, with their data and networks.
-
-    Args:
-        protocol: of all runs.
-        runs: of one method and label noise.
-        splits: the data; loaded if None.
-        samples: what the method needs of every training sample, by name, (T, n).
-        method: replaces the registered method of the runs.
-    """
-
-    def __init__(
-        self,
-        protocol: Protocol,
-        runs: Sequence[Run],
-        splits: Splits | None = None,
-        samples: dict[str, Tensor] | None = None,
-        method: Method | None = None,
-    ):
-        self.protocol, self.runs, self.samples = protocol, list(runs), samples or {}
-        self.method = method or protocol.method(runs[0].method)
-        self.device, self.dtype = pick_device(protocol.device), getattr(torch, protocol.dtype)
-        splits = splits or load_splits(protocol, runs[0].label_noise)
-        self.splits = splits.to(self.device, self.dtype)
-        for name, values in self.samples.items():
-            if values.shape != self.splits.train.shape:
-                had, have = tuple(values.shape), tuple(self.splits.train.shape)
-                raise UserError(
-                    f"{name} is of {had} training samples, the data have {have}: they changed since; "
-                    "softad train --fresh starts from nothing"
-                )
-        self.example = self.network(self.runs[0])
-
-    def network(self, run: Run) -> nn.Module:
-        """Build a network with the initial weights of the run's trial."""
-        shape, seed = self.splits.shape, self.protocol.seeds[run.trial]
-        return build(self.protocol.model, shape, self.splits.classes, seed).to(self.dtype)
-
-    def engine(self, runs: Sequence[Run]) -> Engine:
-        """Make the engine that trains `runs`."""
-        method, protocol = self.method, self.protocol
-        settings = protocol.settings_of(method.name)
-        # Runs of a trial have the same initial weights: building one network per run is slow.
-        first = {run.trial: run for run in runs}
-        networks = {trial: self.network(run) for trial, run in first.items()}
-        return make_engine(
-            RunBatch(
-                method,
-                [networks[run.trial] for run in runs],
-                self.splits,
-                [run.trial for run in runs],
-                [run.knob for run in runs],
-                {name: settings[name] for name in method.settings_for("objective", "rule")},
-                self.samples,
-                bf16=protocol.precision == "bf16",
-            )
-        )
-
-    def needs(self, runs: int = 1) -> MemoryEstimate:
-        """Estimate the memory that `runs` of these need side by side."""
-        config, captured = self.protocol.recipe, self.device.type == "cuda"
-        return footprint(self.example, config, self.method, runs, self.splits, captured=captured)
-
-    def lots(self) -> list[list[Run]]:
-        """Divide the runs into lots of nearly equal size that fit into the free memory.
-
-        On a CPU every run is trained alone, so that its numbers depend on no other. Raises
-        UserError where not even one run fits.
-        """
-        engine = engine_class(self.example, self.device, self.protocol.precision == "bf16")
-        most = min(self.protocol.stack or len(self.runs), engine.most_runs or len(self.runs))
-        if self.device.type == "cpu":
-            most = 1
-        free = free_memory(self.device)
-        if free is not None:
-            single = self.needs()
-            room = int(MARGIN * free) + single.data  # the data are on the device already
-            most = runs_that_fit(room, single, most)
-            if not most:
-                raise UserError(
-                    f"{self.protocol.model} on {self.protocol.dataset} needs {single} for one run, but "
-                    f"{self.device.type} has {free / 2**30:.1f} GiB free; choose a smaller "
-                    "batch_size, or another device"
-                )
-        count = -(-len(self.runs) // most)
-        size, larger = divmod(len(self.runs), count)
-        ends = [size * i + min(i, larger) for i in range(count + 1)]
-        return [self.runs[start:end] for start, end in itertools.pairwise(ends)]
-
-    def rows(
-        self,
-        lot: Sequence[Run],
-        eval_epochs: Collection[int],
-        progress: ProgressCallback = no_progress,
-        writer: RunWriter | None = None,
-        only: Collection[RunKey] | None = None,
-        loss_epochs: Collection[int] = (),
-    ) -> pd.DataFrame:
-        """Train one lot; return a row per run and epoch of `eval_epochs`.
-
-        `loss_epochs`: as of `Engine.train`; those losses go to the writer alone.
-        `only`: keys of the runs to measure. The others are trained all the same, because the kernels, and
-        with them the last bits of a run, depend on the size of the lot. A lot without such a run is
-        skipped. `progress` gets epochs of runs times gradients.
-        """
-        kept = [i for i, run in enumerate(lot) if only is None or run.key in only]
-        if not kept:
-            progress(len(lot) * self.protocol.epochs * self.method.gradients)
-            return self.table([], {})
-        engine, writer = self.engine(lot), writer or RunWriter(self.protocol)
-        facts = {"losses": str(sorted(loss_epochs))} if loss_epochs else {}
-        if len(kept) < len(lot):  # a state holds measures of these runs and no others
-            facts["kept"] = str(kept)
-        name = type(engine).__name__
-        checkpoint = writer.checkpoint_for(lot, name, self.device, eval_epochs, **facts)
-        measured = engine.train(
-            self.protocol.recipe,
-            self.protocol.seeds,
-            eval_epochs,
-            loss_epochs=loss_epochs,
-            keep=kept,
-            progress=lambda epochs: progress(epochs * self.method.gradients),
-            checkpoint=checkpoint,
-        )
-        runs = [lot[i] for i in kept]
-        rows = self.table(runs, measured)
-        writer.add(rows, self.losses_table(runs, measured), checkpoint)
-        return rows
-
-    def table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
-        """Return one row per run and epoch measured."""
-        frames = [
-            pd.DataFrame(
-                {
-                    "dataset": self.protocol.dataset,
-                    "method": self.method.name,
-                    "trial": [run.trial for run in runs],
-                    "label_noise": [run.label_noise for run in runs],
-                    "knob": [run.knob for run in runs],
-                    "epoch": epoch,
-                    **{name: values[name] for name in MEASURES},
-                }
-            )
-            for epoch, values in measured.items()
-        ]
-        return merge(frames)
-
-    def losses_table(self, runs: Sequence[Run], measured: Measured) -> pd.DataFrame:
-        """Return one row per run, epoch and part where losses of single samples were measured."""
-        at = {epoch: row for epoch, row in measured.items() if "quantiles" in row}
-        frames = []
-        for i, run in enumerate(runs):
-            of_run = {
-                epoch: {c: row[c][i] for c in sample_losses.COLUMNS if c in row}
-                for epoch, row in at.items()
-            }
-            facts: dict[str, object] = {
-                "dataset": self.protocol.dataset,
-                "method": self.method.name,
-                "label_noise": run.label_noise,
-                "trial": run.trial,
-                "knob": run.knob,
-            }
-            frames.append(sample_losses.table(facts, of_run))
-        return sample_losses.merge(frames)
+Samples = dict[str, Tensor]
+"""What a method needs of every training sample, by name, (T, n)."""
+Tables = tuple[pd.DataFrame, pd.DataFrame]
+"""Rows of runs, and losses of their single samples, which may be empty."""
 
 
 def train_runs(
     protocol: Protocol,
     runs: Sequence[Run],
     eval_epochs: Collection[int],
-    progress: ProgressCallback = no_progress,
-    save: Save = lambda rows, losses: None,
-    samples: dict[str, Tensor] | None = None,
-    checkpoints: Path | None = None,
-    only: Collection[RunKey] | None = None,
+    *,
     loss_epochs: Collection[int] = (),
-) -> pd.DataFrame:
-    """Train runs of one method and label noise; return one row per run and epoch asked.
+    samples: Samples | None = None,
+    checkpoints: Path | None = None,
+) -> Tables:
+    """Train runs of one method and label noise.
 
-    A lot for which the memory turns out too small is halved. The rows' `attrs["resumed"]` counts the
-    epochs of runs that were not trained here because a checkpoint had them.
+    A GPU trains them side by side, in halves where its memory is too small; a CPU, and convolutional
+    networks anywhere, one after another, so that no run's numbers depend on another's.
 
     Args:
+        protocol: of all runs.
+        runs: of one method and label noise.
         eval_epochs: epochs to measure at; 0 is before any step.
-        progress: gets epochs of runs times gradients.
-        save: gets the rows of lots that have ended and the losses of their single samples, once a
-            minute and at the end, which may be an exception.
-        samples: as of `Trainer`; `heldout.samples` makes them.
-        checkpoints: folder of the checkpoints of runs under way; None makes none.
-        only: keys of the runs to measure; as of `Trainer.rows`.
-        loss_epochs: epochs at which the losses of single samples are summarised.
+        loss_epochs: of these, epochs at which the losses of single samples are summarised.
+        samples: what the method needs of every training sample.
+        checkpoints: folder for the states of runs under way; None saves none.
     """
-    writer = RunWriter(protocol, save, checkpoints)
-    with deterministic_math(pick_device(protocol.device), protocol.precision):
-        trainer = Trainer(protocol, runs, samples=samples)
-
-        def train(lot: list[Run]) -> pd.DataFrame:
-            reported = 0
-
-            def report(units: int) -> None:
-                nonlocal reported
-                reported += units
-                progress(units)
-
+    device = pick_device(protocol.device)
+    if protocol.best_epoch:
+        loss_epochs = {protocol.epochs, *loss_epochs}
+    with deterministic_math(device, protocol.precision):
+        splits = load_splits(protocol, runs[0].label_noise)
+        splits = splits.to(device, getattr(torch, protocol.dtype))
+        _check_samples(samples or {}, splits)
+        alone = device.type == "cpu" or is_convolutional(network_of(protocol, splits, runs[0]))
+        waiting = [[run] for run in runs] if alone else [list(runs)]
+        tables: list[Tables] = []
+        while waiting:
+            group, measured = waiting.pop(0), None
+            facts = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
+            checkpoint = checkpoint_of(protocol, group, device, checkpoints, facts)
             try:
-                return trainer.rows(lot, eval_epochs, report, writer, only, loss_epochs)
+                measured = make_engine(protocol, group, splits, samples).train(
+                    protocol.recipe,
+                    protocol.seeds,
+                    eval_epochs,
+                    loss_epochs=loss_epochs,
+                    best_epoch=protocol.best_epoch,
+                    checkpoint=checkpoint,
+                )
             except torch.OutOfMemoryError:
-                progress(-reported)  # its halves report these units again
-                raise
-
-        try:
-            frames = list(each_lot_halving_on_oom(trainer, train))
-        finally:
-            writer.flush()
-    rows = merge(frames)
-    rows.attrs["resumed"] = writer.resumed
-    return rows
+                pass  # handled below: here the traceback still holds the engine's memory
+            if measured is None:
+                waiting = [*_halves(group), *waiting]
+            else:
+                tables.append((_rows(group, measured, protocol), _losses(group, measured, protocol)))
+                checkpoint.delete()
+    rows, losses = zip(*tables)
+    return merge(rows), merge_losses(losses)
 
 
-def each_lot_halving_on_oom(
-    trainer: Trainer, work: Callable[[list[Run]], Result]
-) -> Iterator[Result]:
-    """Yield work(lot) for each lot of the trainer; a lot that runs out of memory is halved."""
-    lots = trainer.lots()
-    while lots:
-        lot = lots.pop(0)
-        try:
-            results = [work(lot)]
-        except torch.OutOfMemoryError:
-            results = []
-        # Outside of the except clause: there the traceback still holds the engine's memory.
-        if not results:
-            lots = [*split_lot(lot), *lots]
-        yield from results
+def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
+    """Build a network with the initial weights of the run's trial."""
+    seed = protocol.seeds[run.trial]
+    network = build(protocol.model, splits.shape, splits.classes, seed)
+    return network.to(getattr(torch, protocol.dtype))
 
 
-def split_lot(lot: list[Run]) -> list[list[Run]]:
-    """Free the memory of the engine that failed, and halve its lot; UserError for a single run."""
+def make_engine(
+    protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: Samples | None = None
+) -> Engine:
+    """Make the engine that trains `runs`: perceptrons on a CPU have one of their own."""
+    method = get_method(runs[0].method)
+    settings = protocol.settings_of(method.name)
+    # Runs of a trial have the same initial weights: building one network per run is slow.
+    networks = {run.trial: network_of(protocol, splits, run) for run in runs}
+    bf16 = protocol.precision == "bf16"
+    batch = RunBatch(
+        method,
+        [networks[run.trial] for run in runs],
+        splits,
+        [run.trial for run in runs],
+        [run.knob for run in runs],
+        {name: settings[name] for name in method.settings_for("objective", "rule")},
+        samples or {},
+        bf16=bf16,
+    )
+    alone = len(runs) == 1 and MLPEngine.supports(batch.networks[0], batch.device, bf16)
+    return MLPEngine(batch) if alone else VmapEngine(batch)
+
+
+def checkpoint_of(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    device: torch.device,
+    folder: Path | None,
+    facts: dict[str, object],
+) -> Checkpoint:
+    """Return the checkpoint of runs that are trained together; `facts` decide their bits too."""
+    keys = [list(run.key) for run in runs]
+    machine = {"device": device_name(device), "torch": torch.__version__}
+    fingerprint = protocol.fingerprint(runs[0].method)
+    decisive = {"fingerprint": fingerprint, "runs": keys, **machine, **facts}
+    name = "-".join(str(value) for key in (keys[0], keys[-1]) for value in key)
+    path = folder / f"{fingerprint}-{name}.pt" if folder else None
+    return Checkpoint(path, decisive, protocol.checkpoint_every)
+
+
+def _check_samples(samples: Samples, splits: Splits) -> None:
+    for name, values in samples.items():
+        if values.shape != splits.train.shape:
+            stored, needed = tuple(values.shape), tuple(splits.train.shape)
+            raise UserError(
+                f"{name} is of {stored} training samples, the data have {needed}: they changed since; "
+                "softad train --fresh starts from nothing"
+            )
+
+
+def _halves(runs: list[Run]) -> list[list[Run]]:
+    """Free the memory of the engine that failed, and halve its runs; UserError for a single one."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if len(lot) == 1:
+    if len(runs) == 1:
         raise UserError(
             "the device ran out of memory with a single run; choose a smaller batch_size"
         )
-    return [lot[: len(lot) // 2], lot[len(lot) // 2 :]]
+    return [runs[: len(runs) // 2], runs[len(runs) // 2 :]]
+
+
+def _keys(runs: Sequence[Run], protocol: Protocol) -> dict[str, object]:
+    return {
+        "dataset": protocol.dataset,
+        "method": runs[0].method,
+        "label_noise": [run.label_noise for run in runs],
+        "trial": [run.trial for run in runs],
+        "knob": [run.knob for run in runs],
+    }
+
+
+def _rows(runs: Sequence[Run], measured: Sequence[Row], protocol: Protocol) -> pd.DataFrame:
+    """Return one row per run and epoch measured. The row of the last epoch counts where two agree."""
+    frames = [
+        pd.DataFrame(_keys(runs, protocol) | {name: row[name] for name in ("epoch", *MEASURES)})
+        for row in measured
+    ]
+    if protocol.best_epoch:  # a run whose validation loss was never finite has no best epoch
+        frames[0] = frames[0][frames[0]["epoch"] > 0]
+    return merge(frames)
+
+
+def _losses(runs: Sequence[Run], measured: Sequence[Row], protocol: Protocol) -> pd.DataFrame:
+    """Return one row per run, epoch and part at which losses of single samples were measured.
+
+    A study with `best_epoch` has such rows of every run, and so no quantiles.
+    """
+    frames = []
+    for row in measured:
+        if "quantiles" in row:
+            n_parts = row["loss"].shape[1]
+            keys = pd.DataFrame(_keys(runs, protocol) | {"epoch": row["epoch"]})
+            frame = keys.loc[keys.index.repeat(n_parts)].reset_index(drop=True)
+            frame["part"] = ["train", "val", "test"] * len(runs)
+            for name in ("samples", "loss", *CALIBRATION):
+                frame[name] = row[name].reshape(-1) if name in row else np.nan
+            quantiles = row["quantiles"].reshape(-1, row["quantiles"].shape[-1])
+            frame["quantiles"] = [None] * len(frame) if protocol.best_epoch else list(quantiles)
+            frames.append(frame[frame["epoch"] > 0] if protocol.best_epoch else frame)
+    return merge_losses([frame[LOSS_COLUMNS] for frame in frames])

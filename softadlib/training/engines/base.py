@@ -1,24 +1,23 @@
 """What all engines share: their runs, the optimizer, the order of samples, the loop over epochs."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from softadlib.data.splits import PARTS, Splits
 from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method
-from softadlib.training.checkpoint import NO_CHECKPOINT, NullCheckpoint, State
+from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.evaluation import loss_summary
-from softadlib.training.progress import ProgressCallback, no_progress
 
 Row = dict[str, np.ndarray]
-"""{measure: (R,)} of one epoch."""
-Measured = dict[int, Row]
-"""{epoch: {measure: (R,)}}."""
+"""{measure: (R,)}; `epoch` (R,) among them where it belongs to a table."""
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -41,22 +40,30 @@ class TrainConfig:
     epochs: int
     momentum: float = 0.0
     weight_decay: float = 0.0
+    lr_schedule: str = "constant"
 
     def build(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         """Make the optimizer. It works elementwise, so stacked runs stay independent."""
         device = params[0].device.type
         fused = device in ("cpu", "cuda") or None
-        if self.optimizer == "adam":
-            return torch.optim.Adam(
-                params,
-                self.lr,
-                weight_decay=self.weight_decay,
-                fused=fused,
-                capturable=device == "cuda",
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(
+                params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=fused
             )
-        return torch.optim.SGD(
-            params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=fused
+        make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
+        return make(
+            params,
+            self.lr,
+            weight_decay=self.weight_decay,
+            fused=fused,
+            capturable=device == "cuda",
         )
+
+    def lr_at(self, epoch: int) -> float:
+        """Return the learning rate of an epoch, 1 to `epochs`: constant, or half a cosine from `lr` to 0."""
+        if self.lr_schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * (epoch - 1) / self.epochs)) / 2
 
 
 @dataclass(frozen=True)
@@ -96,20 +103,6 @@ class RunBatch:
         """Where the runs are trained."""
         return self.splits.x.device
 
-    def single(self, run: int) -> "RunBatch":
-        """Return the batch of one run alone, with its own value of every setting."""
-        settings = {
-            name: value[run : run + 1] if isinstance(value, Tensor) else value
-            for name, value in self.settings.items()
-        }
-        return replace(
-            self,
-            networks=[self.networks[run]],
-            trial=[self.trial[run]],
-            knob=[self.knob[run]],
-            settings=settings,
-        )
-
 
 def batches(
     seeds: Sequence[int], epoch: int, n: int, size: int, device: torch.device | str = "cpu"
@@ -124,14 +117,8 @@ def batches(
 
 
 class Engine:
-    """R runs trained together, and the one loop over epochs.
+    """R runs trained together, and the one loop over epochs. A subclass steps and measures its runs."""
 
-    A subclass steps and measures its runs. `make_engine` asks each class of `ENGINES` whether it
-    `supports` a network on a device.
-    """
-
-    most_runs: int | None = None
-    """Runs that one engine takes; None where only memory limits them."""
     splits: Splits
     device: torch.device
     trials: list[int]
@@ -140,11 +127,6 @@ class Engine:
     def __init__(self, batch: RunBatch):
         self.splits, self.device, self.trials = batch.splits, batch.device, list(batch.trial)
         self.shuffled = sorted(set(self.trials))
-
-    @classmethod
-    def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
-        """Tell whether this engine trains networks like `network` on `device`."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -156,6 +138,10 @@ class Engine:
 
     def measure(self, runs: Sequence[int]) -> Row:
         """Measure the runs asked for, one value per run in that order."""
+        raise NotImplementedError
+
+    def validation_losses(self) -> np.ndarray:
+        """Return the mean validation loss of every run, (R,)."""
         raise NotImplementedError
 
     def logits(self, run: int, part: str) -> Tensor:
@@ -178,6 +164,14 @@ class Engine:
         """
         raise NotImplementedError
 
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next epoch; needs `begin`."""
+        raise NotImplementedError
+
+    def weights(self) -> State:
+        """Return the parameters and buffers of all runs, (R, …) each, as tensors that training changes."""
+        raise NotImplementedError
+
     def state_dict(self) -> State:
         """Return parameters, buffers and the optimizer's state; needs `begin`."""
         raise NotImplementedError
@@ -193,34 +187,94 @@ class Engine:
         eval_epochs: Collection[int],
         *,
         loss_epochs: Collection[int] = (),
-        keep: Sequence[int] | None = None,
-        progress: ProgressCallback = no_progress,
-        checkpoint: NullCheckpoint = NO_CHECKPOINT,
-    ) -> Measured:
-        """Train all runs, and measure those in `keep` (default: all) at `eval_epochs`.
+        best_epoch: bool = False,
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Row]:
+        """Train all runs and measure them at `eval_epochs`; epoch 0 is before any step.
 
-        At `loss_epochs`, some of `eval_epochs`, the losses of single samples are summarised too, and
-        calibration after the last epoch. Epoch 0 is before any step. `seeds` (T,) holds one shuffling
-        seed per trial. `progress` gets the number of runs that finished an epoch. `checkpoint` holds
-        an earlier state, if there is one, and is given new ones. Returns
-        {epoch: {measure: (len(keep),)}}, and in the same way what `measure_losses` returns.
+        Args:
+            config: optimizer and schedule.
+            seeds: (T,), one shuffling seed per trial.
+            eval_epochs: epochs to measure at.
+            loss_epochs: of these, epochs at which the losses of single samples are summarised too,
+                and calibration after the last epoch.
+            best_epoch: also measure every run, with calibration, as it was at the epoch of its lowest
+                validation loss. That loss is measured every epoch.
+            checkpoint: may hold an earlier state, and is given new ones.
+
+        Returns a table a measurement: {measure: (R,)}, and `epoch` (R,).
         """
+        checkpoint = checkpoint or Checkpoint(None, {})
         run_epoch, first = self.begin(config), 0
-        kept = range(len(self)) if keep is None else keep
         n, order_seeds = self.splits.train.shape[1], [seeds[trial] for trial in self.shuffled]
-        measured: Measured = {}
-        if earlier := checkpoint.state:
+        measured: list[Row] = []
+        best = BestWeights(self) if best_epoch else None
+        if earlier := checkpoint.load():
             self.load_state_dict(earlier["state"])
-            measured, first = earlier["measured"], earlier["epoch"] + 1
-            progress(len(self) * earlier["epoch"])
+            measured = [tree_map(Tensor.numpy, row) for row in earlier["measured"]]
+            first = earlier["epoch"] + 1
+            if best:
+                best.load_state_dict(earlier["best"])
+        runs = range(len(self))
         for epoch in range(first, config.epochs + 1):
             if epoch:
+                if config.lr_schedule != "constant":
+                    self.set_lr(config.lr_at(epoch))
                 run_epoch(batches(order_seeds, epoch, n, config.batch_size, self.device))
-                progress(len(self))
             if epoch in eval_epochs:
-                measured[epoch] = self.measure(kept)
-            if epoch in loss_epochs:
-                measured[epoch] |= self.measure_losses(kept, calibrated=epoch == config.epochs)
+                row = {"epoch": np.full(len(self), epoch), **self.measure(runs)}
+                if epoch in loss_epochs:
+                    row |= self.measure_losses(runs, calibrated=epoch == config.epochs)
+                measured.append(row)
+            if best and epoch:
+                best.update(epoch)
             if epoch < config.epochs and checkpoint.due(epoch):
-                checkpoint.save({"epoch": epoch, "measured": measured, "state": self.state_dict()})
+                state = {"epoch": epoch, "state": self.state_dict()}
+                state["measured"] = [tree_map(torch.from_numpy, row) for row in measured]
+                checkpoint.save(state | ({"best": best.state_dict()} if best else {}))
+        if best:
+            measured.insert(0, best.measure())
         return measured
+
+
+class BestWeights:
+    """The weights of every run at the epoch of its lowest validation loss."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.weights = tree_map(Tensor.clone, engine.weights())
+        self.loss = np.full(len(engine), np.inf)
+        self.epoch = np.zeros(len(engine), dtype=np.int64)
+
+    def update(self, epoch: int) -> None:
+        """Keep the weights of the runs whose validation loss is lower than ever."""
+        loss = self.engine.validation_losses()
+        better = np.flatnonzero(loss < self.loss)
+        if len(better):
+            self.loss[better], self.epoch[better] = loss[better], epoch
+            index = torch.from_numpy(better).to(self.engine.device)
+            for kept, now in zip(self.weights.values(), self.engine.weights().values()):
+                kept[index] = now[index]
+
+    def measure(self) -> Row:
+        """Measure the kept weights; the engine's own stay as they are. Epoch 0 marks a run without any."""
+        current = self.engine.weights()
+        last = tree_map(Tensor.clone, current)
+        for name, value in current.items():
+            value.copy_(self.weights[name])
+        runs = range(len(self.engine))
+        row = {"epoch": self.epoch, **self.engine.measure(runs)}
+        row |= self.engine.measure_losses(runs, calibrated=True)
+        for name, value in current.items():
+            value.copy_(last[name])
+        return row
+
+    def state_dict(self) -> State:
+        """Return what a checkpoint holds."""
+        numbers = {"loss": torch.from_numpy(self.loss), "epoch": torch.from_numpy(self.epoch)}
+        return {"weights": self.weights, **numbers}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        self.weights = {k: v.to(self.engine.device) for k, v in state["weights"].items()}
+        self.loss, self.epoch = state["loss"].numpy(), state["epoch"].numpy()

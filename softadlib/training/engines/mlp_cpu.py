@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from softadlib.functional import WEIGHTS
 from softadlib.functional.gradient_rules import Grads, plain_gradient
+from softadlib.methods import Method, cross_entropy
 from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.mlp_layers import (
     backward,
@@ -43,19 +43,19 @@ def closed_form_weights(objective: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def logit_gradient(
-    objective: Callable[..., Tensor], logits: Tensor, y: Tensor, knob: Tensor, **settings: Any
+    method: Method, logits: Tensor, y: Tensor, knob: Tensor, **settings: Any
 ) -> Tensor:
-    """Return the gradient of objective(cross-entropies (n,), knob) in the logits (n, C).
+    """Return the gradient of the method's objective in the logits (n, C).
 
-    In closed form where `closed_form_weights` has one, through the kernels that autograd would
-    call; otherwise by autograd.
+    In closed form where `closed_form_weights` has one for objectives of cross-entropy, through the
+    kernels that autograd would call; otherwise by autograd.
     """
-    weights_of = closed_form_weights(objective)
-    if weights_of is None:
+    weights_of = closed_form_weights(method.objective)
+    if weights_of is None or method.losses is not cross_entropy:
         logits.requires_grad_()
         with torch.enable_grad():
-            losses = nnF.cross_entropy(logits, y, reduction="none")
-            value = objective(losses, knob, **settings)
+            losses = method.losses(logits, y, knob)
+            value = method.objective(losses, knob, **settings)
         return torch.autograd.grad(value, logits)[0]
     logp = logits.log_softmax(1)
     losses, total = _NLL(logp, y, None, 0, -100)
@@ -67,9 +67,11 @@ def logit_gradient(
 
 
 def partial_step(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer, decay: float = 0.0
 ) -> Callable[[list[Tensor], list[Tensor]], None]:
     """Return (parameters, gradients) ↦ the step that `optimizer` takes of these parameters alone.
+
+    With `decay` λ every parameter is first multiplied by 1 − learning rate × λ.
 
     For Adam it calls the fused kernel itself: `Optimizer.step` costs 0.1 ms a call, and more where
     weights have pushed the interpreter's memory out of the cache.
@@ -105,16 +107,24 @@ def partial_step(
         for p in parameters:
             p.grad = None
 
-    return adam_step if isinstance(optimizer, torch.optim.Adam) else step
+    plain = adam_step if type(optimizer) is torch.optim.Adam else step
+    if not decay:
+        return plain
+
+    def decaying(parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        for p in parameters:
+            p.mul_(1 - optimizer.param_groups[0]["lr"] * decay)
+        plain(parameters, gradients)
+
+    return decaying
 
 
 class MLPEngine(VmapEngine):
     """Train one multilayer perceptron on a CPU. Raises ValueError for anything else."""
 
-    most_runs = 1
-
-    @classmethod
-    def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
+    @staticmethod
+    def supports(network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
+        """Tell whether this engine trains networks like `network` on `device`."""
         return device.type == "cpu" and not bf16 and parse_mlp(network) is not None
 
     def __init__(self, batch: RunBatch):
@@ -181,13 +191,28 @@ class MLPEngine(VmapEngine):
 
             def gradient(params: Grads, track: bool = True) -> Grads:
                 logits, tape = forward(layers, params, buffers, x, track)
-                g = logit_gradient(method.objective, logits, y, knob, **objective, **samples)
+                g = logit_gradient(method, logits, y, knob, **objective, **samples)
                 gradient_of_weight = functools.partial(self._weight_gradient, next(evaluations))
                 return backward(layers, params, tape, g, gradient_of_weight)
 
+            if method.uses_momentum:
+                rule["momentum"] = {k: v[0] for k, v in self.momentum().items()} or None
             return method.rule(gradient, params, knob, **rule)
 
         return direction
+
+    def momentum(self) -> Grads:
+        average = "momentum_buffer" if isinstance(self.optimizer, torch.optim.SGD) else "exp_avg"
+
+        def of(parameter: Tensor) -> Tensor | None:
+            return self.optimizer.state.get(parameter, {}).get(average)
+
+        momentum = {name: of(self.large_params[name]) for name in self.large}
+        packed = of(self.packed) if self.small else None
+        if packed is not None:
+            pieces = packed.split([self.params[name].numel() for name in self.small])
+            momentum |= {k: v.view_as(self.params[k][0]) for k, v in zip(self.small, pieces)}
+        return {name: value[None] for name, value in momentum.items() if value is not None}
 
     def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
         direction, trial, data = self._direction(), self.trials[0], self.splits
@@ -195,7 +220,8 @@ class MLPEngine(VmapEngine):
         self.gradient_buffers: dict[Hashable, Tensor] = {}
         packed = [self.packed] if self.small else []
         self.optimizer = config.build([*self.large_params.values(), *packed])
-        self.partial_step = partial_step(self.optimizer)
+        decay = self.knob[0].item() if self.method.decays_weights else 0.0
+        self.partial_step = partial_step(self.optimizer, decay)
         train, samples = data.train[trial], {k: v[0] for k, v in self.samples.items()}
 
         @torch.no_grad()

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as nnF
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
@@ -20,10 +20,9 @@ from softadlib.data.splits import PARTS
 from softadlib.functional.gradient_rules import Grads
 from softadlib.training.checkpoint import State
 from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig, restore_optimizer
-from softadlib.training.engines.cuda_graph import GraphedStep
+from softadlib.training.engines.captured import CapturedStep
 from softadlib.training.engines.mlp_layers import fuse_batchnorm, parse_mlp
 from softadlib.training.evaluation import as_rows, evaluate, model_norm
-from softadlib.training.memory import activations
 
 CPU_CHUNK = 1000
 """Samples per forward pass in evaluation on a CPU: what stays in its cache."""
@@ -48,6 +47,18 @@ def _widen_batchnorm(network: nn.Module) -> None:
             module.register_forward_pre_hook(lambda module, args: (args[0].float(),))
 
 
+def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """Count the floats that the layers of `network` put out for one sample of `shape`."""
+    sizes: list[int] = []
+    network = copy.deepcopy(network).to_empty(device="cpu").eval()  # values do not matter
+    for module in network.modules():
+        if not any(True for _ in module.children()):
+            module.register_forward_hook(lambda m, args, out: sizes.append(out[0].numel()))
+    with torch.no_grad():
+        network(torch.zeros(2, *shape, dtype=next(network.parameters()).dtype))
+    return sum(sizes)
+
+
 def _empty_stack(runs: int, value: Tensor, channels_last: bool, device: torch.device) -> Tensor:
     """Return an empty (runs, *value.shape); slices of 4-d values are channels-last if asked."""
     if channels_last and value.ndim == 4:
@@ -61,10 +72,6 @@ def _empty_stack(runs: int, value: Tensor, channels_last: bool, device: torch.de
 
 class VmapEngine(Engine):
     """Train R networks of one architecture side by side, each with its own weights, data and knob."""
-
-    @classmethod
-    def supports(cls, network: nn.Module, device: torch.device, bf16: bool = False) -> bool:
-        return True
 
     def __init__(self, batch: RunBatch):
         super().__init__(batch)
@@ -133,13 +140,16 @@ class VmapEngine(Engine):
         y: Tensor,
         knob: Tensor,
         per_run: dict[str, Tensor],
+        momentum: Grads,
     ) -> Grads:
         """Return one run's direction. Buffers change in place, as in `nn.BatchNorm`."""
         objective, rule = self._split_settings(per_run)
+        if self.method.uses_momentum:
+            rule["momentum"] = momentum or None
 
         def loss(params: Grads, buffers: Grads) -> Tensor:
             logits = self._call((params, buffers), x).to(knob.dtype)
-            losses = nnF.cross_entropy(logits, y, reduction="none")
+            losses = self.method.losses(logits, y, knob)
             return self.method.objective(losses, knob, **objective)
 
         def gradient(params: Grads, track: bool = True) -> Grads:
@@ -168,18 +178,27 @@ class VmapEngine(Engine):
         per_run = {k: v.gather(1, positions)[self.row] for k, v in self.samples.items()}
         per_run |= self.per_run
         optimizer.zero_grad()  # frees the last gradients before these are made
-        grads = self._update(self.params, self.buffers, x, data.y[index], self.knob, per_run)
+        momentum = self.momentum() if self.method.uses_momentum else {}
+        grads = self._update(
+            self.params, self.buffers, x, data.y[index], self.knob, per_run, momentum
+        )
+        if self.method.decays_weights:
+            rate = optimizer.param_groups[0]["lr"]
+            for p in self.params.values():
+                p.mul_(1 - rate * self.knob.view(-1, *[1] * (p.ndim - 1)))
         for name, p in self.params.items():
             g = grads[name]  # fused optimizers need the strides of the parameter
             p.grad = g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
         optimizer.step()
 
-    def stepper(self, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
-        """Return `step` for one optimizer; on CUDA captured as a graph and replayed."""
-        step = functools.partial(self.step, optimizer)
-        if self.device.type != "cuda":
-            return step
-        return GraphedStep(step, [*self.params.values(), *self.buffers.values()], optimizer)
+    def momentum(self) -> Grads:
+        """Return the optimizer's moving average of gradients by name; empty before the first step."""
+        states = {name: self.optimizer.state.get(p, {}) for name, p in self.params.items()}
+        key = "momentum_buffer" if isinstance(self.optimizer, torch.optim.SGD) else "exp_avg"
+        return {name: state[key] for name, state in states.items() if state.get(key) is not None}
+
+    def weights(self) -> State:
+        return self.params | self.buffers
 
     def state(self, run: int) -> tuple[Grads, Grads]:
         """Return parameters and buffers of one run, views of the stacked ones."""
@@ -220,27 +239,34 @@ class VmapEngine(Engine):
 
     def measure(self, runs: Sequence[int]) -> Row:
         """Measure loss and accuracy on train, val and test, and the model norm."""
-        return as_rows(self.measures(runs))
+        measures = self._evaluate_runs(runs, PARTS)
+        if self.device.type != "cpu" and len(runs) == len(self) > 1:
+            measures["model_norm"] = vmap(model_norm)(self.params)
+        else:
+            norms = [model_norm(self.state(run)[0]) for run in runs]
+            measures["model_norm"] = torch.stack(norms)
+        return as_rows(measures)
+
+    def validation_losses(self) -> np.ndarray:
+        losses = self._evaluate_runs(range(len(self)), ("val",))["loss_val"]
+        values: np.ndarray = losses.cpu().double().numpy()
+        return values
 
     @torch.no_grad()
-    def measures(self, runs: Sequence[int]) -> dict[str, Tensor]:
-        """Return what `measure` does, in tensors (len(runs),) on the device: nothing waits for it."""
+    def _evaluate_runs(self, runs: Sequence[int], parts: Sequence[str]) -> dict[str, Tensor]:
+        """Return loss and accuracy on `parts`, (len(runs),) each; on a CPU one run after another.
+
+        Runs side by side cost up to half as much again there.
+        """
         self.template.eval()
         if self.device.type != "cpu" and len(runs) > 1:
-            return self.evaluate_batched(runs)
-        # On a CPU, runs side by side cost up to half as much again.
-        return self.evaluate_sequential(runs)
-
-    def evaluate_sequential(self, runs: Sequence[int]) -> dict[str, Tensor]:
-        """Evaluate one run after another, each by its ordinary kernels."""
+            return self._evaluate_batched(runs, parts)
         chunk = self._chunk
-        rows = [self._evaluate(self.network(run), self.trials[run], chunk) for run in runs]
-        for row, run in zip(rows, runs):
-            row["model_norm"] = model_norm(self.state(run)[0])
+        rows = [self._evaluate(self.network(run), self.trials[run], chunk, parts) for run in runs]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
-    def evaluate_batched(self, runs: Sequence[int]) -> dict[str, Tensor]:
-        """Evaluate all runs side by side."""
+    def _evaluate_batched(self, runs: Sequence[int], parts: Sequence[str]) -> dict[str, Tensor]:
+        """Evaluate runs side by side."""
         chosen = torch.as_tensor(list(runs), device=self.device)
         params, buffers = self.params, self.buffers
         if list(runs) != list(range(len(self))):
@@ -248,15 +274,18 @@ class VmapEngine(Engine):
             buffers = {name: value[chosen] for name, value in buffers.items()}
         chunk = max(1, GPU_BYTES // max(1, len(runs) * self._activation_bytes))
         network = self.stacked_network(params, buffers)
-        measures = self._evaluate(network, self.trial[chosen], chunk)
-        return measures | {"model_norm": vmap(model_norm)(params)}
+        return self._evaluate(network, self.trial[chosen], chunk, parts)
 
     def _evaluate(
-        self, network: Callable[[Tensor], Tensor], trial: int | Tensor, chunk: int
+        self,
+        network: Callable[[Tensor], Tensor],
+        trial: int | Tensor,
+        chunk: int,
+        parts: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Return loss and accuracy of every part: () for one trial, (R,) for R of them."""
+        """Return loss and accuracy on each part: () for one trial, (R,) for R of them."""
         data, measures = self.splits, {}
-        for part in PARTS:
+        for part in parts:
 
             def logits(index: Tensor, part: str = part) -> Tensor:
                 return network(data.inputs(data.x[index], part, trial))
@@ -268,7 +297,11 @@ class VmapEngine(Engine):
 
     def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
         self.optimizer = config.build(list(self.params.values()))
-        step = self.stepper(self.optimizer)
+        step: Callable[[Tensor], None] = functools.partial(self.step, self.optimizer)
+        # A captured step keeps its learning rate, and has no buffers before the first step.
+        plain = config.lr_schedule == "constant" and not self.method.uses_momentum
+        if self.device.type == "cuda" and plain:
+            step = CapturedStep(step, list(self.weights().values()), self.optimizer)
 
         def run_epoch(order: Iterable[Tensor]) -> None:
             self.template.train()
@@ -276,6 +309,9 @@ class VmapEngine(Engine):
                 step(positions)
 
         return run_epoch
+
+    def set_lr(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
 
     def state_dict(self) -> State:
         optimizer = self.optimizer.state_dict()

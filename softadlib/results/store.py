@@ -1,0 +1,466 @@
+"""The files of results, one study a file, and how they are read.
+
+A study is one dataset × method of a profile under one protocol:
+
+outputs/<profile>/<dataset>/<method>/<fingerprint>.parquet          its rows, `schema.COLUMNS`
+                                     <fingerprint>-losses.parquet   losses and calibration of selected runs
+                                     <fingerprint>.ipynb            the notebook that trained it
+                                     parts/<fingerprint>-*          finished runs of a study under way
+
+The metadata of the first file say where the rows come from: `Facts`. Files appear whole or not at
+all. That file is written last, then the parts that it replaces are deleted, so a kill at any moment
+loses nothing. Another protocol has another fingerprint, and so another file: nothing is moved.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from softadlib._validation import UserError
+from softadlib._workspace import home, os_error_as_user_error, write
+from softadlib.data.splits import PARTS
+from softadlib.methods import METHODS
+from softadlib.results import selection
+from softadlib.results.schema import (
+    ALL_COLUMNS,
+    DTYPES,
+    LOSS_COLUMNS,
+    LOSS_DTYPES,
+    LOSS_ROW,
+    ROW_ORDER,
+    RUN_KEY,
+)
+
+FACTS = b"softad"
+"""Key of a parquet file's metadata under which `Facts` stand as JSON."""
+
+
+class Session(BaseModel):
+    """One command's part in a study: when, on what, with which versions, and how much it trained."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: str
+    finished: str
+    """UTC, ISO format."""
+    seconds: float
+    device: str
+    torch: str
+    runs_trained: int = 0
+    runs_replayed: int = 0
+    commit: str | None = None
+
+
+class Facts(BaseModel):
+    """Where the rows of a file come from."""
+
+    model_config = ConfigDict(frozen=True)
+
+    profile: str
+    dataset: str
+    method: str
+    fingerprint: str
+    protocol: dict[str, Any]
+    """All fields, as `Protocol.to_dict` gives them."""
+    seeds: list[int]
+    """One a trial."""
+    sessions: list[Session]
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of all sessions together."""
+        return round(sum(session.seconds for session in self.sessions), 1)
+
+
+def outputs(*names: str) -> Path:
+    """Return a path under `outputs/`. Raises UserError where a name or a link leads out of it."""
+    root = home() / "outputs"
+    path = root.joinpath(*names)
+    for name in names:
+        if not name or Path(name).name != name or name[0] == "." or set(name) & set("\\\0"):
+            raise UserError(f"{name!r} cannot be a folder in {root}; use a plain name")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{path} leads out of {root}, to {path.resolve()}; remove that link")
+    return path
+
+
+# Tables in memory
+
+
+def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Return one table in the order of `ROW_ORDER`, each run and epoch once; the last frame wins."""
+    frames = [frame[ALL_COLUMNS] for frame in frames if len(frame)]
+    if not frames:
+        return pd.DataFrame({c: pd.Series(dtype=DTYPES[c]) for c in ALL_COLUMNS})
+    rows = pd.concat(frames, ignore_index=True).astype(DTYPES)
+    return rows.drop_duplicates(ROW_ORDER, keep="last").sort_values(ROW_ORDER, ignore_index=True)
+
+
+def merge_losses(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Return one table of losses, each run, epoch and part once; the last frame wins."""
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        return pd.DataFrame({c: pd.Series(dtype=LOSS_DTYPES.get(c, "object")) for c in LOSS_COLUMNS})
+    rows = pd.concat(frames, ignore_index=True)[LOSS_COLUMNS].astype(LOSS_DTYPES)
+    rows = rows.drop_duplicates(LOSS_ROW, keep="last")
+    order = {part: i for i, part in enumerate(PARTS)}
+    return rows.sort_values(
+        LOSS_ROW, key=lambda column: column.map(order) if column.name == "part" else column
+    ).reset_index(drop=True)
+
+
+# Files
+
+
+def _pack(rows: pd.DataFrame, facts: Mapping[str, Any]) -> bytes:
+    """Return a parquet file of `rows` with `facts` in its metadata. Its pages carry checksums."""
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    metadata = {**(table.schema.metadata or {}), FACTS: json.dumps(facts).encode()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink, write_page_checksum=True)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _broken(path: Path, what: object, advice: str = "") -> UserError:
+    """Return the error to raise for a file that cannot be read."""
+    profile, dataset, method = path.parts[-4:-1]
+    advice = advice or (
+        f"delete it and train it again: softad train {profile} --dataset {dataset} --method {method}"
+    )
+    return UserError(f"{path} is broken ({what}); {advice}")
+
+
+def _unpack(
+    path: Path, columns: Sequence[str], dtypes: Mapping[str, str]
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return rows and metadata of a file. Raises UserError where it is damaged or lacks a column."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read(use_threads=False)
+        facts = json.loads((table.schema.metadata or {}).get(FACTS, b"{}"))
+        rows = table.select(list(columns)).to_pandas(ignore_metadata=True)
+        others = {c: t for c, t in dtypes.items() if rows[c].dtype != t}
+        return rows.astype(others), facts
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        raise _broken(path, " ".join(str(error).split())[:80] or type(error).__name__) from None
+
+
+def read_facts(path: Path) -> Facts:
+    """Read where the rows of a file come from. Raises UserError for a damaged file."""
+    try:
+        with pq.ParquetFile(path) as file:
+            return Facts.model_validate_json((file.schema_arrow.metadata or {})[FACTS])
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise _broken(path, " ".join(str(error).split())[:80]) from None
+    except ValidationError as error:
+        raise _broken(path, error.errors()[0]["msg"]) from None
+
+
+@dataclass(frozen=True)
+class StudyStore:
+    """The files of one study."""
+
+    profile: str
+    dataset: str
+    method: str
+    fingerprint: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the dataset × method."""
+        return outputs(self.profile, self.dataset, self.method)
+
+    @property
+    def file(self) -> Path:
+        """The table of a finished study."""
+        return self.folder / f"{self.fingerprint}.parquet"
+
+    @property
+    def losses_file(self) -> Path:
+        """Losses of single samples of the selected runs."""
+        return self.folder / f"{self.fingerprint}-losses.parquet"
+
+    @property
+    def notebook(self) -> Path:
+        """The executed notebook."""
+        return self.folder / f"{self.fingerprint}.ipynb"
+
+    @property
+    def parts(self) -> Path:
+        """The folder of what a study under way has finished."""
+        return self.folder / "parts"
+
+    def _parts(self, pattern: str) -> list[Path]:
+        return sorted(self.parts.glob(f"{self.fingerprint}-{pattern}"))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the study for writing. Raises UserError where another process does."""
+        with os_error_as_user_error(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / f".{self.fingerprint}.lock")
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise UserError(
+                    f"{self.profile}: {self.dataset} × {self.method} is under way in another process; "
+                    "wait for it or stop it, then run the same command again"
+                ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def facts(self) -> Facts | None:
+        """Return the facts of the finished study; None where there is none."""
+        return read_facts(self.file) if self.file.exists() else None
+
+    def _read_parts(self, losses: bool) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
+        """Yield the parts of a study under way; a damaged one counts as none: its runs are trained again."""
+        columns, dtypes = (LOSS_COLUMNS, LOSS_DTYPES) if losses else (ALL_COLUMNS, DTYPES)
+        for path in self._parts("*.parquet"):
+            if path.stem.endswith("-losses") == losses:
+                with contextlib.suppress(UserError):
+                    yield _unpack(path, columns, dtypes)
+
+    def rows(self) -> pd.DataFrame:
+        """Return every row that is stored: of the finished study, and of one under way."""
+        finished = [_unpack(self.file, ALL_COLUMNS, DTYPES)[0]] if self.file.exists() else []
+        return merge([*finished, *(rows for rows, _ in self._read_parts(losses=False))])
+
+    def losses(self) -> pd.DataFrame:
+        """Return the losses of single samples that are stored; a damaged file counts as none."""
+        frames = []
+        if self.losses_file.exists():
+            with contextlib.suppress(UserError):
+                frames.append(_unpack(self.losses_file, LOSS_COLUMNS, LOSS_DTYPES)[0])
+        return merge_losses([*frames, *(rows for rows, _ in self._read_parts(losses=True))])
+
+    def sessions(self) -> list[Session]:
+        """Return the sessions so far in order; of one that was killed, its last part's state."""
+        facts = self.facts()
+        found = {session.id: session for session in (facts.sessions if facts else ())}
+        for _, metadata in self._read_parts(losses=False):
+            session = Session.model_validate(metadata["session"])
+            known = found.get(session.id)
+            if known is None or known.seconds < session.seconds:
+                found[session.id] = session
+        return sorted(found.values(), key=lambda session: session.finished)
+
+    def save_part(self, rows: pd.DataFrame, losses: pd.DataFrame, session: Session) -> None:
+        """Store finished runs. The same runs and epochs always go to the same file."""
+        keys = rows[[*RUN_KEY, "epoch"]].to_numpy(dtype=float)
+        name = hashlib.sha256(keys.tobytes()).hexdigest()[:16]
+        facts = {"session": session.model_dump()}
+        if len(losses):
+            write(self.parts / f"{self.fingerprint}-{name}-losses.parquet", _pack(losses, facts))
+        write(self.parts / f"{self.fingerprint}-{name}.parquet", _pack(rows, facts))
+
+    def finish(self, rows: pd.DataFrame, losses: pd.DataFrame, facts: Facts) -> None:
+        """Write the study's files, then delete the parts that they replace."""
+        replaced = self._parts("*.parquet")
+        if len(losses):
+            write(self.losses_file, _pack(losses, {"fingerprint": self.fingerprint}))
+        write(self.file, _pack(rows, facts.model_dump()))
+        self._delete(replaced)
+
+    def clear(self) -> None:
+        """Delete everything that is stored of this study."""
+        self._delete([self.file, self.losses_file, self.notebook, *self._parts("*")])
+
+    def _delete(self, paths: Iterable[Path]) -> None:
+        with os_error_as_user_error(self.folder):
+            for path in paths:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it stays where other studies' parts lie
+            self.parts.rmdir()
+
+    # Losses of training samples under models that were not trained on them, for AdaFlood. They are
+    # kept beside the finished study: more trials or values of the grid need them again.
+
+    def _held_out(self, label_noise: float, trial: int, part: str) -> Path:
+        return self.folder / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}{part}.npz"
+
+    def read_held_out(self, label_noise: float, trial: int, part: str = "") -> np.ndarray | None:
+        """Read the held-out losses of one trial, or of one `part` of its samples; None without."""
+        try:
+            content = io.BytesIO(self._held_out(label_noise, trial, part).read_bytes())
+            with np.load(content) as file:
+                losses: np.ndarray = file["losses"]
+            return losses
+        except Exception:  # missing or damaged: it is computed again, to the same bits
+            return None
+
+    def save_held_out(
+        self, label_noise: float, trial: int, losses: np.ndarray, part: str = ""
+    ) -> None:
+        """Store held-out losses; those of a whole trial replace those of its parts."""
+        content = io.BytesIO()
+        np.savez(content, losses=losses)
+        path = self._held_out(label_noise, trial, part)
+        write(path, content.getvalue())
+        if not part:
+            for old in path.parent.glob(f"{path.stem}-*.npz"):
+                old.unlink(missing_ok=True)
+
+
+# Finished results
+
+
+def _wanted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Return the rows of the runs that the protocol asks for; a file may hold more of earlier grids."""
+    protocol = facts.protocol
+    keep = rows["trial"].lt(protocol["trials"]) & rows["label_noise"].isin(protocol["label_noise"])
+    if facts.method in protocol["grids"]:
+        keep &= rows["knob"].isin(protocol["grids"][facts.method])
+    return rows if keep.all() else rows[keep]
+
+
+def finished(profile: str) -> dict[Path, Facts]:
+    """Return the file of every finished dataset × method, and its facts, in the registry's order.
+
+    Where several protocols of one are stored, it is the one that was asked for last. Raises
+    UserError where the profile has no folder under `outputs/`.
+    """
+    folder = outputs(profile)
+    if not folder.is_dir():
+        known = ", ".join(sorted(p.name for p in outputs().glob("*/") if p.name[0] != "."))
+        raise UserError(
+            f"profile {profile!r} has no results in {folder.parent}; softad run {profile} makes them; "
+            f"there are: {known or 'none'}"
+        )
+    latest: dict[tuple[str, str], tuple[Path, Facts]] = {}
+    for path in sorted(folder.glob("*/*/*.parquet")):
+        if path.stem.endswith("-losses") or path.parent.name not in METHODS:
+            continue
+        facts, pair = read_facts(path), (path.parts[-3], path.parts[-2])
+        if (facts.dataset, facts.method) != pair:
+            raise _broken(path, f"it has rows of {facts.dataset} × {facts.method}")
+        if pair not in latest or _last(latest[pair][1]) < _last(facts):
+            latest[pair] = path, facts
+    order = {method: i for i, method in enumerate(METHODS)}
+    chosen = sorted(latest, key=lambda pair: (pair[0], order[pair[1]]))
+    return dict(latest[pair] for pair in chosen)
+
+
+def _last(facts: Facts) -> str:
+    return max((session.finished for session in facts.sessions), default="")
+
+
+def read(
+    profile: str,
+    dataset: str | None = None,
+    label_noise: float | None = None,
+    *,
+    final: bool = False,
+) -> pd.DataFrame:
+    """Return the rows of all finished results of a profile, one a run and epoch.
+
+    Args:
+        profile: a folder under `outputs/`.
+        dataset: its rows only.
+        label_noise: its rows only.
+        final: the last epoch of every run only, which is all that tables need.
+
+    Raises UserError for an unknown profile, and naming a broken file.
+
+    >>> rows = read("smoke", "gaussian", final=True)
+    >>> sorted(rows["method"].unique())
+    ['erm', 'flooding', 'iflood', 'sam', 'softad']
+    """
+    frames = []
+    for path, facts in finished(profile).items():
+        if dataset in (None, facts.dataset):
+            rows = _wanted(_unpack(path, ALL_COLUMNS, DTYPES)[0], facts)
+            if label_noise is not None:
+                rows = rows[rows["label_noise"] == label_noise]
+            frames.append(selection.final(rows) if final and len(rows) else rows)
+    return merge(frames)
+
+
+def read_losses(
+    profile: str, dataset: str | None = None, label_noise: float | None = None
+) -> pd.DataFrame:
+    """Return losses of single samples and calibration of the selected runs: a row a run, epoch and part.
+
+    Arguments and errors are those of `read`. `quantiles` are at the levels `schema.LEVELS`; columns of
+    calibration hold numbers at the last epoch alone.
+    """
+    frames = []
+    for path, facts in finished(profile).items():
+        losses = path.with_name(f"{path.stem}-losses.parquet")
+        if dataset in (None, facts.dataset) and losses.exists():
+            frames.append(_wanted(_unpack(losses, LOSS_COLUMNS, LOSS_DTYPES)[0], facts))
+    rows = merge_losses(frames)
+    if label_noise is not None:
+        rows = rows[rows["label_noise"] == label_noise].reset_index(drop=True)
+    return rows
+
+
+def provenances(profile: str) -> pd.DataFrame:
+    """Return one line a result: what was trained, how much of it, on what, when and how long.
+
+    `runs_without_session` counts runs whose time is unknown: their command was killed by a version
+    that stored no session of such a command.
+    """
+    lines = []
+    for path, facts in finished(profile).items():
+        protocol, ends = facts.protocol, selection.final(_unpack(path, ALL_COLUMNS, DTYPES)[0])
+        ends = _wanted(ends, facts)
+        grid = protocol["grids"].get(facts.method, ())
+        losses = ends[["loss_train", "loss_val", "loss_test"]]
+        trained = sum(session.runs_trained for session in facts.sessions)
+        span = dict.fromkeys((min(grid), max(grid)) if grid else ())
+        lines.append(
+            {
+                "dataset": facts.dataset,
+                "method": facts.method,
+                "runs": len(ends),
+                "diverged": int((~np.isfinite(losses).all(axis=1)).sum()),
+                "trials": protocol["trials"],
+                "label_noise": ", ".join(f"{noise:g}" for noise in protocol["label_noise"]),
+                "grid": len(grid) or 1,
+                "span": " to ".join(f"{value:g}" for value in span),
+                "epochs": protocol["epochs"],
+                "samples": " + ".join(str(protocol[f"n_{p}"] or "all") for p in PARTS),
+                "training": _training_words(facts),
+                "dtype": protocol["dtype"],
+                "device": ", ".join(dict.fromkeys(s.device for s in facts.sessions)),
+                "torch": ", ".join(dict.fromkeys(s.torch for s in facts.sessions)),
+                "seconds": facts.seconds,
+                "runs_without_session": max(len(ends) - trained, 0),
+                "finished": _last(facts)[:16],
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _training_words(facts: Facts) -> str:
+    """Write network, optimizer and settings of a study: "model mlp4x500, optimizer adam, …"."""
+    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size", "precision")
+    words = {name: facts.protocol[name] for name in names}
+    words |= facts.protocol["settings"].get(facts.method, {})
+    return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in words.items())
+
+
+def delete_temporary_files(folder: Path) -> None:
+    """Delete files that killed processes left half-written below `folder`: `.NAME.PID`."""
+    for path in folder.rglob(".*"):
+        pid = path.suffix[1:]
+        if path.is_file() and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(OSError):
+                os.unlink(path)
