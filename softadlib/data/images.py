@@ -1,15 +1,12 @@
-"""Image sets by name → arrays, from a prepared file, torchvision's own files, or a folder of one's own.
+"""Image sets by name: torchvision's own folders, one file of arrays, or a folder of one's own.
 
-`<data root>/<name>.npz` with `x_train, y_train, x_test, y_test` is read first: a compute node without
-internet needs nothing else. The data root is $SOFTAD_DATA, else `data/` in the workbook.
+A set is read from `<data root>/<name>.npz` (`x_train, y_train, x_test, y_test`) if that file is
+there, else from the files that torchvision unpacks below the data root, else from the protocol's
+`folder`, `train/<class>/*` and `test/<class>/*`.
 """
 
 import functools
 import hashlib
-import importlib.util
-import io
-import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from softadlib._validation import MissingData, UserError, choose
-from softadlib._workspace import check_writable, home, write
-from softadlib.data.image_folder import read_folder
-from softadlib.data.prepared import read_prepared
+from softadlib._workspace import check_writable, home
+from softadlib.data.root import data_root as data_root
 from softadlib.data.synthetic import SYNTHETIC
+from softadlib.data.tables import TABLES, is_table, table_digest
 from softadlib.models import torchvision
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -57,57 +57,26 @@ class Images:
         return content.hexdigest()
 
 
-def data_root() -> Path:
-    """Return the folder of the image sets: $SOFTAD_DATA, else `data/` in the workbook."""
-    return Path(os.environ.get("SOFTAD_DATA") or home() / "data")
-
-
-def _channels_first(x: np.ndarray) -> np.ndarray:
-    """Turn (n, H, W) or (n, H, W, C) into (n, C, H, W), contiguous."""
-    x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(x)
-
-
 Loader = Callable[[Path, bool], Images]
 """(data root, whether to download) → the images of a set."""
 
 
 def _from_torchvision(name: str, root: Path, download: bool) -> Images:
-    """Read a set of `torchvision.datasets` that takes its part as `train`."""
-    make = getattr(torchvision().datasets, name)
+    """Read a set of `torchvision.datasets`; SVHN names its parts and has its channels first."""
+    make, kind = getattr(torchvision().datasets, name), np.uint8
+    if name == "SVHN":
+        train, test = (make(root, split=part, download=download) for part in ("train", "test"))
+        return Images(train.data, train.labels.astype(kind), test.data, test.labels.astype(kind))
     train, test = (make(root, train=part, download=download) for part in (True, False))
-    x = [np.asarray(part.data) for part in (train, test)]
-    y = [np.asarray(part.targets, dtype=np.uint8) for part in (train, test)]
-    return _of_arrays(x[0], y[0], x[1], y[1])
-
-
-def _svhn(root: Path, download: bool) -> Images:
-    """Read SVHN, whose parts have names and whose channels come first."""
-    make = torchvision().datasets.SVHN
-    train, test = (make(root, split=part, download=download) for part in ("train", "test"))
-    y = [np.asarray(part.labels, dtype=np.uint8) for part in (train, test)]
-    return Images(train.data, y[0], test.data, y[1])
-
-
-def _digits_table() -> np.ndarray:
-    """Return scikit-learn's bundled digits, 64 pixels and a label in each row: (1797, 65).
-
-    Its file is read where it lies, because importing scikit-learn takes a second of every command.
-    """
-    spec = importlib.util.find_spec("sklearn")
-    for place in (spec and spec.submodule_search_locations) or ():
-        file = Path(place) / "datasets/data/digits.csv.gz"
-        if file.exists():
-            return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits
-
-    return np.column_stack(load_digits(return_X_y=True))
+    y_train, y_test = (np.asarray(part.targets, dtype=kind) for part in (train, test))
+    return _of_arrays(np.asarray(train.data), y_train, np.asarray(test.data), y_test)
 
 
 def _digits(root: Path, download: bool) -> Images:
     """Read scikit-learn's bundled digits: the last fifth of each class is the test part."""
-    table = _digits_table()
-    x, y = table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
     x, y = x.reshape(-1, 1, 8, 8).astype(np.uint8), y.astype(np.uint8)
     rank = np.zeros(len(y), dtype=np.int64)  # position of a sample within its class
     for label in range(10):
@@ -137,8 +106,8 @@ class ImageSet:
         return f"{self.n_train + self.n_test:,} of {' × '.join(map(str, shape))}"
 
 
-_fashionmnist, _cifar10, _cifar100 = (
-    partial(_from_torchvision, name) for name in ("FashionMNIST", "CIFAR10", "CIFAR100")
+_fashionmnist, _svhn, _cifar10, _cifar100 = (
+    partial(_from_torchvision, name) for name in ("FashionMNIST", "SVHN", "CIFAR10", "CIFAR100")
 )
 IMAGES: dict[str, ImageSet] = {
     "digits": ImageSet(_digits, (), 1_440, 357, (1, 8, 8)),
@@ -151,8 +120,8 @@ IMAGES: dict[str, ImageSet] = {
 
 
 def dataset_names() -> list[str]:
-    """Return names of the synthetic and the built-in image sets."""
-    return [*SYNTHETIC, *IMAGES]
+    """Return names of the synthetic sets, the built-in image sets and the built-in tables."""
+    return [*SYNTHETIC, *IMAGES, *TABLES]
 
 
 def downloaded_sets() -> list[str]:
@@ -161,7 +130,7 @@ def downloaded_sets() -> list[str]:
 
 
 def prepared_file(name: str) -> Path:
-    """Return the path of the prepared form of a set."""
+    """Return the path of a set's arrays, which are read before anything else."""
     return data_root() / f"{name}.npz"
 
 
@@ -177,18 +146,20 @@ def own_folder(folder: str) -> Path:
 
 
 def is_image_set(name: str) -> bool:
-    """Tell whether `name` is a built-in image set, or one of one's own that has been prepared."""
+    """Tell whether `name` is a built-in image set, or one whose arrays lie below the data root."""
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 
 def own_digest(name: str, folder: str = "") -> str:
-    """Return `Images.digest` of a set of one's own; "" for a built-in or synthetic one."""
+    """Return the digest of images or a table of one's own; "" for a synthetic or built-in image set."""
+    if not folder and is_table(name):
+        return table_digest(name)
     return "" if name in dataset_names() else load_images(name, folder).digest
 
 
 def own_image_set(name: str, folder: str = "") -> ImageSet | None:
-    """Return the facts of a set of one's own; None for a built-in or synthetic one."""
-    if name in dataset_names():
+    """Return the facts of images of one's own; None for a built-in or synthetic set and for a table."""
+    if name in dataset_names() or (not folder and is_table(name)):
         return None
     images = load_images(name, folder)
     channels, height, width = images.pool.shape[1:]
@@ -197,7 +168,7 @@ def own_image_set(name: str, folder: str = "") -> ImageSet | None:
 
 
 def load_images(name: str, folder: str = "") -> Images:
-    """Return the arrays of a set: embedded, prepared, in torchvision's own files, or in `folder`.
+    """Return the arrays of a set: embedded, from its .npz, from torchvision's files, or from `folder`.
 
     Raises UserError naming the file, and what to do, for a set that is not there or is broken.
     """
@@ -207,19 +178,13 @@ def load_images(name: str, folder: str = "") -> Images:
 
 @functools.lru_cache(maxsize=1)
 def _read(name: str, folder: str, path: Path, changed: int) -> Images:
-    """Read a set from where it is; `changed` is the time of its prepared file, 0 without one."""
-    if name in IMAGES and not IMAGES[name].files:
-        return _load(name)
-    if changed:
-        again = f"delete it and run: softad data prepare {name}"
-        again += "" if name in IMAGES else " --from-folder DIR"
-        return _of_arrays(*read_prepared(path, again))
+    """Read a set from where it is; `changed` is the time of its .npz, 0 without one."""
+    if changed and not (name in IMAGES and not IMAGES[name].files):
+        return _of_arrays(*_read_arrays(path))
     if folder:
-        return _of_arrays(*read_folder(own_folder(folder)))
+        return _of_arrays(*_read_folder(own_folder(folder)))
     if name not in IMAGES:
-        raise UserError(
-            f"{path} is not there; make it: softad data prepare {name} --from-folder DIR"
-        )
+        raise UserError(f"{path} is not there; name the images in the profile, folder: DIR")
     return _load(name)
 
 
@@ -236,10 +201,10 @@ def _load(name: str, download: bool = False) -> Images:
         raise
     except Exception as error:  # urllib, ssl, tarfile, pickle, scipy: whatever a loader raises
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        files = ", ".join(str(root / file) for file in IMAGES[name].files)
+    files = ", ".join(str(root / file) for file in IMAGES[name].files)
     if download:
         raise UserError(
-            f"{name} could not be had ({what}); check the network, or copy its files to {root}"
+            f"{name} could not be had ({what}); check the network, or copy its files to {files}"
         )
     raise UserError(f"{name} is broken ({what}); delete {files} and run: {prepare_it}")
 
@@ -248,40 +213,88 @@ def _of_arrays(
     x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
 ) -> Images:
     """Return images with their channels first, of images (n, H, W) or (n, H, W, C)."""
-    return Images(_channels_first(x_train), y_train, _channels_first(x_test), y_test)
+    parts = [x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2) for x in (x_train, x_test)]
+    return Images(parts[0], y_train, parts[1], y_test)
 
 
-def prepare(
-    name: str, folder: str | None = None, progress: Callable[[int, int], None] | None = None
-) -> tuple[Path, str]:
-    """Write `<data root>/<name>.npz` and return its path and SHA-256.
+def _read_arrays(path: Path) -> Arrays:
+    """Return x_train, y_train, x_test, y_test: uint8 images (n, H, W) or (n, H, W, C) and labels (n,).
 
-    From torchvision's files, downloaded and checked by torchvision where missing, or from the images
-    of `folder` (`train/<class>/*`, `test/<class>/*`). The file appears whole or not at all. Raises
-    UserError where the download is refused, a file is broken or the folder is not laid out so.
+    Raises UserError, naming the file, for anything else.
     """
-    if folder is not None:
-        if name in dataset_names() or not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
+    except Exception as error:  # zlib, zipfile, numpy: whatever a damaged file makes them raise
+        raise UserError(f"{path} is broken ({error}); it must hold {', '.join(KEYS)}") from None
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        last = x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= 4)
+        if not (last and x.dtype == np.uint8 and x.size and y.shape == (len(x),)):
             raise UserError(
-                f"{name!r} is taken or no plain name; choose another for your own images"
+                f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C), not empty, and y_{part} "
+                f"(n,); got {x.dtype} {x.shape} and {y.dtype} {y.shape}"
             )
-        images = _of_arrays(*read_folder(Path(folder), progress))
-    else:
-        if name in dataset_names() and name not in downloaded_sets():
-            raise UserError(f"{name} needs no preparation; it is made or embedded here")
-        try:
-            choose("dataset", name, downloaded_sets())
-        except UserError as error:
-            raise UserError(f"{error}; for images of your own add --from-folder DIR") from None
-        check_writable(data_root())
-        data_root().mkdir(parents=True, exist_ok=True)
-        images = _load(name, download=True)
-    x_train, x_test = (x.transpose(0, 2, 3, 1) for x in (images.x_train, images.x_test))
-    sink = io.BytesIO()
-    np.savez(sink, x_train=x_train, x_test=x_test, y_train=images.y_train, y_test=images.y_test)
-    content, path = sink.getvalue(), prepared_file(name)
-    write(path, content)
-    return path, hashlib.sha256(content).hexdigest()
+    if x_train.shape[1:] != x_test.shape[1:]:
+        sizes = f"{x_train.shape[1:]}, test images {x_test.shape[1:]}"
+        raise UserError(f"{path}: training images are {sizes}; give all one size")
+    classes = sorted({*y_train.tolist(), *y_test.tolist()})
+    if len(classes) < 2 or classes != list(range(len(classes))):
+        raise UserError(f"{path}: labels must be 0, 1, … of two classes or more, got {classes[:6]}")
+    return x_train, y_train, x_test, y_test
+
+
+def _read_folder(folder: Path) -> Arrays:
+    """Read `train/<class>/*` and `test/<class>/*` as `_read_arrays` reads a file.
+
+    Raises UserError for another layout, a class without images, a file that is no image, and images
+    of several sizes or modes.
+    """
+    layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
+    walk = partial(torchvision().datasets.ImageFolder, loader=_read_pixels)
+    try:
+        parts = [walk(folder / part) for part in ("train", "test")]
+    except OSError as error:
+        raise UserError(f"{layout} ({str(error).splitlines()[0]})") from None
+    names = [part.classes for part in parts]
+    if names[0] != names[1] or len(names[0]) < 2:
+        raise UserError(f"{layout}; train has {names[0]}, test has {names[1]}")
+    pictures: list[np.ndarray] = []
+    for part in parts:
+        for (file, _), (pixels, _) in zip(part.samples, part):
+            pictures.append(pixels)
+            if pixels.shape != pictures[0].shape:
+                sizes = f"is {pixels.shape}, the images before it {pictures[0].shape}"
+                raise UserError(f"{file} {sizes}; give all one size and mode")
+    y_train, y_test = (np.array(part.targets) for part in parts)
+    cut = len(y_train)
+    return np.stack(pictures[:cut]), y_train, np.stack(pictures[cut:]), y_test
+
+
+def _read_pixels(file: str) -> np.ndarray:
+    """Read one image of 8 bits as (H, W) where it is grey, else as (H, W, 3)."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            mode = picture.mode
+            pixels = np.asarray(picture.convert("L" if mode in ("1", "L") else "RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
+    if mode.startswith(("I", "F")):
+        raise UserError(f"{file} has pixels of more than 8 bits (mode {mode}); save it with 8 bits")
+    is_grey = mode == "P" and (pixels == pixels[..., :1]).all()
+    return pixels[..., 0] if is_grey else pixels
+
+
+def prepare(name: str) -> None:
+    """Download a set of `torchvision.datasets` to the data root; torchvision checks its files.
+
+    Raises UserError for another set, and where the download is refused or a file is broken.
+    """
+    choose("image set to download", name, downloaded_sets())
+    check_writable(data_root())
+    data_root().mkdir(parents=True, exist_ok=True)
+    _load(name, download=True)
 
 
 def available(name: str) -> str:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softadlib._validation import UserError
+from softadlib._validation import UserError, real
 from softadlib.data.images import Images
 from softadlib.data.synthetic import SYNTHETIC
+from softadlib.data.tables import Table
 
 PARTS = ("train", "val", "test")
 
@@ -146,3 +147,59 @@ def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> 
     train, val, test = (torch.from_numpy(np.stack(index[part])) for part in PARTS)
     x = torch.from_numpy(images.pool)
     return Splits(x, torch.from_numpy(y), train, val, test, images.classes)
+
+
+def table_splits(
+    table: Table, seeds: Sequence[int], sizes: Sequence[int], label_noise: float = 0.0
+) -> Splits:
+    """Draw one trial per seed: disjoint training, validation and test rows, from `default_rng(seed)`.
+
+    Rows are shuffled, until every class is among the training rows. `sizes` are those of train, val
+    and test; 0 takes 60, 20 and 20 % of the rows. Label noise q gives int(n·q) of the training rows
+    another class, uniformly among the others; validation and test labels stay.
+
+    Nothing of the validation and test rows reaches the training part: numbers are standardised by
+    mean and deviation of the trial's training rows, and an input that is the same in all of these, a
+    word that none of them holds for example, is 0 in every part. Words are 0/1 inputs, one for every
+    word of the whole table. That is no fitted value: it sets the width of the first layer, and unknown
+    words are zeros all the same.
+
+    Each trial brings its own float32 copy of its rows. Raises UserError for parts that are larger
+    than the table and for fewer training rows than classes.
+    """
+    n, k = len(table.y), len(table.classes)
+    shares = (n * 3 // 5, n // 5, n - n * 3 // 5 - n // 5)
+    n_train, n_val, n_test = (size or share for size, share in zip(sizes, shares))
+    if n_train + n_val + n_test > n:
+        asked = f"{n_train} + {n_val} + {n_test}"
+        raise UserError(f"n_train + n_val + n_test is {asked}, but the table has {n} rows")
+    if n_train < k:
+        raise UserError(f"n_train is {n_train}, but the table has {k} classes; give at least that")
+    real("label_noise", label_noise, low=0, high=1)
+    trials = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        order = _shuffle(table.y, n_train, k, rng)
+        rows = dict(zip(PARTS, np.split(order, np.cumsum((n_train, n_val, n_test)))))
+        mean, deviation = table.x[rows["train"]].mean(0), table.x[rows["train"]].std(0)
+        constant = np.ptp(table.x[rows["train"]], axis=0) == 0
+        mean[table.is_word], deviation[table.is_word] = 0, 1
+        factor = np.where(constant, 0, 1 / np.where(constant, 1, deviation))
+        x = {part: ((table.x[i] - mean) * factor).astype(np.float32) for part, i in rows.items()}
+        y = {part: table.y[i] for part, i in rows.items()}
+        flipped = rng.choice(n_train, int(n_train * label_noise), replace=False)
+        y["train"][flipped] = (y["train"][flipped] + rng.integers(1, k, len(flipped))) % k
+        trials.append({part: (x[part], y[part]) for part in PARTS})
+    return from_arrays(trials, k)
+
+
+def _shuffle(y: np.ndarray, n_train: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a shuffle of the rows with every class among the first `n_train`."""
+    for _ in range(1000):
+        order = rng.permutation(len(y))
+        if len(np.unique(y[order[:n_train]])) == classes:
+            return order
+    raise UserError(
+        f"n_train is {n_train}: 1,000 draws left one of the {classes} classes out each time; "
+        "give more, or leave rare classes out of the table"
+    )

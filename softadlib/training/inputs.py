@@ -2,22 +2,27 @@
 
 from softadlib._validation import UserError
 from softadlib.data.images import load_images
-from softadlib.data.splits import Splits, image_splits, synthetic_splits
+from softadlib.data.splits import Splits, image_splits, synthetic_splits, table_splits
 from softadlib.data.synthetic import SYNTHETIC
+from softadlib.data.tables import is_table, read_table
 from softadlib.training.checks import check_batches
 from softadlib.training.protocol import Protocol
 
 
 def load_splits(protocol: Protocol, label_noise: float, trials: int | None = None) -> Splits:
     """Return the data of a protocol at one label noise, on the CPU, for its first `trials` trials."""
-    seeds = protocol.seeds[:trials]
+    seeds, name = protocol.seeds[:trials], protocol.dataset
     sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
-    if protocol.dataset in SYNTHETIC:
-        return synthetic_splits(protocol.dataset, seeds, label_noise, sizes)
-    images = load_images(protocol.dataset, protocol.folder)
+    if name in SYNTHETIC:
+        return synthetic_splits(name, seeds, label_noise, sizes)
+    table = getattr(protocol, "table", "")
     try:
-        splits = image_splits(images, seeds, sizes)
+        if table or (is_table(name) and not protocol.folder):
+            rows = read_table(table or name, getattr(protocol, "target", ""))
+            splits = table_splits(rows, seeds, sizes, label_noise)
+        else:
+            splits = image_splits(load_images(name, protocol.folder), seeds, sizes)
         check_batches(splits.train.shape[1], protocol.batch_size)
     except UserError as error:
-        raise UserError(f"{protocol.dataset}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
     return splits
