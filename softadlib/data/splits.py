@@ -203,3 +203,12 @@ def _shuffle(y: np.ndarray, n_train: int, classes: int, rng: np.random.Generator
         f"n_train is {n_train}: 1,000 draws left one of the {classes} classes out each time; "
         "give more, or leave rare classes out of the table"
     )
+
+
+def check_batches(n_train: int, batch_size: int) -> None:
+    """Raise UserError where the last batch would be a single sample, on which batch norm cannot train."""
+    if n_train % batch_size == 1:
+        raise UserError(
+            f"batch_size {batch_size} leaves a last batch of one of {n_train} samples, "
+            "on which batch norm cannot train; choose another batch_size"
+        )

@@ -4,6 +4,7 @@ A study is one dataset × method of a profile under one protocol:
 
 outputs/<profile>/<dataset>/<method>/<fingerprint>.parquet          its rows, `schema.COLUMNS`
                                      <fingerprint>-losses.parquet   losses and calibration of selected runs
+                                     <fingerprint>-held-out.npz     what AdaFlood needs of training samples
                                      <fingerprint>.ipynb            the notebook that trained it
                                      parts/<fingerprint>-*          finished runs of a study under way
 
@@ -207,6 +208,10 @@ class StudyStore:
     def _parts(self, pattern: str) -> list[Path]:
         return sorted(self.parts.glob(f"{self.fingerprint}-{pattern}"))
 
+    def has_parts(self) -> bool:
+        """Tell whether anything is stored of the study under way."""
+        return bool(self._parts("*"))
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the study for writing. Raises UserError where another process does."""
@@ -280,7 +285,7 @@ class StudyStore:
 
     def clear(self) -> None:
         """Delete everything that is stored of this study."""
-        self._delete([self.file, self.losses_file, self.notebook, *self._parts("*")])
+        self._delete([self.file, self.losses_file, self.held_out_file, self.notebook, *self._parts("*")])
 
     def _delete(self, paths: Iterable[Path]) -> None:
         with os_error_as_user_error(self.folder):
@@ -289,33 +294,50 @@ class StudyStore:
         with contextlib.suppress(OSError):  # it stays where other studies' parts lie
             self.parts.rmdir()
 
-    # Losses of training samples under models that were not trained on them, for AdaFlood. They are
-    # kept beside the finished study: more trials or values of the grid need them again.
+    # Losses of training samples under models that were not trained on them, for AdaFlood. They stay
+    # beside the finished study: more trials or values of the grid need them again.
 
-    def _held_out(self, label_noise: float, trial: int, part: str) -> Path:
-        return self.folder / "held-out" / f"{self.fingerprint}-{label_noise!r}-{trial}{part}.npz"
+    @property
+    def held_out_file(self) -> Path:
+        """Held-out losses of all trials."""
+        return self.folder / f"{self.fingerprint}-held-out.npz"
 
-    def read_held_out(self, label_noise: float, trial: int, part: str = "") -> np.ndarray | None:
-        """Read the held-out losses of one trial, or of one `part` of its samples; None without."""
+    def held_out(self) -> dict[tuple[float, int], np.ndarray]:
+        """Return the held-out losses (n,) by label noise and trial; a damaged file counts as none."""
         try:
-            content = io.BytesIO(self._held_out(label_noise, trial, part).read_bytes())
-            with np.load(content) as file:
-                losses: np.ndarray = file["losses"]
+            with np.load(io.BytesIO(self.held_out_file.read_bytes())) as file:
+                found = {}
+                for name in file:
+                    noise, trial = name.split()
+                    found[float(noise), int(trial)] = file[name]
+            return found
+        except Exception:  # numpy and zipfile raise many types; it is computed again, to the same bits
+            return {}
+
+    def save_held_out(self, label_noise: float, trial: int, losses: np.ndarray) -> None:
+        """Add the held-out losses of a trial; they replace those of its folds."""
+        found = {**self.held_out(), (label_noise, trial): losses}
+        content = io.BytesIO()
+        np.savez(content, **{f"{noise!r} {i}": v for (noise, i), v in sorted(found.items())})
+        write(self.held_out_file, content.getvalue())
+        self._delete(self._parts(f"fold-{label_noise!r}-{trial}-*"))
+
+    def _fold(self, label_noise: float, trial: int, fold: str) -> Path:
+        return self.parts / f"{self.fingerprint}-fold-{label_noise!r}-{trial}-{fold}.npy"
+
+    def read_fold(self, label_noise: float, trial: int, fold: str) -> np.ndarray | None:
+        """Read the held-out losses of one fold of a trial under way; None without."""
+        try:
+            losses: np.ndarray = np.load(self._fold(label_noise, trial, fold))
             return losses
-        except Exception:  # missing or damaged: it is computed again, to the same bits
+        except (OSError, ValueError, EOFError):
             return None
 
-    def save_held_out(
-        self, label_noise: float, trial: int, losses: np.ndarray, part: str = ""
-    ) -> None:
-        """Store held-out losses; those of a whole trial replace those of its parts."""
+    def save_fold(self, label_noise: float, trial: int, fold: str, losses: np.ndarray) -> None:
+        """Store the held-out losses of one fold."""
         content = io.BytesIO()
-        np.savez(content, losses=losses)
-        path = self._held_out(label_noise, trial, part)
-        write(path, content.getvalue())
-        if not part:
-            for old in path.parent.glob(f"{path.stem}-*.npz"):
-                old.unlink(missing_ok=True)
+        np.save(content, losses)
+        write(self._fold(label_noise, trial, fold), content.getvalue())
 
 
 # Finished results

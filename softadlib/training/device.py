@@ -3,6 +3,7 @@
 import contextlib
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -72,3 +73,14 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def processor_name() -> str:
+    """Return the processor's maker and model as the system gives them; empty where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    names = (facts.get(f"{key}\t", "").strip() for key in ("vendor_id", "model name"))
+    return " ".join(name for name in names if name)

@@ -36,9 +36,9 @@ def stored_samples(
     protocol: Protocol, label_noise: float, trials: Iterable[int], store: StudyStore
 ) -> Samples:
     """Return the stored losses as (T, n), NaN in the other trials."""
-    losses = {trial: store.read_held_out(label_noise, trial) for trial in trials}
-    size = next(len(values) for values in losses.values() if values is not None)
-    aux = np.full((protocol.trials, size), np.nan)
+    stored = store.held_out()
+    losses = {trial: stored[label_noise, trial] for trial in trials}
+    aux = np.full((protocol.trials, len(next(iter(losses.values())))), np.nan)
     for trial, values in losses.items():
         aux[trial] = values
     return {"aux": torch.from_numpy(aux)}
@@ -67,16 +67,14 @@ def held_out_losses(
     with deterministic_math(device, protocol.precision):
         splits = splits.to(device, getattr(torch, protocol.dtype))
         for i, fold in enumerate(folds):
-            part = f"-fold-{i + 1}-of-{count}"
-            values = store.read_held_out(label_noise, trial, part) if store else None
+            part = f"{i + 1}-of-{count}"
+            values = store.read_fold(label_noise, trial, part) if store else None
             if values is None:
                 rest = np.concatenate([other for j, other in enumerate(folds) if j != i])
                 values = _fold_losses(protocol, label_noise, trial, splits, rest, fold, checkpoints)
                 if store:
-                    store.save_held_out(label_noise, trial, values, part)
+                    store.save_fold(label_noise, trial, part, values)
             losses[fold] = values
-    if store:
-        store.save_held_out(label_noise, trial, losses)
     return losses
 
 

@@ -290,10 +290,10 @@ class Protocol(BaseModel):
         standard = get_method(method).defaults
         own = self.settings_of(method)
         facts |= {f"{method}.{k}": v for k, v in own.items() if v != standard[k]}
-        if images := own_digest(self.dataset, self.folder):
-            facts["images"] = images
-        if self.table or is_table(self.dataset):
-            facts["table"] = table_digest(self.dataset, self.table, self.target)
+        if self.table:
+            facts["data"] = table_digest(self.table, self.target)
+        elif digest := own_digest(self.dataset, self.folder):
+            facts["data"] = digest
         text = json.dumps([NUMERICS_VERSION, method, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

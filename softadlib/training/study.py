@@ -116,7 +116,7 @@ def store_of(protocol: Protocol, method: str) -> StudyStore:
 
 def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) -> bool:
     """Tell whether nothing is left: no run, and the table is written for this very protocol."""
-    if plan.left or not store.file.exists() or any(store.parts.glob(f"{store.fingerprint}-*")):
+    if plan.left or not store.file.exists() or store.has_parts():
         return False
     facts = store.facts()
     return facts is not None and facts.protocol == protocol.to_dict()
@@ -178,8 +178,6 @@ class _StudyRun:
         changes = {"device": device}
         if protocol.folder:
             changes["folder"] = str(own_folder(protocol.folder))
-        if protocol.table:
-            changes["table"] = str(own_folder(protocol.table))
         self.worker_protocol = protocol.replace(**changes)
         self.jobs = jobs if device == "cpu" else 1
         self.started, self.id = time.monotonic(), uuid.uuid4().hex[:16]
@@ -299,7 +297,8 @@ class _StudyRun:
         if not needs_held_out(self.method):
             return
         trials = sorted({(run.label_noise, run.trial) for run in runs})
-        missing = [trial for trial in trials if self.store.read_held_out(*trial) is None]
+        stored = self.store.held_out()
+        missing = [trial for trial in trials if trial not in stored]
         tasks = [(self.worker_protocol, trial, self.store) for trial in missing]
         for (noise, trial), losses in self._map(_hold_out_trial, tasks, pool):
             self.store.save_held_out(noise, trial, losses)
