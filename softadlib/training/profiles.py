@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,15 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
+def write_profile(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a profile's file."""
+    text = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False  # type: ignore[assignment]
+    yaml.dump(dict(values), text)
+    _workspace.write(path, text.getvalue())
+
+
 def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read the values of a profile's file, on top of those of the file that it extends.
 
@@ -66,13 +76,6 @@ def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     one that extends itself.
     """
     return _resolve(read_yaml(path), str(path), (path, *extended))
-
-
-def from_parameters(values: Mapping[str, Any]) -> Protocol:
-    """Return the protocol of a notebook's parameters; those that are None come from the file `extends`."""
-    names = ("extends", *Protocol.names())
-    given = {name: values[name] for name in names if values.get(name) is not None}
-    return Protocol.from_dict(_resolve(given, "the parameters", ()))
 
 
 def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) -> dict[str, Any]:

@@ -1,225 +1,474 @@
 # PYTHON_ARGCOMPLETE_OK
 """The `softad` command.
 
-Exit status: 0 done, 1 a notebook, a cluster's training or a device's check failed or memory ran out,
-2 bad input (one line on stderr), 130 stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM.
+Exit status: 0 done, 1 a notebook failed or memory ran out, 2 bad input (one line on stderr), 130
+stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the functions, so that
+`softad --help` does not wait for torch.
 """
 
 import argparse
 import contextlib
-import gc
 import io
+import json
 import os
+import re
+import signal
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from softadlib import __version__
-from softadlib._validation import UserError
-from softadlib.training.executors import processes
-from softadlib.workbook import cli_options, commands
+from softadlib import __version__, _workspace
+from softadlib._validation import UserError, choose, whole
+
+if TYPE_CHECKING:
+    from softadlib.workbook.work import Work
 
 EXAMPLES = """examples:
   softad run quick                     train and draw profile quick, minutes
   softad run quick --dataset spiral --method softad
   softad run figures                   draw the notebooks that belong to no profile
   softad report quick                  write outputs/quick/index.html
-  softad show quick                    say what is done and how long the rest takes
-  softad train quick -p lr 0.05 --as slower
+  softad show quick                    say what is done and what is left
+  softad train quick -p lr=0.05 --as slower
 """
+FORMATS = ("html", "md", "csv", "latex")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class SigTerm(KeyboardInterrupt):
+    """SIGTERM, as a scheduler sends it before it kills: ends a command as Ctrl-C does."""
+
+
+def say(line: str) -> None:
+    """Print a line for the person, beside the results on stdout."""
+    print(f"softad: {line}", file=sys.stderr, flush=True)
+
+
+# The command line
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    root = argparse.ArgumentParser(
         prog="softad",
         description="Train, draw and report the experiments of params/.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"softadlib {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"softadlib {__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(
-        name: str, text: str, run: Callable[[argparse.Namespace], int], profile: str = "PROFILE"
-    ) -> argparse.ArgumentParser:
-        command = subparsers.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run)
-        if profile:
-            words = "a folder under params/: smoke, quick, paper …; softad show lists them"
-            nargs = "?" if profile == "[PROFILE]" else None
-            command.add_argument("profile", metavar="PROFILE", nargs=nargs, help=words)
+    def add(name: str, text: str, **profile: Any) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=globals()[name])
+        words = "a folder under params/: smoke, quick, paper …; softad show lists them"
+        if profile.get("profile", True):
+            option = command.add_argument(
+                "profile", metavar="PROFILE", help=words, nargs=profile.get("nargs")
+            )
+            option.completer = _complete_profiles  # type: ignore[attr-defined]
         return command
 
-    _add_work(add)
-    _add_results(add)
-    _add_machine(add)
-    return parser
-
-
-def _add_work(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands that train or plan to."""
-    command = add("run", "Execute the notebooks of a profile: train, then draw.", commands.run)
-    cli_options.add_selection(command)
-    cli_options.add_execution(command)
+    command = add("run", "Execute the notebooks of a profile: train, then draw.")
+    _add_selection(command)
+    _add_execution(command)
     command.add_argument(
         "--draw-only", action="store_true", help="train nothing; draw what stored results allow"
     )
     command.add_argument(
         "--timeout", type=int, metavar="S", help="stop a notebook whose cell takes over S seconds"
     )
-    command = add(
-        "train", "Train a profile without notebooks; it writes the same tables.", commands.train
-    )
-    cli_options.add_selection(command)
-    cli_options.add_execution(command)
-    command.add_argument("--shard", metavar="i/N", help="train part i of N, of a split by cost")
-    command.add_argument("--fresh", action="store_true", help="forget earlier results first")
-    command.add_argument(
-        "--losses",
-        action="store_true",
-        help="also store the losses of the selected runs' samples where they are missing: trains "
-        "those runs again",
-    )
-    command = add(
-        "slurm", "Print a Slurm array script that trains a profile in shards.", commands.slurm
-    )
-    cli_options.add_selection(command)
-    command.add_argument("--shards", type=int, required=True, metavar="N", help="number of jobs")
-    command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes per job")
-    command = add(
-        "show",
-        "List profiles; of one, its runs, what is done, its parameters.",
-        commands.show,
-        "[PROFILE]",
-    )
-    cli_options.add_selection(command)
-    command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes to plan with")
-    command = add(
-        "audit", "Train the controls that the audit compares results with.", commands.audit
-    )
-    command.add_argument("--dataset", action="append", metavar="D", help="only this one")
-    command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: cores)")
-
-
-def _add_results(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands that read finished results."""
-    command = add("report", "Write a profile's results as a page or as tables.", commands.report)
-    command.add_argument("--format", default="html", help="html (default), md or csv")
+    command = add("train", "Train a profile without notebooks; it writes the same files.")
+    _add_selection(command)
+    _add_execution(command)
+    command.add_argument("--shard", metavar="i/N", help="train every N-th trial, from the i-th on")
+    command.add_argument("--fresh", action="store_true", help="delete earlier results first")
+    command = add("show", "List profiles; of one, its runs and what is done.", nargs="?")
+    _add_selection(command)
+    command.add_argument("--parameters", action="store_true", help="also list its parameters")
+    command.add_argument("--json", action="store_true", help="print it for programs")
+    command = add("report", "Write a profile's results as a page or as tables.")
+    command.add_argument("--format", default="html", choices=FORMATS, help="default: html")
     command.add_argument(
         "--output",
         metavar="PATH",
-        help="md: put the tables between the marks in this file (default: print them); "
-        "csv: folder (default: outputs/PROFILE/tables)",
+        help="html, latex: the file; csv: the folder; md: a file, between its marks where it has some",
     )
-    command = add(
-        "export", "Send finished results to a tracking server.", commands.export, profile=""
-    )
-    command.add_argument("profile", metavar="PROFILE", help="a folder under outputs/")
-    command.add_argument("--to", default="mlflow", help="mlflow (default)")
-    command.add_argument(
-        "--uri",
-        metavar="URI",
-        help="sqlite:///FILE, http://HOST:PORT (default: $MLFLOW_TRACKING_URI, or outputs/mlflow.db)",
-    )
-
-
-def _add_machine(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands about data and speed."""
-    data = add("data", "List or prepare image sets.", commands.data, profile="")
+    data = add("data", "List or prepare data sets.", profile=False)
     actions = data.add_subparsers(dest="action", required=True, metavar="list | prepare")
-    actions.add_parser("list", help="The image sets, and which are stored.")
-    prepare = actions.add_parser("prepare", help="Write a set as one file that needs no internet.")
+    actions.add_parser("list", help="The data sets, and which are stored.")
+    prepare = actions.add_parser("prepare", help="Get a data set, or store one of your own.")
     prepare.add_argument("name", metavar="NAME", help="a built-in set, or a name for your own")
-    prepare.add_argument(
-        "--from-folder",
-        metavar="DIR",
-        help="images of your own: DIR/train/<class>/*, DIR/test/<class>/*",
+    prepare.add_argument("--from-csv", metavar="FILE", help="a table: CSV, parquet or npz")
+    prepare.add_argument("--target", default="", metavar="COLUMN", help="its classes (default: last)")
+    prepare.add_argument("--from-folder", metavar="DIR", help="images: DIR/train/<class>/*, DIR/test/…")
+    return root
+
+
+def _add_selection(command: argparse.ArgumentParser) -> None:
+    """Add the options that say which part of a profile is meant."""
+    dataset = command.add_argument(
+        "--dataset", action="append", metavar="D", help="only this dataset (repeatable, or D1,D2)"
     )
-    command = add(
-        "bench", "Time the published loop against ours on this machine.", commands.bench, ""
+    method = command.add_argument(
+        "--method", action="append", metavar="M", help="only this method (repeatable, or M1,M2)"
     )
-    command.add_argument("--case", action="append", metavar="C", help="only this case (repeatable)")
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parameter = command.add_argument(
+        "-p",
+        "--parameter",
+        dest="parameters",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="change one parameter of the profile, VALUE as YAML; NAME=VALUE does as well",
+    )
+    dataset.completer = _complete_datasets  # type: ignore[attr-defined]
+    method.completer = _complete_methods  # type: ignore[attr-defined]
+    parameter.completer = _complete_parameters  # type: ignore[attr-defined]
+
+
+def _add_execution(command: argparse.ArgumentParser) -> None:
+    """Add the options that say where the work is done, and whether."""
     command.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        metavar="N",
-        help="at most N rounds, the median counts (default 5)",
-    )
-    command.add_argument("--json", metavar="FILE", help="write the figures there too")
-    command = add(
-        "check-device", "Check that a device computes what the CPU does.", commands.check_device, ""
+        "--as", dest="new_profile", metavar="NAME", help="keep the changes as profile NAME"
     )
     command.add_argument(
-        "--device", default="best", help="cpu or cuda (default: cuda if it is there)"
+        "--dry-run", action="store_true", help="print what would be done, and do nothing"
     )
     command.add_argument(
-        "--budget", type=float, default=300, metavar="S", help="begin nothing after S seconds"
+        "-j", "--jobs", type=int, metavar="N", help="processes (default: one per core; a GPU has one)"
     )
-    command.add_argument("--json", metavar="FILE", help="write the report there too")
+    command.add_argument(
+        "--scheduler", metavar="A", help="a dask cluster: tcp://HOST:PORT, or a scheduler file"
+    )
+
+
+def _complete_profiles(**_: Any) -> list[str]:
+    from softadlib.training.profiles import profile_names
+
+    return profile_names()
+
+
+def _complete_datasets(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    from softadlib.training.profiles import datasets_of
+
+    return datasets_of(parsed_args.profile)
+
+
+def _complete_methods(**_: Any) -> list[str]:
+    from softadlib.methods import METHODS
+
+    return list(METHODS)
+
+
+def _complete_parameters(**_: Any) -> list[str]:
+    from softadlib.training.protocol import Protocol
+
+    return [f"{name}=" for name in Protocol.names()]
+
+
+def _names(values: Sequence[str] | None) -> list[str] | None:
+    """Return the names of a repeatable option whose values may be lists with commas."""
+    if values is None:
+        return None
+    names = [name for value in values for name in value.split(",") if name]
+    if not names:
+        raise UserError("--dataset and --method need a name; leave them out for all")
+    return names
+
+
+def _changes(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Read every `-p NAME VALUE`. Raises UserError for a value that is not YAML."""
+    from ruamel.yaml.error import YAMLError
+
+    from softadlib.training.profiles import parse_yaml
+
+    values = {}
+    for name, text in pairs:
+        try:
+            values[name] = parse_yaml(text)
+        except YAMLError:
+            raise UserError(f"parameter {name}: {text!r} is not YAML") from None
+    return values
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    """Read i/N. Raises UserError."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--shard must be i/N with 1 ≤ i ≤ N, such as 3/16, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _jobs(value: int | None) -> int:
+    """Return the number of processes asked for, else one per core that this process may use."""
+    if value is None:
+        usable = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+        return len(usable(0)) if usable else os.cpu_count() or 1
+    return whole("--jobs", value, 1)
 
 
 @contextlib.contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """Collect garbage less often: what imports make stays, and each collection looks through all of it."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
+def _cluster(address: str | None) -> Iterator[Executor | None]:
+    """Yield an executor of a dask cluster; None for this machine. Raises UserError."""
+    if address is None:
+        yield None
+        return
+    from distributed import Client
+
     try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+        place = {"address": address} if "://" in address else {"scheduler_file": address}
+        client = Client(**place, timeout=20)
+    except (OSError, ValueError) as error:
+        what = " ".join(str(error).split())[:120]
+        raise UserError(f"no dask scheduler at {address!r} ({what})") from None
+    with client:
+        # A task whose worker is killed runs again elsewhere.
+        yield client.get_executor(retries=3, pure=False)
 
 
-def _stopped(stop: KeyboardInterrupt) -> int:
-    commands.say("stopped; the same command resumes")
-    return 143 if isinstance(stop, processes.SigTerm) else 130
+def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str, Any]]":
+    """Return the checked work of a command line, and its changes of parameters."""
+    from softadlib.workbook import work
+
+    datasets, methods = _names(args.dataset), _names(args.method)
+    changes, profile = _changes(args.parameters), args.profile
+    new = getattr(args, "new_profile", None)
+    prepared = work.prepare(profile, datasets, methods, changes, **options)
+    if new is not None and not args.dry_run:
+        work.derive_profile(profile, new, datasets, methods, changes)
+        prepared, changes = work.prepare(new, datasets, methods, **options), {}
+    for line in work.notes(prepared, methods):
+        say(f"note: {line}")
+    return prepared, changes
+
+
+# The commands
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train what is left of a profile in notebooks, then draw it."""
+    if args.timeout is not None:
+        whole("--timeout", args.timeout, 1)
+    from softadlib._validation import MissingData
+    from softadlib.results.store import outputs
+    from softadlib.workbook import notebooks, show
+
+    started, jobs, outcomes = time.monotonic(), _jobs(args.jobs), []
+    if args.profile == notebooks.FIGURES:
+        if args.dataset or args.method or args.parameters or args.new_profile:
+            raise UserError("softad run figures trains nothing; leave the other options out")
+        pages, profile = notebooks.figures(), args.profile
+    else:
+        prepared, changes = _prepare(args)
+        profile = prepared.profile
+        if args.dry_run:
+            print(show.progress(prepared))
+        elif not args.draw_only and args.scheduler:
+            _train(prepared, args.scheduler, jobs)
+        elif not args.draw_only:
+            training = notebooks.training_pages(profile, prepared.studies, changes, jobs)
+            outcomes = _execute(training, jobs, args.timeout)
+        datasets = [] if args.dry_run and args.draw_only else notebooks.stored_datasets(profile)
+        if args.dry_run:
+            datasets = list(prepared.protocols)
+        if not datasets:
+            raise MissingData(f"nothing is finished in profile {profile!r}")
+        pages = notebooks.drawings(profile, datasets)
+    if args.dry_run:
+        print("notebooks to draw:", ", ".join(page.name for page in pages) or "none")
+        return 0
+    outcomes += _execute(pages, jobs, args.timeout)
+    failed = notebooks.failures(outcomes)
+    if failed:
+        say(f"{len(failed)} of {len(outcomes)} notebooks failed; the same command tries them again")
+        return 1
+    seconds = time.monotonic() - started
+    say(f"done: {len(outcomes)} notebooks in {seconds:.0f} s, {outputs(profile)}")
+    return 0
+
+
+def _execute(pages: "Sequence[Any]", jobs: int, timeout: int | None) -> "list[Any]":
+    """Execute pages and show how far they are; failures and pages without results are lines."""
+    from tqdm import tqdm
+
+    from softadlib.workbook import notebooks
+
+    outcomes = []
+    interval = 0.5 if sys.stderr.isatty() else 60
+    with tqdm(total=len(pages), unit="page", mininterval=interval, disable=not pages) as bar:
+        for outcome in notebooks.execute(pages, jobs, timeout):
+            outcomes.append(outcome)
+            if outcome.error:
+                bar.clear()
+                say(f"{'not drawn: ' if outcome.lacks_results else ''}{outcome.error}")
+            bar.update()
+    return outcomes
+
+
+def train(args: argparse.Namespace) -> int:
+    """Train what is left of a profile."""
+    from softadlib.results.store import outputs
+    from softadlib.workbook import show
+
+    shard = _shard(args.shard)
+    if args.fresh and shard != (1, 1):
+        raise UserError("--fresh deletes what other shards did; leave one of the two out")
+    started = time.monotonic()
+    prepared, _ = _prepare(args, shard=shard, fresh=args.fresh)
+    if args.dry_run:
+        print(show.progress(prepared))
+        return 0
+    _train(prepared, args.scheduler, _jobs(args.jobs), shard, resume=not args.fresh)
+    if shard != (1, 1):
+        say(
+            f"shard {args.shard} is trained; when all {shard[1]} are, and their outputs/ in one folder, "
+            "the same command without --shard puts them together"
+        )
+    seconds, folder = time.monotonic() - started, outputs(prepared.profile)
+    say(f"done: {len(prepared.studies)} trainings in {seconds:.0f} s, {folder}")
+    return 0
+
+
+def _train(
+    work: "Work",
+    scheduler: str | None,
+    jobs: int,
+    shard: tuple[int, int] = (1, 1),
+    *,
+    resume: bool = True,
+) -> None:
+    """Train the studies one after another, each on all processes or on a cluster."""
+    from softadlib.training.study import run_study
+
+    with _cluster(scheduler) as executor:
+        for study in work.studies:
+            options: dict[str, Any] = {"jobs": jobs, "executor": executor, "shard": shard}
+            run_study(study.protocol, study.method, resume=resume, **options)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the profiles, or what a profile holds."""
+    from softadlib.workbook import show as overview
+
+    if args.profile is None:
+        print(overview.profiles())
+        return 0
+    prepared, _ = _prepare(args)
+    if args.json:
+        print(json.dumps(overview.facts(prepared), indent=1))
+        return 0
+    print(overview.progress(prepared))
+    if args.parameters:
+        print(f"\n{overview.parameters(prepared, _names(args.method))}")
+    return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write a profile's results."""
+    from softadlib.results.store import outputs
+
+    output = Path(args.output) if args.output else None
+    if args.format == "html":
+        from softadlib.workbook import report as page
+
+        print(page.build(args.profile, output))
+        return 0
+    from softadlib.analysis import markdown
+
+    if args.format == "csv":
+        for path in markdown.write_csv(args.profile, output or outputs(args.profile) / "tables"):
+            print(path)
+    elif args.format == "md":
+        _write_or_print(output, markdown.with_tables(args.profile, output))
+    else:
+        _write_or_print(output, markdown.latex(args.profile))
+    return 0
+
+
+def _write_or_print(path: Path | None, text: str) -> None:
+    if path is None:
+        print(text, end="")
+    else:
+        _workspace.write(path, text)
+        print(path)
+
+
+def data(args: argparse.Namespace) -> int:
+    """List data sets, or prepare one."""
+    from softadlib.data import images, sets, tables
+
+    if args.action == "list":
+        for name, state, size in sets.listing():
+            print(f"{name:14} {state:11} {size}")
+        print(f"data root: {images.data_root()}")
+        return 0
+    if args.from_csv and args.from_folder:
+        raise UserError("give --from-csv or --from-folder, not both")
+    if args.from_csv or args.name in tables.TABLES:
+        print(tables.prepare_table(args.name, args.from_csv, args.target))
+    elif args.from_folder:
+        print(images.prepare_folder(args.name, args.from_folder))
+    else:
+        choose("dataset", args.name, [*images.downloaded_sets(), *tables.TABLES])
+        images.prepare(args.name)
+        print(f"{args.name} is in {images.data_root()}")
+    return 0
+
+
+def _stop(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` and schedulers send two at once
+    raise SigTerm
+
+
+def _split_equals(argv: Iterable[str]) -> list[str]:
+    """Turn `-p lr=0.1` into `-p lr 0.1`."""
+    words: list[str] = []
+    for word in argv:
+        after_option = bool(words) and words[-1] in ("-p", "--parameter")
+        is_pair = after_option and re.match(r"[A-Za-z_][\w.]*=", word)
+        words += word.split("=", 1) if is_pair else [word]
+    return words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `softad` command; return the exit status."""
-    parser = _parser()
+    command_line = parser()
     with contextlib.suppress(ModuleNotFoundError):
-        import argcomplete  # type: ignore[import-not-found,unused-ignore]
+        import argcomplete
 
-        argcomplete.autocomplete(parser)
+        argcomplete.autocomplete(command_line)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without θ shows \u03b8
             stream.reconfigure(errors="backslashreplace")
-    args = parser.parse_args(argv)
-    processes.keep_freed_memory()
+    args = command_line.parse_args(_split_equals(sys.argv[1:] if argv is None else argv))
+    signal.signal(signal.SIGTERM, _stop)
     try:
-        with (
-            processes.stopped_by_signals(_stopped),
-            warnings.catch_warnings(),
-            _fewer_collections(),
-        ):
-            # loky warns of a worker that it has replaced
-            warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
-            status: int = args.run(args)
-            sys.stdout.flush()
-            return status
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
     except UserError as error:
-        commands.say(str(error))
+        say(str(error))
         return 2
     except ModuleNotFoundError as error:
-        commands.say(
-            f"{error.name} is not installed; install the workbook with: pip install 'softadlib[workbook]'"
-        )
+        install = "pip install 'softadlib[workbook]'"
+        say(f"{error.name} is not installed; install the workbook with: {install}")
         return 2
     except MemoryError as error:
-        commands.say(
-            f"memory ran out ({str(error) or 'MemoryError'}); take fewer samples or --jobs"
-        )
+        say(f"memory ran out ({str(error) or 'MemoryError'}); take fewer samples or --jobs")
         return 1
     except BrokenPipeError:  # the reader, such as `head`, has closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        commands.say(f"{error.filename or 'a file'}: {error.strerror or error}")
+        say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt as stop:
-        return _stopped(stop)
+        say("stopped; the same command resumes")
+        return 143 if isinstance(stop, SigTerm) else 130
 
 
 if __name__ == "__main__":

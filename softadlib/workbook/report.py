@@ -1,10 +1,8 @@
-"""Build one self-contained HTML page of a profile: findings and pictures first, the rest folded."""
+"""Write one self-contained HTML page of a profile: its pictures and tables, without code."""
 
-import base64
 import datetime
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,15 +11,10 @@ from typing import Any
 import pandas as pd
 
 from softadlib import __version__, _workspace
-from softadlib._validation import UserError
-from softadlib.results import reader
-from softadlib.results.fingerprint import current_fields
-from softadlib.results.paths import profile_dir
-from softadlib.results.provenance import Provenance
-from softadlib.training.profiles import datasets_of
-from softadlib.workbook import findings
-from softadlib.workbook.notebooks.imports import skip_iri_grammar
-from softadlib.workbook.notebooks.plan import FIGURES, drawings
+from softadlib._validation import MissingData, UserError
+from softadlib.methods import METHODS
+from softadlib.results.store import finished, outputs, provenances
+from softadlib.workbook.notebooks import FIGURES, drawings, stored_datasets
 
 CHAPTERS = {
     "tab": "Tables of the paper",
@@ -32,6 +25,8 @@ CHAPTERS = {
     "": "Beyond the paper",
 }
 """Beginning of a notebook's name → its chapter."""
+FIRST = ("reproduced", "rivals", "frontier")
+"""Pages that stand before the chapters."""
 NO_ALT = 'alt="No description has been provided for this image"'
 
 
@@ -45,20 +40,38 @@ class Section:
     body: str
 
 
-def _read(notebook: Path) -> Any:
-    with skip_iri_grammar():
-        import nbformat
+def section(notebook: Path, source: str) -> Section:
+    """Render a notebook's prose and outputs as HTML, pictures inside, no code."""
+    import nbformat
+    from markupsafe import Markup, escape
+    from nbconvert import HTMLExporter
 
     try:
         document = nbformat.read(notebook, as_version=4)
         nbformat.validate(document)
-        dict(document["metadata"].get("papermill", {}))
-        return document
     except Exception as error:  # nbformat raises many types
         what = " ".join(str(error).split())[:80]
-        raise UserError(
-            f"{notebook} is broken ({what}); delete it and run again what drew it"
-        ) from None
+        advice = "delete it and run again what drew it"
+        raise UserError(f"{notebook} is broken ({what}); {advice}") from None
+    title = _title(document, notebook)
+    hidden = {"parameters", "injected-parameters"}
+    document["cells"] = [
+        cell for cell in document["cells"] if not hidden & set(cell["metadata"].get("tags", []))
+    ]
+    document["metadata"].pop("widgets", None)
+    for output in (o for c in document["cells"] for o in c.get("outputs", ())):
+        # a live view needs a kernel; the picture beside it stays
+        output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
+    anchor = re.sub(r"[^\w-]+", "-", notebook.stem)
+    body = _unique_ids(exporter.from_notebook_node(document)[0], anchor)
+    # A link to another page leads to its section here.
+    body = re.sub(r'href="(?!https?:)([\w.-]+)\.ipynb(?:#[^"]*)?"', r'href="#\1"', body)
+    count = body.count(NO_ALT)
+    for number in range(1, count + 1):
+        alt = f"{title}, picture {number} of {count}"
+        body = body.replace(NO_ALT, f'alt="{escape(alt)}"', 1)
+    return Section(anchor, source, title, Markup(body))
 
 
 def _title(document: Any, notebook: Path) -> str:
@@ -67,35 +80,6 @@ def _title(document: Any, notebook: Path) -> str:
     title = next((line[2:].strip() for line in lines if line.startswith("# ")), notebook.stem)
     given = document["metadata"].get("papermill", {}).get("parameters", {})
     return f"{title}: {given['dataset']}" if "dataset" in given else title
-
-
-def section(notebook: Path, source: str) -> Section:
-    """Render a notebook's prose and outputs as HTML, pictures inside, no code."""
-    from markupsafe import Markup, escape
-
-    with skip_iri_grammar():
-        from nbconvert import HTMLExporter
-
-    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
-    document = _read(notebook)
-    title = _title(document, notebook)
-    document["cells"] = [
-        cell
-        for cell in document["cells"]
-        if not {"parameters", "injected-parameters"} & set(cell["metadata"].get("tags", []))
-    ]
-    document["metadata"].pop("widgets", None)
-    for output in (o for c in document["cells"] for o in c.get("outputs", ())):
-        # a live view needs a kernel; the picture beside it stays
-        output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
-    body = exporter.from_notebook_node(document)[0]
-    anchor = re.sub(r"[^\w-]+", "-", notebook.stem)
-    body = findings.readable(_unique_ids(body, anchor))
-    count = body.count(NO_ALT)
-    for number in range(1, count + 1):
-        alt = f"{title}, picture {number} of {count}"
-        body = body.replace(NO_ALT, f'alt="{escape(alt)}"', 1)
-    return Section(anchor, source, title, Markup(body))
 
 
 def _unique_ids(body: str, prefix: str) -> str:
@@ -112,16 +96,6 @@ def _unique_ids(body: str, prefix: str) -> str:
     return re.sub(r'\sid="([^"]+)"', rename, body)
 
 
-def pictures(notebook: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every picture of an executed notebook as PNG, with a file name."""
-    if notebook.suffix != ".ipynb":
-        return
-    outputs = (o for c in _read(notebook)["cells"] for o in c.get("outputs", ()))
-    encoded = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
-    for number, text in enumerate(encoded, 1):
-        yield f"{notebook.stem}-{number}.png", base64.b64decode(text)
-
-
 def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Group the sections by the beginning of their notebook's name."""
     groups: dict[str, list[Section]] = {title: [] for title in CHAPTERS.values()}
@@ -135,62 +109,38 @@ def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
     ]
 
 
-def _multiples(targets: Sequence[Path], sections: Sequence[Section]) -> list[dict[str, str]]:
-    """Return the first picture of each dataset's trajectories."""
-    thumbnails = []
-    for target, part in zip(targets, sections):
-        first = next(pictures(target), None)
-        if "trajectories" in part.source and first is not None:
-            source = f"data:image/png;base64,{base64.b64encode(first[1]).decode()}"
-            dataset = part.title.rpartition(": ")[2]
-            thumbnails.append({"anchor": part.anchor, "title": dataset, "source": source})
-    return thumbnails
+def build(profile: str, target: Path | None = None) -> Path:
+    """Write a profile's page, by default outputs/<profile>/index.html, and return its path.
 
-
-def build(profile: str) -> Path:
-    """Write outputs/<profile>/index.html and return its path. Raises UserError without results.
-
-    The pictures made of the profile's own results are put beside their notebooks as PNG, too.
+    Raises MissingData where nothing is drawn yet.
     """
     import jinja2
     from markupsafe import Markup
 
-    folder = profile_dir(profile)
-    drawn = [
-        (task.target, task.source.stem)
-        for task in drawings(profile, datasets_of(profile))
-        if task.target.exists()
-    ]
-    shared = sorted(profile_dir(FIGURES).glob("*.ipynb"))
-    shared = [path for path in shared if not path.name.endswith(".error.ipynb")]
-    facts = reader.provenances(profile)
-    if not drawn and facts.empty:
-        raise UserError(f"nothing under {folder}; first: softad run {profile}")
-    drawn_stems = {path.stem for path, _ in drawn}
-    listed = [*drawn, *((path, path.stem) for path in shared if path.stem not in drawn_stems)]
+    drawn = [p for p in drawings(profile, stored_datasets(profile)) if p.target.exists()]
+    shared = sorted(outputs(FIGURES).glob("*.ipynb"))
+    if not drawn:
+        raise MissingData(f"nothing is drawn of profile {profile!r} yet; first: softad run {profile}")
+    listed = [(page.target, page.source.stem) for page in drawn]
+    stems = {stem for _, stem in listed}
+    listed += [(p, p.stem) for p in shared if p.stem not in stems and ".error" not in p.name]
     sections = [section(path, source) for path, source in listed]
+    first = [part for name in FIRST for part in sections if part.source == name]
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         _resource("page.html")
     )
-    summary = findings.summarise(profile, facts)
-    provenance = [folder.read_provenance() for folder in reader.finished(profile)]
-    commits = {s.other.get("commit") for record in provenance for s in record.sessions} - {None}
+    commits = {s.commit for facts in finished(profile).values() for s in facts.sessions} - {None}
     text = template.render(
         profile=profile,
         css=Markup(_resource("page.css")),
         version=__version__,
-        commits=sorted(commits),
+        commits=sorted(str(commit) for commit in commits),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        multiples=_multiples([path for path, _ in listed], sections),
-        chapters=_chapters(sections),
-        trainings=Markup(_trainings(facts)),
-        protocols=_protocols(provenance),
-        **summary,
+        first=first,
+        chapters=_chapters([part for part in sections if part not in first]),
+        trainings=Markup(_trainings(provenances(profile))),
     )
-    for notebook, _ in drawn:
-        for name, picture in pictures(notebook):
-            _workspace.write(notebook.with_name(name), picture)
-    target = folder / "index.html"
+    target = target or outputs(profile) / "index.html"
     _workspace.write(target, text)
     return target
 
@@ -201,37 +151,7 @@ def _resource(name: str) -> str:
 
 def _trainings(facts: pd.DataFrame) -> str:
     """Return the table of trainings."""
-    if facts.empty:
-        return "<p>Nothing is trained yet.</p>"
-    words = {"word": "in place of a grid", "label_noise": "label noise"}
-    shown = facts.drop(columns="training").rename(columns=words)
-    labels = findings.LABELS
-    shown["method"] = shown["method"].map(lambda name: labels.get(name, name))
-    table: str = shown.to_html(index=False, border=0, escape=True)
-    return table
-
-
-def _protocols(provenance: Sequence[Provenance]) -> list[dict[str, str]]:
-    """Return how each dataset was trained, methods trained alike together; each method's settings and grid."""
-    lines = []
-    for dataset, results in itertools.groupby(provenance, key=lambda facts: facts.dataset):
-        alike: dict[str, list[str]] = {}
-        of_methods = []
-        for facts in results:
-            protocol, method = current_fields(facts.protocol), facts.method
-            label = findings.LABELS.get(method, method)
-            omitted = ("profile", "dataset", "grids", "settings")
-            words = ", ".join(f"{k} {v}" for k, v in protocol.items() if k not in omitted)
-            alike.setdefault(words, []).append(label)
-            own = [f"{k} {v}" for k, v in protocol["settings"].get(method, {}).items()]
-            if values := protocol["grids"].get(method):
-                own.append(
-                    values if isinstance(values, str) else ", ".join(f"{v:g}" for v in values)
-                )
-            if own:
-                of_methods.append({"title": f"{dataset} × {label}", "words": "; ".join(own)})
-        for words, labels in alike.items():
-            title = dataset if len(alike) == 1 else f"{dataset} × {', '.join(labels)}"
-            lines.append({"title": title, "words": words})
-        lines += of_methods
-    return lines
+    shown = facts.rename(columns={"label_noise": "label noise"})
+    shown["method"] = [METHODS[name].label for name in shown["method"]]
+    text: str = shown.to_html(index=False, border=0, escape=True)
+    return text

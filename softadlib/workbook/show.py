@@ -1,19 +1,16 @@
-"""Say what a profile holds, what of it is done, and how long the rest takes on this machine."""
+"""Say what a profile holds, what of it is done, and what its parameters are."""
 
-import statistics
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from softadlib._validation import UserError
-from softadlib.data.images import own_image_set
-from softadlib.results import reader
-from softadlib.training.executors import shards, slurm
-from softadlib.training.profiles import datasets_of, load, profile_names
+from softadlib._validation import UserError, describe_range
+from softadlib.methods import METHODS
+from softadlib.results.store import finished, outputs
+from softadlib.training.profiles import datasets_of, profile_names
 from softadlib.training.protocol import Protocol
-from softadlib.training.study_plan import Study, StudyState
-from softadlib.workbook.notebooks.progress_bar import duration
-from softadlib.workbook.prepare import Work
-from softadlib.workbook.schema import describe
+from softadlib.workbook.work import Work
 
 
 def profiles() -> str:
@@ -24,108 +21,139 @@ def profiles() -> str:
             datasets = ", ".join(datasets_of(name))
         except UserError:
             datasets = "none: no DATASET.yaml"
-        lines.append((name, str(len(reader.finished(name))), datasets))
-    return _table(lines)
+        count = len(finished(name)) if outputs(name).is_dir() else 0
+        lines.append((name, str(count), datasets))
+    return table(lines)
 
 
-def progress(work: Work, jobs: int) -> str:
-    """Return a table of the studies: runs, epochs, share done, time left with `jobs` processes.
+def facts(work: Work) -> list[dict[str, Any]]:
+    """Return what is done of every study, for programs: `softad show PROFILE --json`."""
+    return [
+        {
+            "profile": work.profile,
+            "dataset": study.protocol.dataset,
+            "method": study.method,
+            "fingerprint": study.store.fingerprint,
+            "runs": len(study.plan.runs),
+            "trained": study.plan.trained,
+            "left": study.plan.left,
+            "finished": study.finished,
+            "protocol": study.protocol.to_dict(),
+        }
+        for study in work.studies
+    ]
+
+
+def progress(work: Work) -> str:
+    """Return a table of the studies: values, trials, runs, epochs, share done, seconds it took.
 
     Selected runs whose curves are missing are trained again, and count as work left.
     """
     lines: list[tuple[str, ...]] = [
-        ("dataset", "method", "values", "trials", "runs", "epochs", "done", "time left")
+        ("dataset", "method", "values", "trials", "runs", "epochs", "done", "hours so far")
     ]
-    speeds = slurm.speeds()
-    seconds = [seconds_left(*pair, jobs, speeds) for pair in zip(work.studies, work.states)]
-    for study, state, left in zip(work.studies, work.states, seconds):
-        trials = {(run.label_noise, run.trial) for run in study.runs}
-        counts = (len(study.runs) // max(len(trials), 1), len(trials), len(study.runs))
-        whole = study.runs_work()
-        left_units = (state.runs_left + state.replays_left) * study.units_per_run
-        done = 100 * (whole - left_units) // max(whole, 1)
-        words = (study.protocol.dataset, study.method, *map(str, counts))
-        time = "–" if not left else f"about {duration(left)}"
-        lines.append((*words, str(study.protocol.epochs), f"{done}%", time))
-    total = f"in all about {duration(sum(seconds))} left, with {jobs} processes"
-    if not sum(seconds):
-        total = "everything else is trained" if work.left_out else "everything is trained"
-    return f"{_table(lines)}\n{total}"
+    for study in work.studies:
+        plan, protocol = study.plan, study.protocol
+        trials = {(run.label_noise, run.trial) for run in plan.runs}
+        counts = (len(plan.runs) // max(len(trials), 1), len(trials), len(plan.runs))
+        done = 100 * plan.trained // max(plan.trained + plan.left, 1)
+        stored = study.store.facts()
+        hours = f"{stored.seconds / 3600:.1f}" if stored else "–"
+        words = (protocol.dataset, study.method, *map(str, counts), str(protocol.epochs))
+        lines.append((*words, f"{done}%", hours))
+    left = sum(study.plan.left for study in work.studies)
+    total = f"{left:,} trainings are left" if left else "everything is trained"
+    if not left and work.left_out:
+        total = "everything else is trained"
+    return f"{table(lines)}\n{total}"
 
 
-def seconds_left(study: Study, state: StudyState, jobs: int, speeds: Mapping[str, float]) -> float:
-    """Estimate the time of a study's missing runs and replays from `speeds`, those of stored results."""
-    runs, replays = state.runs_left, state.replays_left
-    if not runs + replays:
-        return 0.0
-    curves = len(study.first_epochs) > 1
-    images = own_image_set(study.protocol.dataset, study.protocol.folder)
-    cost = runs * shards.run_cost(study.protocol, study.method, curves, images)
-    cost += replays * shards.run_cost(study.protocol, study.method, True, images)
-    return max(cost / _speed(study.protocol.model, speeds), 1.0) / jobs
-
-
-def whole_costs(profile: str) -> dict[str, float]:
-    """Return the seconds that every dataset of a profile would take one process, results or not."""
-    costs, speeds = {}, slurm.speeds()
-    for dataset in datasets_of(profile):
-        protocol = load(profile, dataset)
-        units = shards.units([(protocol, method) for method in protocol.methods])
-        costs[dataset] = sum(unit.cost for unit in units) / _speed(protocol.model, speeds)
-    return costs
-
-
-def _speed(model: str, speeds: Mapping[str, float]) -> float:
-    """Return operations per second; a network without stored results is as fast as the others are."""
-    return speeds.get(model) or statistics.median(speeds.values() or [2e10])
-
-
-def parameters(work: Work) -> str:
-    """Return the parameters of a profile: values, default, what is allowed, what it means.
-
-    Where datasets differ, the commonest value stands first, then those of the others by name.
-    """
+def parameters(work: Work, methods: Sequence[str] | None) -> str:
+    """Return the values of a profile's parameters; where datasets differ, the others' by name."""
     values: dict[str, dict[str, str]] = {}
     for dataset, protocol in work.protocols.items():
-        for name, value in _flat(protocol, work.selection.methods).items():
+        for name, value in _flat(protocol, methods).items():
             values.setdefault(name, {})[dataset] = value
-    described = describe()
-    lines = [("parameter", "value", "default", "allowed", "meaning")]
+    lines = [("parameter", "value")]
     for name, by_dataset in values.items():
         common = Counter(by_dataset.values()).most_common(1)[0][0]
         others = [f"{d}: {v}" for d, v in by_dataset.items() if v != common]
-        about, value = described[name], "; ".join([common, *others])
-        default = "" if about.default == '""' else about.default.strip('"')
-        lines.append((name, value, default, about.values, about.meaning))
-    return _table(lines)
+        lines.append((name, "; ".join([common, *others])))
+    return table(lines)
 
 
 def _flat(protocol: Protocol, methods: Sequence[str] | None) -> dict[str, str]:
-    """Return the values of a protocol in words, by dotted name; settings of its methods only."""
-    values = protocol.to_dict()
-    used = protocol.select_methods(methods)
+    """Return the values that differ from their default, and the grids, by dotted name."""
+    values, used = protocol.to_dict(), protocol.select_methods(methods)
     words: dict[str, str] = {}
-    for name, value in values.items():
+    for name, field in Protocol.model_fields.items():
+        value = values[name]
         if name == "grids":
             words |= {f"grids.{m}": _grid(value[m]) for m in used if m in value}
         elif name == "settings":
             for method in used:
-                settings = value.get(method, {})
-                words |= {f"settings.{method}.{k}": str(v) for k, v in settings.items()}
-        elif name not in ("profile", "dataset"):
+                defaults = METHODS[method].defaults
+                own = value.get(method, {})
+                words |= {
+                    f"settings.{method}.{k}": str(v) for k, v in own.items() if v != defaults[k]
+                }
+        elif name not in ("profile", "dataset") and value != field.default:
             words[name] = str(value)
     return words
 
 
-def _grid(values: Sequence[float] | str) -> str:
+def _grid(values: Sequence[float]) -> str:
     """Return a grid in words, shortly where it is long."""
-    if isinstance(values, str) or len(values) < 6:
-        return str(values)
+    if len(values) < 6:
+        return str(list(values))
     return f"{len(values)} from {min(values):g} to {max(values):g}"
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
+def table(lines: Sequence[Sequence[str]]) -> str:
     """Write a table with aligned columns; the last one keeps its length."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rows = ["  ".join(word.ljust(width) for word, width in zip(line, widths)) for line in lines]
     return "\n".join(row.rstrip() for row in rows)
+
+
+def schema() -> str:
+    """Return `params/schema.json`, by which editors complete and check a profile's file."""
+    document = Protocol.model_json_schema()
+    document.pop("required")  # the path says profile and dataset
+    words = "PROFILE/DATASET whose values hold where this file has none."
+    extends = {"extends": {"type": "string", "description": words}}
+    document["properties"] = extends | document["properties"]
+    document["patternProperties"] = {r"^(grids|settings)\.": {}}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def reference() -> str:
+    """Return the tables of `params/README.md`: every parameter, every setting, every method's values."""
+    lines = ["| parameter | default | meaning |", "|---|---|---|"]
+    for name, facts in Protocol.model_json_schema()["properties"].items():
+        default = f"`{json.dumps(facts['default'])}`" if "default" in facts else ""
+        default = "" if name == "settings" else default
+        choices = ", ".join(_choices(facts))
+        meaning = " ".join(facts["description"].split()) + (f" One of {choices}." if choices else "")
+        lines.append(f"| `{name}` | {default} | {meaning} |")
+    lines += ["", "Settings, `settings: {METHOD: {NAME: VALUE}}`:", ""]
+    lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
+    for method in METHODS.values():
+        for name, setting in method.settings.items():
+            bounds = describe_range(low=setting.low, above=setting.above)
+            allowed = ", ".join(setting.choices) or bounds
+            about = f"`{setting.default}` | {allowed} | {setting.meaning}"
+            lines.append(f"| `{method.name}.{name}` | {about} |")
+    lines += ["", "Hyperparameters, swept by `grids: {METHOD: VALUES}`, column `knob` of every table:", ""]
+    lines += ["| method | hyperparameter | values |", "|---|---|---|"]
+    for method in METHODS.values():
+        if method.knob:
+            bounds = describe_range(**method.bounds)
+            lines.append(f"| `{method.name}` ({method.label}) | {method.axis} | {bounds} |")
+    return "\n".join(lines) + "\n"
+
+
+def _choices(facts: Mapping[str, Any]) -> list[str]:
+    """Return the words that a field may be."""
+    parts = [facts, *facts.get("anyOf", ())]
+    return [word for part in parts for word in part.get("enum", [part["const"]] if "const" in part else [])]

@@ -1,1 +1,0 @@
-"""Timing of the published training loop against this library."""

@@ -1,1 +1,0 @@
-"""Which notebooks a profile needs, and their execution by papermill."""
