@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         cross_entropy_levels,
         gather_losses,
     )
-    from softadlib.optim import ASAM, FDGR, GNP, SAM
+    from softadlib.optim import ASAM, FDGR, GNP, MSAM, SAM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ERM",
     "FDGR",
     "GNP",
+    "MSAM",
     "SAM",
     "AccumulatedFlooding",
     "AdaFlood",
@@ -53,7 +54,7 @@ __all__ = [
 
 
 _HOMES = {
-    ".optim": ("ASAM", "FDGR", "GNP", "SAM"),
+    ".optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM"),
     ".calibration": ("expected_calibration_error", "fit_temperature"),
 }
 """Where names are that are not in `losses`."""

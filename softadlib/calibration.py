@@ -46,7 +46,9 @@ def fit_temperature(
     """
     z, y = _check(logits, targets, at_least=2)
     if y.min() == y.max():
-        raise UserError(f"targets are all of class {y[0]}; a temperature needs two classes at least")
+        raise UserError(
+            f"targets are all of class {y[0]}; a temperature needs two classes at least"
+        )
     prior = real("prior", prior, low=0)
     # Beyond 1e15 a square overflows float32, and no probability is left anyway.
     z, y = (z - z.amax(1, keepdim=True)).clamp_min(-1e15), y[:, None]
@@ -128,7 +130,9 @@ def _check(
         kind = str(y.dtype).removeprefix("torch.")
         raise UserError(f"targets must be class indices, whole numbers, got {kind}")
     if y.min() < 0 or y.max() >= classes:
-        raise UserError(f"targets run from {y.min()} to {y.max()}; they must lie in 0 to {classes - 1}")
+        raise UserError(
+            f"targets run from {y.min()} to {y.max()}; they must lie in 0 to {classes - 1}"
+        )
     rounding = torch.finfo(z.dtype).eps if z.is_floating_point() else 0.0
     z = z if z.dtype == torch.float64 else z.float() if z.is_floating_point() else z.double()
     # Rounding of a probability, to three digits or by its dtype, grows with the classes added up.
