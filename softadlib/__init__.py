@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from softadlib import functional
+    from softadlib.calibration import expected_calibration_error, fit_temperature
     from softadlib.losses import (
         ERM,
         AccumulatedFlooding,
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
         cross_entropy_levels,
         gather_losses,
     )
-    from softadlib.losses.threshold import suggest_theta
-    from softadlib.optim import ASAM, FDGR, GNP, SAM
+    from softadlib.optim import ASAM, FDGR, GNP, MSAM, SAM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ERM",
     "FDGR",
     "GNP",
+    "MSAM",
     "SAM",
     "AccumulatedFlooding",
     "AdaFlood",
@@ -45,10 +46,18 @@ __all__ = [
     "Tilted",
     "__version__",
     "cross_entropy_levels",
+    "expected_calibration_error",
+    "fit_temperature",
     "functional",
     "gather_losses",
-    "suggest_theta",
 ]
+
+
+_HOMES = {
+    ".optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM"),
+    ".calibration": ("expected_calibration_error", "fit_temperature"),
+}
+"""Where names are that are not in `losses`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -56,10 +65,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    packages = {"suggest_theta": ".losses.threshold"} | dict.fromkeys(
-        ("ASAM", "FDGR", "GNP", "SAM"), ".optim"
-    )
-    value = getattr(importlib.import_module(packages.get(name, ".losses"), __name__), name)
+    home = next((home for home, names in _HOMES.items() if name in names), ".losses")
+    value = getattr(importlib.import_module(home, __name__), name)
     globals()[name] = value
     return value
 

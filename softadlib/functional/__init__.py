@@ -1,10 +1,11 @@
 """Objectives on per-sample losses, and gradient rules: pure functions of tensors, without state.
 
 `objectives` holds SoftAD, Flooding, iFlood, AdaFlood and ERM; `robust` CVaR, chi-square DRO and tilted
-losses; `gradient_rules` SAM, ASAM, GNP and FD-GR as functions of a gradient function.
+losses; `gradient_rules` SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
 """
 
 from softadlib.functional.gradient_rules import ASAM_VARIANTS as ASAM_VARIANTS
+from softadlib.functional.gradient_rules import AWAY as AWAY
 from softadlib.functional.gradient_rules import BN_UPDATES as BN_UPDATES
 from softadlib.functional.gradient_rules import FD_SCHEMES as FD_SCHEMES
 from softadlib.functional.gradient_rules import GNP_MIXINGS as GNP_MIXINGS
@@ -14,6 +15,7 @@ from softadlib.functional.gradient_rules import asam_perturb as asam_perturb
 from softadlib.functional.gradient_rules import fdgr_gradient as fdgr_gradient
 from softadlib.functional.gradient_rules import global_norm as global_norm
 from softadlib.functional.gradient_rules import gnp_gradient as gnp_gradient
+from softadlib.functional.gradient_rules import msam_gradient as msam_gradient
 from softadlib.functional.gradient_rules import perturb as perturb
 from softadlib.functional.gradient_rules import plain_gradient as plain_gradient
 from softadlib.functional.gradient_rules import sam_gradient as sam_gradient

@@ -6,6 +6,7 @@ and the method's knob; the knob and every number may be a 0-d tensor, one per ru
 "first" keeps those of the first pass, as most public implementations do.
 """
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,8 @@ USE_BFLOAT = "use float32 parameters, under torch.autocast with bfloat16"
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
 BN_UPDATES = ("both", "first")
+AWAY: "weakref.WeakSet[object]" = weakref.WeakSet()
+"""Optimizers whose weights stand at a later pass's point: what is recorded of losses leaves these out."""
 
 
 def global_norm(grads: Grads) -> Tensor:
@@ -88,6 +91,34 @@ def sam_gradient(
     """
     perturbed = perturb(params, gradient(params), radius)
     return gradient(perturbed, track=_moves_statistics(bn_update))
+
+
+def msam_gradient(
+    gradient: Callable[..., Grads],
+    params: Grads,
+    radius: float | Tensor,
+    *,
+    momentum: Grads | None,
+) -> Grads:
+    """g(w − r·m/‖m‖) with the optimizer's momentum m: one call of `gradient`. Becker et al. (2024).
+
+    `momentum` is the buffer of each parameter by name, Adam's first moment among them; None before the
+    first step, and a parameter without one, count as zero. `radius` in weight space, at least 0; 0 is
+    the base optimizer. Against the momentum, which is where the step goes, as the authors' code has it.
+
+    >>> w, m = {"weight": torch.tensor([3.0, 4.0])}, {"weight": torch.tensor([0.0, 2.0])}
+    >>> msam_gradient(lambda params, track=True: params, w, 0.5, momentum=m)["weight"]  # of ‖w‖²/2
+    tensor([3.0000, 3.5000])
+    """
+    if not momentum:
+        return gradient(params)
+    factor = torch.as_tensor(radius / (global_norm(momentum) + 1e-12))
+    return gradient(
+        {
+            name: torch.addcmul(p, momentum[name], -factor.to(p.device)) if name in momentum else p
+            for name, p in params.items()
+        }
+    )
 
 
 def asam_perturb(

@@ -1,8 +1,11 @@
 """What all optimizers here share: a gradient rule in front of a `torch.optim` optimizer."""
 
 import contextlib
+import inspect
 import re
-from collections.abc import Callable, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,19 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softadlib._validation import UserError, choose, real
-from softadlib.functional.gradient_rules import BN_UPDATES, Grads
-from softadlib.optim.base_checks import check_base, check_group
-from softadlib.optim.passes import (
-    Mark,
-    frozen_statistics,
-    is_marked,
-    mark_gradients,
-    set_weights,
-    take_gradient,
-    without_scaler,
-)
+from softadlib.functional.gradient_rules import AWAY, BN_UPDATES, Grads
+from softadlib.functional.reduction import HALF
 
 NoSync = Callable[[], contextlib.AbstractContextManager[None]]
+Mark = tuple[weakref.ref[Tensor], int]  # an id may later be that of another tensor
 
 
 class ClosureOptimizer(Optimizer):
@@ -31,31 +26,92 @@ class ClosureOptimizer(Optimizer):
 
     Learning rate, weight decay and state are those of `base`, so schedulers take either. Clip what
     is stepped with in `base.register_step_pre_hook`; clipping inside the closure clips every pass.
-    Sparse gradients are made dense for the rule and sparse again for `base`. Subclasses write
-    `combine`.
+    Sparse gradients are made dense for the rule and sparse again for `base`. Parameters of other
+    optimizers get the gradients of every pass: zero them in the closure too. Subclasses write
+    `combine`, and name in `rule_settings` what a stored state must agree with.
     """
 
     first_sync = True
+    rule_settings: tuple[str, ...] = ()
     _left: Mapping[int, Mark] = MappingProxyType({})
     """Marks of the gradients that the last step left behind."""
     _zeroed = False
     _before_base: dict[str, Any]
     """What `Optimizer` sets before there is a base."""
 
-    def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
-        if not isinstance(base, Optimizer):
-            name = type(self).__name__
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        arguments = [*inspect.signature(cls.__init__).parameters.values()][1:]
+        cls.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+
+    def __new__(cls, *args: Any, **settings: Any) -> "ClosureOptimizer":
+        """Refuse the arguments of other packages with what to write here; copies come without any."""
+        known = inspect.signature(cls).parameters
+        takes_any = any(a.kind is a.VAR_KEYWORD for a in known.values())
+        unknown = set() if takes_any else set(settings) - set(known)
+        name, base = cls.__name__, args[0] if args else settings.get("base")
+        if unknown or ((args or settings) and not isinstance(base, Optimizer)):
+            given = base.__name__ if isinstance(base, type) else type(base).__name__
+            words = [f"it got {', '.join(sorted(unknown))}" if unknown else f"it got {given}"]
+            if "adaptive" in unknown:
+                words.append("for adaptive=True use ASAM")
+            if "rho" in unknown:
+                words.append("rho is radius here")
             raise TypeError(
-                f"base must be a torch.optim optimizer, such as {name}(SGD(parameters, lr=0.1)), "
-                f"got {base.__name__ if isinstance(base, type) else type(base).__name__}"
+                f"{name} takes an optimizer that has its own settings, "
+                f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), "
+                f"{next(iter([*known][1:]), '')}=…); {'; '.join(words)}"
             )
+        return super().__new__(cls)
+
+    def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
             raise UserError("bn_update='first' needs model=, to find its batch norm layers")
-        check_base(base, type(self).__name__)
+        self._check_base(base)
+        own = {id(p) for p in model.parameters()} if model is not None else set()
+        params = [p for group in base.param_groups for p in group["params"]]
+        if model is not None and not any(id(p) in own for p in params):
+            raise UserError(
+                "model= lacks every parameter of the optimizer; give the network itself"
+            )
         super().__init__(base.param_groups, base.defaults)
         self.base, self.bn_update, self.model = base, bn_update, model
         del self._before_base
+
+    def _check_base(self, base: Optimizer) -> None:
+        """Raise UserError for a base that cannot be stepped with a gradient from elsewhere."""
+        name, given = type(self).__name__, type(base).__name__
+        if isinstance(getattr(base, "base", None), Optimizer):
+            raise UserError(
+                f"{name} cannot wrap {given}, which evaluates the loss itself; "
+                f"wrap the optimizer inside: {name}(optimizer.base)"
+            )
+        closure = inspect.signature(base.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UserError(
+                f"{name} cannot wrap {given}, which evaluates the loss itself; "
+                "take an optimizer whose step needs no closure, such as SGD or Adam"
+            )
+        for group in base.param_groups:
+            self._check_group(group)
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        """Raise UserError for a parameter group that is maximised or in half precision."""
+        name = type(self).__name__
+        if group.get("maximize"):
+            raise UserError(
+                f"{name} climbs up the loss, and an optimizer with maximize=True too: "
+                "minimise the negative loss instead"
+            )
+        # In a stored state the parameters are numbers.
+        half = {p.dtype for p in group["params"] if isinstance(p, Tensor) and p.dtype in HALF}
+        if half:
+            raise UserError(
+                f"{name} takes no parameters in {str(min(half, key=str)).removeprefix('torch.')}, in "
+                "which a perturbation is lost in rounding or overflows; use float32 parameters, under "
+                "torch.autocast with bfloat16"
+            )
 
     # One set of groups and one state, not two: `base.load_state_dict` puts others in their place.
 
@@ -90,79 +146,119 @@ class ClosureOptimizer(Optimizer):
         """Add a group to those of `base`; ValueError for one that the constructor refuses."""
         super().add_param_group(param_group)
         try:
-            check_group(self.param_groups[-1], type(self).__name__)
+            self._check_group(self.param_groups[-1])
         except UserError:
             self.param_groups.pop()
             raise
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        """Apply the gradient rule, by parameter name; the first `gradient` it asks for is at `params`."""
+        """Apply the gradient rule, by parameter name; the first `gradient` returns the step's loss."""
         raise NotImplementedError
 
     def _names(self, params: list[Tensor]) -> list[str]:
         return [str(i) for i in range(len(params))]
 
+    def _named(self) -> Grads:
+        """Return the parameters that can have gradients, by name."""
+        every = [p for group in self.param_groups for p in group["params"]]
+        named = zip(self._names(every), every)
+        return {name: p for name, p in named if p.requires_grad or p.grad is not None}
+
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch's closures give floats; users' give tensors
-        self, closure: Callable[[], Tensor] | None = None
+        self, closure: Callable[[], Tensor] | None = None, *, scaler: Any = None
     ) -> Tensor:
-        """Make one update. Return the loss at w, the first of the closure's calls."""
+        """Make one update. Return the loss of the first of the closure's calls.
+
+        With a `torch.amp.GradScaler` the closure calls `scaler.scale(loss).backward()` and returns
+        `loss`; give the scaler here, and leave out `scaler.step` and `scaler.update`. Each pass is
+        unscaled, nothing is stepped where one overflows, and the scale is updated once. A closure
+        that gives no gradient at all ends the step after one call, as in torch's optimizers.
+        """
         if closure is None:
-            name = type(self).__name__
-            raise UserError(
-                f"{name}.step needs a closure: it evaluates the loss more than once. GradScaler gives "
-                "none: train in bfloat16 (torch.autocast, no scaler), or in float32. Hugging Face's "
-                "Trainer gives none either: use a loop of your own, or Lightning. Functions of "
-                "torch.distributed.checkpoint take optimizer.base"
-            )
-        every = [p for group in self.param_groups for p in group["params"]]
-        evaluate = torch.enable_grad()(closure)
-        with contextlib.nullcontext() if self.first_sync else self._no_sync()():
-            loss = self._first_pass(evaluate, every)
-        names = self._names(every)
-        named = {n: p for n, p in zip(names, every) if p.requires_grad or p.grad is not None}
-        if all(p.grad is None for p in named.values()):
-            raise RuntimeError("no parameter has a gradient; the closure must call loss.backward()")
+            raise UserError(self._why_a_closure())
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        named, evaluate = self._named(), torch.enable_grad()(closure)
         start = {name: p.clone() for name, p in named.items()}
+        loss: list[Tensor] = []
+        passes: list[_Pass] = []  # kept until the update: a scaler knows optimizers by their id
         # of the parameters that any pass gives a gradient; 0 where it is dense
         sparse_dims: dict[str, int] = {}
 
         def gradient(params: Grads, track: bool = True) -> Grads:
-            if params is not start:  # at the start the closure has been called already
+            if params is not start:
                 set_weights(named, params)
-                with frozen_statistics(None if track else self.model), without_scaler():
+            if not loss:
+                loss.append(self._first_pass(evaluate, list(named.values()), scaler is None))
+            else:
+                AWAY.add(self)
+                with frozen_statistics(None if track else self.model):
                     evaluate()
-            sparse_dims.update(
-                (name, p.grad.sparse_dim() if p.grad.is_sparse else 0)
-                for name, p in named.items()
-                if p.grad is not None
-            )
+            graded = {name: p.grad for name, p in named.items() if p.grad is not None}
+            if not graded and not sparse_dims:
+                raise _Skip
+            if scaler is not None and graded:
+                passes.append(_Pass(list(named.values())))
+                scaler.step(passes[-1])  # unscales in place
+                if not passes[-1].finite:
+                    raise _Skip
+            sparse_dims.update((n, g.sparse_dim() if g.is_sparse else 0) for n, g in graded.items())
             return {name: take_gradient(p) for name, p in named.items()}
 
+        combined: Grads | None = None
         try:
             combined = self.combine(gradient, start)
+        except _Skip:
+            pass
         finally:
+            AWAY.discard(self)
             set_weights(named, start)  # a stored copy: subtracting would not restore the bits
-        for name, dim in sparse_dims.items():
-            named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
-        self.base.step()
-        self._left = mark_gradients(every)
-        return loss
+        if combined is not None:
+            for name, dim in sparse_dims.items():
+                named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
+        if combined is not None or not passes:
+            self.base.step()
+        if passes:
+            scaler.update()
+        self._left = mark_gradients(list(named.values()))
+        return loss[0]
 
-    def _first_pass(self, evaluate: Callable[[], Tensor], params: list[Tensor]) -> Tensor:
+    def _why_a_closure(self) -> str:
+        name = type(self).__name__
+        return (
+            f"{name}.step needs a closure: it evaluates the loss more than once. With a GradScaler give "
+            "both, optimizer.step(closure, scaler=scaler); in Lightning use precision 'bf16-mixed', since "
+            "'16-mixed' gives none. In Hugging Face's Trainer use softadlib.SAMTrainerMixin. Functions of "
+            "torch.distributed.checkpoint take optimizer.base"
+        )
+
+    def _first_pass(
+        self, evaluate: Callable[[], Tensor], params: list[Tensor], unscaled: bool
+    ) -> Tensor:
         """Call the closure for the first time; RuntimeError where it adds to gradients that were there.
 
         Gradients that the last step left are this optimizer's: they go, so that a closure which
         forgets `zero_grad` does not add to them.
         """
+        name = type(self).__name__
         for p in params:
             if is_marked(p, self._left):
                 p.grad = None
         earlier = [(p, p.grad) for p in params if p.grad is not None]
         self._zeroed = False
-        loss = evaluate()
+        with contextlib.nullcontext() if self.first_sync else self._no_sync()():
+            if unscaled:
+                with watched_scalers() as scaled:
+                    loss = evaluate()
+                if scaled:
+                    raise UserError(
+                        f"the closure scales its loss by a GradScaler that {name}.step does not have, and "
+                        "would step with scaled gradients: call optimizer.step(closure, scaler=scaler)"
+                    )
+            else:
+                loss = evaluate()
         if not self._zeroed and any(p.grad is grad for p, grad in earlier):
-            name = type(self).__name__
             raise RuntimeError(
                 f"{name}.step found gradients of an earlier backward(), and the closure added to them; "
                 f"{name} needs the whole gradient at each pass: call optimizer.zero_grad() and every "
@@ -194,19 +290,23 @@ class ClosureOptimizer(Optimizer):
         But `step`, which a scheduler replaces by one that steps the original, marks of gradients, and
         hooks, which `Optimizer` leaves out too.
         """
-        left_out = ("step", "_left")
+        left_out = ("step", "_left", "_climbed")
         return {
             name: value
             for name, value in self.__dict__.items()
             if name not in left_out and not re.fullmatch("_optimizer_.*_hooks", name)
         }
 
+    def _rule(self) -> dict[str, Any]:
+        """Return the rule and its settings, which a state is stored with."""
+        return {"name": type(self).__name__} | {n: getattr(self, n) for n in self.rule_settings}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the base optimizer's state, and the radius of each group; other settings are arguments."""
+        """Return the base optimizer's state with the radius of each group, and the rule's settings."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         hooks = self._optimizer_state_dict_post_hooks
-        return self._changed_by(hooks, self.base.state_dict())
+        return self._changed_by(hooks, {**self.base.state_dict(), "rule": self._rule()})
 
     def _changed_by(
         self, hooks: Mapping[Any, Callable[..., Any]], state_dict: dict[str, Any]
@@ -218,11 +318,17 @@ class ClosureOptimizer(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the base optimizer's state; ValueError for settings that the constructor refuses."""
+        """Restore the base optimizer's state; ValueError for one of another rule or other settings."""
         hooks = self._optimizer_load_state_dict_pre_hooks
-        state_dict = self._changed_by(hooks, state_dict.copy())  # the caller's stays as it is
+        state_dict = self._changed_by(hooks, state_dict.copy())
+        stored = state_dict.pop("rule", self._rule())  # a bare optimizer's state has none
+        if stored != self._rule():
+            raise UserError(
+                f"the state is of {stored}, this optimizer is {self._rule()}; make it with those "
+                "settings, or drop state['rule'] to keep its own"
+            )
         for group in state_dict["param_groups"]:
-            check_group(group, type(self).__name__)
+            self._check_group(group)
         self.base.load_state_dict(state_dict)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
@@ -233,12 +339,20 @@ class RadiusOptimizer(ClosureOptimizer):
 
     def __init__(self, base: Optimizer, radius: float, bn_update: str, model: nn.Module | None):
         super().__init__(base, bn_update, model)
+        for group in base.param_groups:
+            own = [key for key in ("radius", "rho") if key in group and key not in base.defaults]
+            if any(group[key] != radius for key in own):
+                raise UserError(
+                    f"a parameter group of {type(base).__name__} has {own[0]}={group[own[0]]!r}, and "
+                    f"{type(self).__name__} perturbs all parameters together: take it out of the group "
+                    f"and give {type(self).__name__}(…, radius=…)"
+                )
         self.radius = radius
 
     @property
     def radius(self) -> float:
         """Length of the perturbation, in every group, where schedules, logs and checkpoints see it."""
-        default = self.defaults["radius"]
+        default = self._radius
         values = {group.setdefault("radius", default) for group in self.param_groups}
         if len(values) > 1:
             raise UserError(
@@ -249,11 +363,103 @@ class RadiusOptimizer(ClosureOptimizer):
 
     @radius.setter
     def radius(self, value: float) -> None:
-        self.defaults["radius"] = real("radius", value, low=0)
+        self._radius = real("radius", value, low=0)
         for group in self.param_groups:
-            group["radius"] = self.defaults["radius"]
+            group["radius"] = self._radius
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, with the radius of the others unless it has one."""
+        super().add_param_group(param_group)
+        if "base" in self.__dict__:
+            self.param_groups[-1].setdefault("radius", self._radius)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the base optimizer's state, and the radius, that of groups to come too."""
+        """Restore the base optimizer's state, and the radius, also for groups that are added later."""
         super().load_state_dict(state_dict)
-        self.defaults["radius"] = self.radius
+        self._radius = self.radius
+
+
+# Passes of a closure: what is around them, and the weights and gradients of each.
+
+
+class _Skip(Exception):  # noqa: N818  (no error)
+    """Ends a step: the closure gave no gradient, or the gradient of a pass overflowed."""
+
+
+class _Pass(Optimizer):
+    """Stands for one pass before a GradScaler, which steps it where all its gradients are finite."""
+
+    finite = False
+
+    def __init__(self, params: list[Tensor]):
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.finite = True
+
+
+@contextlib.contextmanager
+def watched_scalers() -> Iterator[list[object]]:
+    """Yield a list of the enabled GradScalers that this thread scales a loss by, inside the context."""
+    cls, seen, here = torch.amp.GradScaler, [], threading.get_ident()
+    scale = cls.scale
+
+    def watched(self: Any, outputs: Any) -> Any:
+        if self.is_enabled() and threading.get_ident() == here:
+            seen.append(self)
+        return scale(self, outputs)
+
+    cls.scale = watched  # type: ignore[method-assign,assignment]
+    try:
+        yield seen
+    finally:
+        cls.scale = scale  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def frozen_statistics(model: nn.Module | None) -> Iterator[None]:
+    """Let batch and instance norm normalise by the batch, but leave their running buffers alone."""
+    layers = [
+        m
+        for m in (model.modules() if model else ())
+        if isinstance(m, nn.modules.batchnorm._NormBase)
+    ]
+    tracked = [m.track_running_stats for m in layers]
+    buffers = [(m.running_mean, m.running_var) for m in layers]
+    for m in layers:
+        if m.training:
+            m.track_running_stats, m.running_mean, m.running_var = False, None, None
+    try:
+        yield
+    finally:
+        for m, track, (mean, var) in zip(layers, tracked, buffers):
+            m.track_running_stats, m.running_mean, m.running_var = track, mean, var
+
+
+def mark_gradients(params: list[Tensor]) -> dict[int, Mark]:
+    """Return which gradients are there, and how often they were written to, by parameter."""
+    return {id(p): (weakref.ref(p.grad), p.grad._version) for p in params if p.grad is not None}
+
+
+def is_marked(p: Tensor, marks: Mapping[int, Mark]) -> bool:
+    """Tell whether the gradient of `p` is that of its mark, and nothing was added to it."""
+    mark, grad = marks.get(id(p)), p.grad
+    return bool(mark and grad is not None and mark[0]() is grad and mark[1] == grad._version)
+
+
+def set_weights(named: Grads, weights: Grads) -> None:
+    """Copy weights into parameters; autocast forgets the copies in half precision that it keeps."""
+    for name, p in named.items():
+        p.copy_(weights[name])
+    torch.clear_autocast_cache()
+
+
+def take_gradient(p: Tensor) -> Tensor:
+    """Take the dense gradient off `p`, so that the next pass cannot write into it."""
+    grad, p.grad = p.grad, None
+    if grad is None:
+        return torch.zeros_like(p)
+    if grad.is_sparse:
+        return grad.to_dense()
+    # A view lies in a bucket of DDP's, which the next pass does write into.
+    return grad.clone() if grad._is_view() else grad

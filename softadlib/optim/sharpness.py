@@ -1,30 +1,96 @@
-"""SAM, ASAM, GNP and FD-GR: each wraps a `torch.optim` optimizer behind `step(closure)`."""
+"""SAM, ASAM, MSAM, GNP and FD-GR: each wraps a `torch.optim` optimizer behind `step(closure)`."""
 
+import contextlib
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
-from softadlib.optim.arguments import accept_class
-from softadlib.optim.closure import ClosureOptimizer, RadiusOptimizer
+from softadlib.optim.closure import (
+    ClosureOptimizer,
+    RadiusOptimizer,
+    frozen_statistics,
+    set_weights,
+    take_gradient,
+)
 
 
-class SAM(RadiusOptimizer):
+class TwoCalls(RadiusOptimizer):
+    """A rule of two passes that can also be called in two halves, without a closure."""
+
+    _climbed: tuple[Grads, contextlib.ExitStack] | None = None
+    """The weights that the first half left, and what holds until the second."""
+
+    def perturbed(self, params: Grads, grads: Grads) -> Grads:
+        """Return the weights at which the second gradient is taken."""
+        raise NotImplementedError
+
+    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        point = self.perturbed(params, gradient(params))
+        return gradient(point, track=self.bn_update == "both")
+
+    @torch.no_grad()
+    def first_step(self, zero_grad: bool = False) -> None:
+        """Move to the perturbed weights, by the gradients that `backward()` has left.
+
+        For loops that cannot hand over a closure: `first_step`, the loss and `backward()` once more at
+        the moved weights, `second_step`. The end is that of `step(closure)`, to the bit. Gradients of
+        earlier micro-batches count: accumulate all before the first half and all again before the
+        second. RuntimeError where no gradient is there, and after another `first_step`.
+
+        Args:
+            zero_grad: zero the gradients, which the second `backward()` must not add to.
+        """
+        name = type(self).__name__
+        if self._climbed is not None:
+            raise RuntimeError(f"{name}.first_step was called twice; call second_step in between")
+        named = self._named()
+        if all(p.grad is None for p in named.values()):
+            raise RuntimeError(f"{name}.first_step needs gradients: call loss.backward() before it")
+        dense = {}
+        for key, p in named.items():
+            kept = p.grad
+            dense[key], p.grad = take_gradient(p), kept
+        start = {key: p.clone() for key, p in named.items()}
+        set_weights(named, self.perturbed(start, dense))
+        until = contextlib.ExitStack()
+        until.enter_context(frozen_statistics(self.model if self.bn_update == "first" else None))
+        self._climbed = start, until
+        F.AWAY.add(self)
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad: bool = False) -> None:
+        """Go back to the weights before `first_step`, to the bit, and step `base` with the gradients there."""
+        if self._climbed is None:
+            raise RuntimeError(f"{type(self).__name__}.second_step needs first_step before it")
+        (start, until), self._climbed = self._climbed, None
+        F.AWAY.discard(self)
+        until.close()
+        named = self._named()
+        set_weights({key: named[key] for key in start}, start)
+        self.base.step()
+        if zero_grad:
+            self.zero_grad()
+
+
+class SAM(TwoCalls):
     """Sharpness-aware minimisation: steps `base` with the gradient taken at w + r·g(w)/‖g(w)‖.
 
     `step(closure)` runs the closure twice. It must zero the gradients, compute the loss, call
     `backward()` and return the loss. The learning rate, weight decay and state are those of `base`;
     clip in a step pre-hook of `base`. Under DDP both passes average gradients, so the step
-    is that of one process with the whole batch. float16 with a GradScaler, which has no closures,
-    is refused: use bfloat16 autocast, or a fixed scale that the closure multiplies the loss by and
-    divides the gradients by.
+    is that of one process with the whole batch. With a GradScaler the closure calls
+    `scaler.scale(loss).backward()` and the step is `step(closure, scaler=scaler)`. Without a closure,
+    call `first_step` and `second_step`.
 
     Args:
-        base: optimizer that steps. Also a class and its settings: `SAM(SGD, params, lr=0.1)`, or in
-            the order and words of other packages, `SAM(params, SGD, rho=0.05, lr=0.1)`.
+        base: optimizer that steps, with its own settings.
         radius: L2 length of the perturbation in weight space, over all parameters together, at
             least 0; 0 gives `base`. It stands in `param_groups`, the same in each.
         bn_update: "both" lets each pass move batch norm's running statistics, as the paper's code
@@ -34,9 +100,11 @@ class SAM(RadiusOptimizer):
             exchange (m-sharpness).
 
     Raises:
-        ValueError: for a radius below 0, for float16 parameters, `maximize=True`, a base that needs
-            a closure, and where `step` gets none.
-        RuntimeError: for a closure that adds to gradients of before, or gives none.
+        TypeError: for what is no optimizer and for settings of one.
+        ValueError: for a radius below 0 or in a group alone, parameters in half precision,
+            `maximize=True`, a base that needs a closure, a `step` without one, and a closure that
+            scales by a GradScaler which `step` did not get.
+        RuntimeError: for a closure that adds to gradients of before.
 
     Foret et al. (2021).
 
@@ -55,7 +123,6 @@ class SAM(RadiusOptimizer):
         tensor([2.6700, 3.5600])
     """
 
-    @accept_class
     def __init__(
         self,
         base: Optimizer,
@@ -68,17 +135,17 @@ class SAM(RadiusOptimizer):
         super().__init__(base, radius, bn_update, model)
         self._set_first_sync(first_sync)
 
-    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        return F.sam_gradient(gradient, params, self.radius, self.bn_update)
+    def perturbed(self, params: Grads, grads: Grads) -> Grads:
+        return F.perturb(params, grads, self.radius)
 
 
-class ASAM(RadiusOptimizer):
+class ASAM(TwoCalls):
     """Adaptive SAM: steps `base` with the gradient taken at w + r·T²g/‖Tg‖, T as large as |w|.
 
     `step(closure)` runs the closure twice, as for `SAM`.
 
     Args:
-        base: optimizer that steps, or a class and its settings, as for `SAM`.
+        base: optimizer that steps, as for `SAM`.
         radius: size of the perturbation without a unit, at least 0; 0 gives `base`. The authors take
             0.5 for CIFAR-10 and 1 for CIFAR-100. It stands in `param_groups`.
         variant: "official" has T = |w| + `eta` for parameters named *weight* in `model` and 1 for the
@@ -106,7 +173,8 @@ class ASAM(RadiusOptimizer):
         (7.0, tensor([2.9000, 3.9000]))
     """
 
-    @accept_class
+    rule_settings = ("variant", "eta")
+
     def __init__(
         self,
         base: Optimizer,
@@ -138,10 +206,57 @@ class ASAM(RadiusOptimizer):
             )
         return [names[id(p)] for p in params]
 
+    def perturbed(self, params: Grads, grads: Grads) -> Grads:
+        return F.asam_perturb(params, grads, self.radius, self.variant, self.eta)
+
+
+class MSAM(RadiusOptimizer):
+    """Momentum-SAM: steps `base` with the gradient taken at w − r·m/‖m‖, m the momentum of `base`.
+
+    `step(closure)` runs the closure once, at the perturbed weights; it returns the loss there. So a
+    step costs what one of `base` does. The first step is that of `base`, which has no momentum yet.
+
+    Args:
+        base: SGD with momentum, or Adam and its kin, whose first moment is taken.
+        radius: L2 length of the perturbation in weight space, over all parameters together, at
+            least 0; 0 gives `base`. It stands in `param_groups`.
+
+    Raises:
+        ValueError: for a base without momentum, and as `SAM`.
+
+    Becker et al. (2024).
+
+    Example:
+        >>> import torch
+        >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = MSAM(torch.optim.SGD([w], lr=0.1, momentum=0.9), radius=0.5)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = w.square().sum() / 2  # g(w) = w
+        ...     loss.backward()
+        ...     return loss
+        >>> [round(optimizer.step(closure).item(), 3) for _ in range(2)]  # at w, then at 0.9·w − 0.1·w
+        [12.5, 8.0]
+        >>> w.data  # 0.9·w − 0.1·(0.9·w + 0.8·w)
+        tensor([2.1900, 2.9200])
+    """
+
+    def __init__(self, base: Optimizer, radius: float = 0.5):
+        if not any("betas" in group or group.get("momentum") for group in base.param_groups):
+            raise UserError(
+                f"MSAM perturbs along the momentum, and {type(base).__name__} has none: give it one, "
+                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), or take Adam"
+            )
+        super().__init__(base, radius, "both", None)
+
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        return F.asam_gradient(
-            gradient, params, self.radius, self.bn_update, self.variant, self.eta
-        )
+        momentum = {}
+        for name, p in self._named().items():
+            state = self.state.get(p, {})
+            buffer = state.get("momentum_buffer", state.get("exp_avg"))
+            if buffer is not None:
+                momentum[name] = buffer
+        return F.msam_gradient(gradient, params, self.radius, momentum=momentum)
 
 
 class GNP(RadiusOptimizer):
@@ -150,7 +265,7 @@ class GNP(RadiusOptimizer):
     `step(closure)` runs the closure twice, as for `SAM`.
 
     Args:
-        base: optimizer that steps, or a class and its settings, as for `SAM`.
+        base: optimizer that steps, as for `SAM`.
         alpha: λ/r without a unit, at least 0, where λ is the weight of ‖∇L‖ beside L; 1 gives SAM, 0
             gives `base` ("official": with the gradient at length 1).
         radius: length of the perturbation in weight space, at least 0. It stands in `param_groups`.
@@ -176,7 +291,8 @@ class GNP(RadiusOptimizer):
         (12.5, tensor([2.6850, 3.5800]))
     """
 
-    @accept_class
+    rule_settings = ("alpha", "mixing")
+
     def __init__(
         self,
         base: Optimizer,
@@ -203,7 +319,7 @@ class FDGR(ClosureOptimizer):
     `step(closure)` runs the closure twice, as for `SAM`; three times with `scheme="centered"`.
 
     Args:
-        base: optimizer that steps, or a class and its settings, as for `SAM`.
+        base: optimizer that steps, as for `SAM`.
         strength: λ, the weight of ‖∇L‖²/2 beside L, at least 0; 0 gives `base`.
         step_size: a, the step of the difference, above 0. Both have the unit of a learning rate.
         scheme: "forward", or "centered", which takes (g(w + a·g) − g(w − a·g))/2a.
@@ -227,7 +343,8 @@ class FDGR(ClosureOptimizer):
         (12.5, tensor([2.5500, 3.4000]))
     """
 
-    @accept_class
+    rule_settings = ("strength", "step_size", "scheme")
+
     def __init__(
         self,
         base: Optimizer,

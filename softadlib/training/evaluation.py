@@ -8,7 +8,7 @@ import torch.nn.functional as nnF
 from torch import Tensor
 
 from softadlib.data.splits import PARTS
-from softadlib.losses.threshold.calibration import expected_calibration_error, fit_temperature
+from softadlib.calibration import expected_calibration_error, fit_temperature
 from softadlib.results.schema import FITS, LEVELS, MEASURES
 
 

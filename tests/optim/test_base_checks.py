@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim import SGD, Adadelta, Adam, RMSprop
+from torch.optim import SGD, Adadelta, Adam
 
 from softadlib import ASAM, FDGR, GNP, SAM
 
@@ -42,7 +42,8 @@ def test_bases_that_cannot_be_wrapped_are_refused_at_once(make):
     for base, words in (
         (torch.optim.LBFGS([weights()]), "cannot wrap LBFGS, which evaluates the loss itself"),
         (SGD([weights()], maximize=True), "minimise the negative loss instead"),
-        (SGD([weights(torch.float16)]), "takes no float16 parameters"),
+        (SGD([weights(torch.float16)]), "takes no parameters in float16, .*; use float32"),
+        (SGD([weights(torch.bfloat16)]), "takes no parameters in bfloat16, .*; use float32"),
     ):
         with pytest.raises(ValueError, match=words) as error:
             make(base)
@@ -54,7 +55,7 @@ def test_groups_and_states_that_come_later_are_checked_too(make):
     optimizer = make(SGD([weights()], lr=0.1))
     for group, words in (
         ({"params": [weights()], "maximize": True}, "minimise the negative loss instead"),
-        ({"params": [weights(torch.float16)]}, "takes no float16 parameters"),
+        ({"params": [weights(torch.float16)]}, "takes no parameters in float16"),
     ):
         with pytest.raises(ValueError, match=words):
             optimizer.add_param_group(group)
@@ -131,37 +132,68 @@ def test_a_radius_set_in_the_groups_is_the_one_that_steps():
     torch.testing.assert_close(w.data, torch.tensor([2.67, 3.56]))  # 0.89·w
 
 
-# Words and order of other packages
+def test_a_radius_of_one_group_alone_is_refused_and_not_replaced():
+    for key in ("radius", "rho"):
+        base = SGD([{"params": [weights()], key: 0.5}, {"params": [weights()]}], lr=0.1)
+        with pytest.raises(ValueError, match=f"group of SGD has {key}=0.5, .*SAM\\(…, radius=…\\)"):
+            SAM(base, radius=0.05)
+    base = SGD([weights()], lr=0.1)
+    SAM(base, 0.3)
+    with pytest.raises(ValueError, match="group of SGD has radius=0.3, and GNP perturbs all"):
+        GNP(base, radius=0.1)
+    assert SAM(Adadelta([weights()], rho=0.8), 0.2).radius == 0.2  # Adadelta's rho is its own
+
+
+@pytest.mark.parametrize("one", [(GNP, 0.9), (SAM, 0.1), (FDGR, 0.3)])
+def test_a_state_of_another_rule_or_of_other_settings_is_refused(one):
+    make, number = one
+    optimizer = GNP(SGD([weights()], lr=0.1), 0.1)
+    state = make(SGD([weights()], lr=0.7), number).state_dict()
+    with pytest.raises(ValueError, match=r"state is of .*drop state\['rule'\]"):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    del state["rule"]
+    optimizer.load_state_dict(state)
+    assert (optimizer.alpha, optimizer.param_groups[0]["lr"]) == (0.1, 0.7)
+    optimizer.load_state_dict(GNP(SGD([weights()], lr=0.5), 0.1).state_dict())
+
+
+# What other packages write
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("call", "words"),
     [
-        lambda p: SAM(SGD, p, radius=0.5, lr=0.1, momentum=0.9),
-        lambda p: SAM(SGD, p, rho=0.5, lr=0.1, momentum=0.9),
-        lambda p: SAM(p, SGD, rho=0.5, lr=0.1, momentum=0.9),
-        lambda p: SAM(p, base_optimizer=SGD, rho=0.5, lr=0.1, momentum=0.9),
-        lambda p: SAM(SGD, params=p, radius=0.5, lr=0.1, momentum=0.9),
-        lambda p: SAM(SGD(p, lr=0.1, momentum=0.9), rho=0.5),
+        (
+            lambda p: SAM(p, SGD, rho=0.05, adaptive=True, lr=0.1),
+            "got adaptive, lr, rho; for adaptive=True use ASAM; rho is radius here",
+        ),
+        (lambda p: SAM(p, SGD, radius=0.05), "it got list"),
+        (lambda p: SAM(SGD, p, lr=0.1), "it got lr"),
+        (lambda p: SAM(SGD), "it got type"),
+        (lambda p: SAM(p, lr=0.1), "it got lr"),
+        (lambda p: SAM(SGD(p, lr=0.1), rho=0.1), "rho is radius here"),
+        (lambda p: SAM(SGD(p, lr=0.1), rho=0.1, radius=0.2), "rho is radius here"),
+        (lambda p: GNP(SGD(p, lr=0.1), adaptive=True), "use ASAM"),
+        (lambda p: SAM(SGD(p, lr=0.1), lr=0.2), "it got lr"),
     ],
 )
-def test_every_spelling_makes_the_same_optimizer(make):
-    optimizer = make([weights()])
-    assert type(optimizer.base) is SGD
-    assert optimizer.radius == 0.5
-    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.1, 0.9)
-
-
-def test_a_setting_that_both_know_is_refused_with_what_to_write():
-    with pytest.raises(TypeError, match=r"alpha is a setting of GNP and of RMSprop: give each"):
-        GNP(RMSprop, [weights()], alpha=0.5)
-    assert GNP(RMSprop([weights()], alpha=0.9), alpha=0.5).alpha == 0.5
-    assert SAM(Adadelta, [weights()], rho=0.8).defaults["rho"] == 0.8
+def test_the_message_shows_what_to_write(call, words):
+    with pytest.raises(
+        TypeError, match=r"takes an optimizer that has its own settings, .*SGD\(model"
+    ) as e:
+        call([weights()])
+    assert words.replace("it got type", "it got SGD") in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 def test_asam_needs_no_model_and_checks_one():
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     assert ASAM(Adam(model.parameters())).variant == "davda54"
     assert ASAM(Adam(model.parameters()), model=model).variant == "official"
+    both = SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ValueError, match="model= lacks a parameter of the optimizer"):
-        ASAM(Adam(model.parameters()), model=other)
+        ASAM(both, model=model)
+    for make in (ASAM, SAM, GNP):
+        with pytest.raises(ValueError, match="model= lacks every parameter of the optimizer"):
+            make(Adam(model.parameters()), model=other, bn_update="first")

@@ -1,0 +1,250 @@
+"""GradScaler, the two-call form and MSAM: held against loops written out here, in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+
+from softadlib import ASAM, FDGR, GNP, MSAM, SAM
+from softadlib import functional as F
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(12) % 3
+RULES = {
+    "sam": lambda base, model: SAM(base, 0.2),
+    "asam": lambda base, model: ASAM(base, 0.5, model=model),
+    "asam, davda54": lambda base, model: ASAM(base, 0.5),
+    "gnp": lambda base, model: GNP(base, 0.7, 0.2),
+    "fdgr": lambda base, model: FDGR(base, 0.3, 0.1, scheme="centered"),
+}
+halves = pytest.mark.parametrize("name", ["sam", "asam", "asam, davda54"])
+
+
+def network(norm=False):
+    torch.manual_seed(0)
+    layers = [nn.BatchNorm1d(6)] if norm else []
+    return nn.Sequential(nn.Linear(4, 6), *layers, nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def loss_of(model):
+    return nn.functional.cross_entropy(model(X), Y)
+
+
+def closure_of(model, optimizer, scaler=None):
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        (scaler.scale(loss) if scaler else loss).backward()
+        return loss
+
+    return closure
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# A GradScaler
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**-3])
+def test_twenty_scaled_steps_are_twenty_plain_ones(name, scale):
+    ends = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=7)):
+        model = network()
+        optimizer = RULES[name](SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+        for _ in range(20):
+            optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+        ends.append(weights(model))
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+    assert scaler.get_scale() == 4 * scale, "one update a step"
+    assert (ends[0] - weights(network())).norm() > 0.5
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_pass_that_overflows_skips_the_step_and_halves_the_scale(bad):
+    model, calls = network(), []
+    optimizer = SAM(SGD(model.parameters(), lr=0.1, momentum=0.9), 0.2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        scaler.scale(loss * (torch.inf if len(calls) == bad else 1.0)).backward()
+        return loss
+
+    before = weights(model)
+    assert optimizer.step(closure, scaler=scaler).item() == loss_of(model).item()
+    assert len(calls) == bad, "no pass after one that overflowed"
+    assert torch.equal(weights(model), before)
+    assert not optimizer.state
+    assert scaler.get_scale() == 512.0
+    optimizer.step(closure, scaler=scaler)
+    twin = network()
+    plain = SAM(SGD(twin.parameters(), lr=0.1, momentum=0.9), 0.2)
+    plain.step(closure_of(twin, plain))
+    assert torch.equal(weights(model), weights(twin))
+
+
+def test_float16_autocast_with_a_scaler_trains():
+    model = network().float()
+    optimizer = SAM(SGD(model.parameters(), lr=0.3), 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+
+    def closure():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(model(X.float()), Y)
+        scaler.scale(loss).backward()
+        return loss
+
+    losses = [optimizer.step(closure, scaler=scaler).item() for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_scaled_closure_without_the_scaler_is_found_out(name):
+    model = network()
+    optimizer = RULES[name](SGD(model.parameters(), lr=0.1), model)
+    before, scale = weights(model), torch.amp.GradScaler.scale
+    for enabled in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        step = closure_of(model, optimizer, scaler)
+        if not enabled:  # as mixed precision is turned off: nothing is scaled
+            optimizer.step(step)
+            assert not torch.equal(weights(model), before)
+            continue
+        with pytest.raises(ValueError, match=r"call optimizer\.step\(closure, scaler=scaler\)"):
+            optimizer.step(step)
+        assert torch.equal(weights(model), before)
+    assert torch.amp.GradScaler.scale is scale
+
+
+# Two halves
+
+
+@halves
+@pytest.mark.parametrize(
+    "base", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.01)]
+)
+def test_two_halves_are_the_step_with_a_closure_to_the_bit(name, base):
+    whole, parts = network(norm=True), network(norm=True)
+    one, two = (RULES[name](base(m.parameters()), m) for m in (whole, parts))
+    for _ in range(10):
+        one.step(closure_of(whole, one))
+        two.zero_grad()
+        loss_of(parts).backward()
+        two.first_step(zero_grad=True)
+        loss_of(parts).backward()
+        two.second_step(zero_grad=True)
+    assert torch.equal(weights(whole), weights(parts))
+    assert all(torch.equal(a, b) for a, b in zip(whole.buffers(), parts.buffers()))
+    assert all(p.grad is None for p in parts.parameters())
+
+
+@halves
+def test_halves_around_accumulated_micro_batches_are_the_step_of_the_whole_batch(name):
+    whole, parts = network(), network()
+    one, two = (RULES[name](SGD(m.parameters(), lr=0.1), m) for m in (whole, parts))
+    one.step(closure_of(whole, one))
+    for half in (two.first_step, two.second_step):
+        for x, y in zip(X.split(4), Y.split(4)):
+            (nn.functional.cross_entropy(parts(x), y) / 3).backward()
+        half(zero_grad=True)
+    torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=1e-12)
+
+
+def test_halves_restore_every_bit_and_keep_the_statistics_of_the_first():
+    model = network(norm=True)
+    twin = copy.deepcopy(model)
+    optimizer = SAM(SGD(model.parameters(), lr=0.0), 3.0, bn_update="first", model=model)
+    before = weights(model)
+    loss_of(model).backward()
+    optimizer.first_step(zero_grad=True)
+    assert (weights(model) - before).norm() == pytest.approx(3.0)
+    loss_of(model).backward()
+    optimizer.second_step()
+    twin(X)
+    assert torch.equal(weights(model), before)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers()))
+
+
+def test_halves_in_another_order_are_refused():
+    model = network()
+    optimizer = SAM(SGD(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="second_step needs first_step before it"):
+        optimizer.second_step()
+    with pytest.raises(RuntimeError, match="first_step needs gradients: call loss.backward"):
+        optimizer.first_step()
+    loss_of(model).backward()
+    optimizer.first_step()
+    with pytest.raises(RuntimeError, match="first_step was called twice"):
+        optimizer.first_step()
+
+
+# MSAM
+
+
+def msam_by_hand(model, radius, steps, adam=False):
+    """Gradient at w − r·m/‖m‖, then SGD with momentum .9 or Adam, from the formulas."""
+    params = list(model.parameters())
+    m, v = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    for t in range(1, steps + 1):
+        start = [p.detach().clone() for p in params]
+        size = sum(b.square().sum() for b in m).sqrt()
+        with torch.no_grad():
+            for p, b in zip(params, m):
+                p -= radius * b / size if size else 0
+        grads = torch.autograd.grad(loss_of(model), params)
+        with torch.no_grad():
+            for p, w, b, s, g in zip(params, start, m, v, grads):
+                if adam:
+                    b.mul_(0.9).add_(0.1 * g)
+                    s.mul_(0.999).add_(0.001 * g.square())
+                    move = 0.01 * (b / (1 - 0.9**t)) / ((s / (1 - 0.999**t)).sqrt() + 1e-8)
+                else:
+                    move = 0.1 * b.mul_(0.9).add_(g)
+                p.copy_(w - move)
+    return weights(model)
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_twenty_steps_of_msam_are_the_loop_by_hand(adam):
+    model, calls = network(), []
+    base = Adam(model.parameters(), lr=0.01) if adam else SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = MSAM(base, 0.5)
+    step = closure_of(model, optimizer)
+    for _ in range(20):
+        optimizer.step(lambda: calls.append(1) or step())
+    assert len(calls) == 20, "one gradient a step"
+    torch.testing.assert_close(weights(model), msam_by_hand(network(), 0.5, 20, adam), rtol=0, atol=1e-11 if adam else 1e-12)  # fmt: skip
+    assert (weights(model) - msam_by_hand(network(), 0.0, 20, adam)).norm() > 1e-3
+
+
+def test_msam_takes_adamw_and_a_scaler_and_refuses_what_has_no_momentum():
+    ends = []
+    for scaler in (None, torch.amp.GradScaler("cpu")):
+        model = network()
+        optimizer = MSAM(AdamW(model.parameters(), lr=0.01), 0.5)
+        for _ in range(5):
+            optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+        ends.append(weights(model))
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"SGD has none: give it one, .*momentum=0\.9"):
+        MSAM(SGD(network().parameters(), lr=0.1))
+
+
+def test_the_rule_of_msam_by_hand():
+    w = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
+    seen = []
+    rule = lambda params, track=True: seen.append(params) or params  # noqa: E731
+    for momentum in (None, {}):
+        assert F.msam_gradient(rule, w, 0.5, momentum=momentum) is w
+    found = F.msam_gradient(rule, w, 0.5, momentum={"a": torch.tensor([0.6, 0.8])})
+    torch.testing.assert_close(found, {"a": torch.tensor([2.7, 3.6]), "b": torch.tensor([1.0])})
+    zero = F.msam_gradient(rule, w, 0.5, momentum={"a": torch.zeros(2)})
+    assert torch.equal(zero["a"], w["a"])

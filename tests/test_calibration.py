@@ -1,0 +1,160 @@
+"""Temperature and calibration error: closed forms, numeric minimisation and bins counted by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from softadlib import expected_calibration_error, fit_temperature
+
+
+def draw(n, classes, spread, seed):
+    """Logits (n, K) and labels drawn from their softmax: a calibrated network."""
+    rng = np.random.default_rng(seed)
+    z = spread * rng.standard_normal((n, classes))
+    return z, (z + rng.gumbel(size=z.shape)).argmax(1)
+
+
+def cross_entropy(z, y):
+    return -log_softmax(z, 1)[np.arange(len(y)), y].mean()
+
+
+Z, Y = draw(200, 2, 2.0, 0)
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("t", [0.25, 1.0, 50.0])
+def test_the_temperature_of_a_calibrated_network_is_found(classes, t):
+    z, y = draw(20000, classes, 2.0, 3)
+    for prior in (0.0, 1.0):
+        assert fit_temperature(t * z, y, prior=prior) == pytest.approx(t, rel=0.04)
+
+
+@given(st.integers(2, 5), st.integers(0, 99), st.floats(0.3, 5), st.sampled_from([0.3, 1.0, 4.0]))
+def test_it_is_the_minimum_of_the_penalised_loss(classes, seed, spread, prior):
+    z, y = draw(30, classes, spread, seed)
+    y[:2] = 0, 1
+
+    def penalised(log_scale):
+        s = math.exp(log_scale)
+        return 30 * cross_entropy(s * z, y) + prior * (s - 1 - log_scale)
+
+    best = minimize_scalar(penalised, bounds=(-6, 6), method="bounded").x
+    assert fit_temperature(z, y, prior=prior) == pytest.approx(math.exp(-best), rel=1e-3)
+
+
+def test_without_a_mistake_it_does_not_run_away():
+    # right by a margin of 2 with n = 100: the likelihood alone wants T = 0
+    y = np.arange(100) % 2
+    z = 2 * np.eye(2)[y]
+    assert fit_temperature(z, y, prior=0) < 0.01
+    # 1/T = s where 2n/(1+e^2s) = prior·(1 − 1/s)
+    s = 1 / fit_temperature(z, y)
+    assert 200 / (1 + math.exp(2 * s)) == pytest.approx(1 - 1 / s, rel=1e-4)
+    assert fit_temperature(10 * z, y) == pytest.approx(1, abs=1e-3)
+    assert math.isfinite(fit_temperature(np.zeros((8, 2)), y[:8]))
+
+
+@pytest.mark.parametrize("size", [1e4, 1e30])
+def test_huge_logits_stay_finite(size):
+    assert math.isfinite(fit_temperature((size * Z).astype(np.float32), Y))
+
+
+def test_arrays_tensors_and_precisions_agree():
+    z = torch.tensor(Z, dtype=torch.float32, requires_grad=True)
+    same = fit_temperature(z.detach().numpy(), Y)
+    assert fit_temperature(z, torch.tensor(Y, dtype=torch.int32)) == same
+    assert fit_temperature(Z.tolist(), Y.tolist()) == pytest.approx(same, rel=1e-4)
+    assert fit_temperature(z.bfloat16(), torch.tensor(Y)) == pytest.approx(same, rel=0.02)
+    assert fit_temperature(Z[::-1], Y[::-1]) == pytest.approx(same, rel=1e-4)
+    whole = np.round(3 * Z)
+    for dtype in (np.int8, np.int64):
+        assert fit_temperature(whole.astype(dtype), Y) == fit_temperature(whole, Y)
+    for dtype in (np.uint8, np.uint16, np.uint64):
+        assert fit_temperature(z, Y.astype(dtype)) == same
+
+
+def logits_of(confidence):
+    """Rows (0, z) whose larger probability is `confidence`, exactly where 0.5 or 0.75."""
+    return [[0.0, math.log(c / (1 - c))] for c in confidence]
+
+
+def test_the_calibration_error_by_hand():
+    # bins (½, 1] and (0, ½] of two: .75 and .8 once right, once wrong; .5 right by the first class
+    z = logits_of([0.75, 0.8])
+    assert expected_calibration_error(z, [1, 0], bins=2) == pytest.approx(abs(1 - 0.75 - 0.8) / 2)
+    # (¾, 1] holds .8, (½, ¾] holds .6 and .7
+    z = logits_of([0.6, 0.7, 0.8])
+    wanted = (abs(1 - 0.6 + 0 - 0.7) + abs(1 - 0.8)) / 3
+    assert expected_calibration_error(z, [1, 0, 1], bins=4) == pytest.approx(wanted)
+
+
+def test_bins_are_closed_on_the_right():
+    # a confidence of ½ belongs to (¼, ½] and .6 to (½, ¾]: errors of either sign do not cancel
+    z = [[0.0, 0.0], *logits_of([0.6])]
+    assert expected_calibration_error(z, [0, 0], bins=4) == pytest.approx((0.5 + 0.6) / 2)
+
+
+@pytest.mark.parametrize("call", [fit_temperature, expected_calibration_error])
+@pytest.mark.parametrize("change", [
+    lambda p: p, lambda p: p.half(), lambda p: p.bfloat16(), lambda p: p.double(),
+    lambda p: (p * 1e4).round() / 1e4, lambda p: 100 * p, lambda p: p.half().numpy(),
+])  # fmt: skip
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_probabilities_are_refused_with_what_to_pass(call, change, classes):
+    p = torch.softmax(2 * torch.randn(100, classes, generator=torch.Generator().manual_seed(0)), 1)
+    y = torch.arange(100) % classes
+    with pytest.raises(ValueError, match=r"are probabilities, .*; pass the logits .* or the log"):
+        call(change(p), y)
+    assert math.isfinite(call(p.log(), y))
+
+
+def test_the_error_of_probabilities_by_their_logarithms_is_that_of_the_logits():
+    logarithms = np.log(softmax(Z, 1))
+    assert expected_calibration_error(logarithms, Y) == pytest.approx(
+        expected_calibration_error(Z, Y), abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "message"),
+    [
+        ((Z, None), {}, "targets must be"),
+        ((None, Y), {}, "logits must be"),
+        ((Z[:, :1], Y), {}, r"a column for each class, got \(200, 1\).* 0 and z"),
+        ((Z[:, 0], Y), {}, r"shape \(n, K\)"),
+        ((Z, 0 * Y), {}, "all of class 0; a temperature needs two"),
+        ((np.where(Z[3, 1] == Z, np.nan, Z), Y), {}, r"NaN or infinity in 1 places.*\[3, 1\]"),
+        ((Z[:1], Y[:1]), {}, "1 samples; at least 2"),
+        ((Z, Y[:-1]), {}, r"shape \(200,\), one per sample, got \(199,\)"),
+        ((Z, Y + 1), {}, "run from 1 to 2; they must lie in 0 to 1"),
+        ((Z, Y - 1), {}, "run from -1 to 0"),
+        ((Z, Y * 1.0), {}, "whole numbers, got float64"),
+        ((Z, Y), {"prior": -1.0}, "prior must be a number of at least 0"),
+        ((torch.zeros(4, 2, dtype=torch.complex64), Y[:4]), {}, "dense real numbers"),
+        ((torch.eye(4)[:, :2].to_sparse(), Y[:4]), {}, "dense real numbers"),
+        (([torch.zeros(2, requires_grad=True)] * 4, Y[:4]), {}, "logits must be"),
+        (([[0.0, 1.0], [1.0]], Y[:2]), {}, "logits must be one array"),
+    ],
+)
+def test_refusals_are_one_line(args, settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        fit_temperature(*args, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("logits", "bins", "words"),
+    [
+        (np.zeros((0, 2)), 15, "logits of 0 samples; at least 1"),
+        (np.zeros((2, 2)), 2.5, "bins must be a whole number of at least 1, got 2.5"),
+    ],
+)
+def test_bad_input_of_the_calibration_error_is_refused(logits, bins, words):
+    with pytest.raises(ValueError, match=words):
+        expected_calibration_error(logits, [0, 1][: len(logits)], bins=bins)
