@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
@@ -55,6 +56,12 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Ten
     """Return (1 − α) × cross-entropy + α × its mean over all classes as targets; α is the knob."""
     uniform = -logits.log_softmax(-1).mean(-1)
     return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
+
+
+def focal(losses: Tensor, gamma: Tensor) -> Tensor:
+    """Return the mean of (1 − p)^γ ℓ with p = e^(−ℓ), the probability of the target. Lin et al. (2017)."""
+    mean: Tensor = ((1 - torch.exp(-losses)) ** gamma * losses).mean()
+    return mean
 
 
 BN_UPDATE = Setting(
@@ -224,6 +231,16 @@ METHODS: dict[str, Method] = {
             "α",
             losses=smoothed_cross_entropy,
             below=1.0,
+        ),
+        Method("focal", "Focal", "xkcd:brick", "gamma", "γ", focal),
+        Method(
+            "msam",
+            "MSAM",
+            "xkcd:lavender",
+            "radius",
+            "radius",
+            rule=F.msam_gradient,
+            uses_momentum=True,
         ),
         Method("decay", "Weight decay", "xkcd:olive", "decay", "decay", decays_weights=True),
     )

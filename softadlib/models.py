@@ -64,6 +64,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "linear": linear,
     "mlp4x500": mlp4x500,
     "mlp1x1000": mlp1x1000,
+    "mlp2x256": functools.partial(mlp, width=256, depth=2),
     "resnet18": functools.partial(_resnet, 18),
     "resnet34": functools.partial(_resnet, 34),
 }
