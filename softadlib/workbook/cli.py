@@ -87,7 +87,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--fresh", action="store_true", help="delete earlier results first")
     command = add("show", "List profiles; of one, its runs and what is done.", nargs="?")
     _add_selection(command)
-    command.add_argument("--parameters", action="store_true", help="also list its parameters")
+    command.add_argument(
+        "--parameters",
+        dest="list_parameters",
+        action="store_true",
+        help="also list its parameters that differ from their default",
+    )
     command.add_argument("--json", action="store_true", help="print it for programs")
     command = add("report", "Write a profile's results as a page or as tables.")
     command.add_argument("--format", default="html", choices=FORMATS, help="default: html")
@@ -362,7 +367,7 @@ def show(args: argparse.Namespace) -> int:
         print(json.dumps(overview.facts(prepared), indent=1))
         return 0
     print(overview.progress(prepared))
-    if args.parameters:
+    if args.list_parameters:
         print(f"\n{overview.parameters(prepared, _names(args.method))}")
     return 0
 

@@ -1,0 +1,216 @@
+"""Many small networks of one's own trained at once: `train_many`."""
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from softadlib._validation import UserError, choose, real, whole
+from softadlib._workspace import write
+from softadlib.data.splits import Splits, check_batches
+from softadlib.methods import METHODS, get_method
+from softadlib.results.schema import MEASURES
+from softadlib.training.device import deterministic_math, pick_device
+from softadlib.training.engines.base import Row, RunBatch, TrainConfig
+from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.vmap import VmapEngine, is_convolutional
+
+Pair = tuple[Tensor, Tensor]
+"""Inputs (n, …) and integer targets (n,)."""
+
+
+def train_many(
+    make_model: Callable[[], nn.Module],
+    data: Mapping[str, Pair],
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    epochs: int,
+    batch_size: int,
+    optimizer: str = "adam",
+    lr: float = 1e-3,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    measure_every: int | None = None,
+    device: str = "auto",
+    folder: str | Path | None = None,
+) -> pd.DataFrame:
+    """Train one small network per run and return its measures as a table.
+
+    A GPU trains the runs of equal method and learning rate side by side, each with its own weights,
+    order of samples and hyperparameter; a CPU trains them one after another, perceptrons by hand-written
+    gradients. Either way every run is what a loop over it alone would give, up to rounding.
+
+    Args:
+        make_model: returns a new network with random weights. It is called once a seed, after
+            `torch.manual_seed(seed)`, and must have no randomness in its forward pass.
+        data: {"train": (inputs, targets), "val": …, "test": …}; "test" may be left out.
+        runs: one dict a run: `method`, a name of `softadlib.methods.METHODS` (default "erm"); its
+            hyperparameter by its symbol, such as `theta` or `radius`; `seed` (default 0); `lr`
+            (default: the argument). Other keys are kept as columns.
+        epochs: of every run.
+        batch_size: samples per step.
+        optimizer: "adam", "adamw" or "sgd".
+        lr: learning rate of the runs that name none.
+        momentum: of SGD.
+        weight_decay: of the optimizer.
+        measure_every: epochs between two measurements; None measures after the last epoch alone.
+        device: "auto", "cpu" or "cuda".
+        folder: where finished runs are stored; the same call reads them there instead of training.
+
+    Returns one row per run and measured epoch: `run` (its position in `runs`), the keys of its dict,
+    `epoch`, loss (cross-entropy, nats) and accuracy on train, val and test, `model_norm`.
+
+    Raises UserError for an unknown method, a hyperparameter that is missing, foreign or out of bounds,
+    and for data that do not fit together.
+
+    >>> x, y = torch.randn(60, 4, generator=torch.manual_seed(0)), torch.arange(60) % 3
+    >>> rows = train_many(
+    ...     lambda: nn.Linear(4, 3),
+    ...     {"train": (x[:40], y[:40]), "val": (x[40:], y[40:])},
+    ...     [{"method": "softad", "theta": theta} for theta in (0.01, 0.1, 0.5)],
+    ...     epochs=2,
+    ...     batch_size=20,
+    ... )
+    >>> rows[["run", "theta", "epoch"]].to_numpy().tolist()
+    [[0.0, 0.01, 2.0], [1.0, 0.1, 2.0], [2.0, 0.5, 2.0]]
+    """
+    choose("optimizer", optimizer, ("adam", "adamw", "sgd"))
+    whole("epochs", epochs, 1)
+    parsed = [_parse(i, run, lr) for i, run in enumerate(runs)]
+    if not parsed:
+        raise UserError("runs is empty; give at least one dict")
+    seeds = sorted({run["seed"] for run in parsed})
+    splits = _splits(data, len(seeds))
+    check_batches(splits.train.shape[1], batch_size)
+    every = epochs if measure_every is None else whole("measure_every", measure_every, 1)
+    measured_epochs = {*range(0 if measure_every else epochs, epochs, every), epochs}
+    target = pick_device(device)
+    networks = {seed: _build(make_model, seed).to(splits.x.dtype) for seed in seeds}
+    folder = Path(folder) if folder is not None else None
+    common = (epochs, batch_size, optimizer, momentum, weight_decay, sorted(measured_epochs))
+    identity = _digest(data, networks[seeds[0]], common) if folder else ""
+    frames: list[pd.DataFrame] = []
+    todo: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for run in parsed:
+        path = _file(folder, identity, run)
+        if path is not None and path.exists():
+            frames.append(pd.read_parquet(path).assign(run=run["run"]))
+        else:
+            todo.setdefault((run["method"], run["lr"]), []).append(run)
+    splits = splits.to(target, splits.x.dtype)
+    with deterministic_math(target, "fp32"):
+        for (method, rate), group in todo.items():
+            config = TrainConfig(
+                optimizer, rate, batch_size, epochs, momentum, weight_decay
+            )
+            alone = target.type == "cpu" or is_convolutional(networks[seeds[0]])
+            for part in [[run] for run in group] if alone else [group]:
+                batch = RunBatch(
+                    get_method(method),
+                    [networks[run["seed"]] for run in part],
+                    splits,
+                    [seeds.index(run["seed"]) for run in part],
+                    [run["knob"] for run in part],
+                    _settings(method),
+                )
+                by_hand = len(part) == 1 and MLPEngine.supports(batch.networks[0], target)
+                engine = MLPEngine(batch) if by_hand else VmapEngine(batch)
+                for run, rows in zip(part, _tables(engine.train(config, seeds, measured_epochs), part)):
+                    frames.append(rows)
+                    if (path := _file(folder, identity, run)) is not None:
+                        content = io.BytesIO()
+                        rows.to_parquet(content)
+                        write(path, content.getvalue())
+    table = pd.concat(frames, ignore_index=True).drop(columns=["knob"])
+    if "test" not in data:
+        table = table.drop(columns=["loss_test", "acc_test"])
+    return table.sort_values(["run", "epoch"], ignore_index=True)
+
+
+def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
+    """Return a run with its defaults, checked."""
+    method = get_method(run.get("method", "erm"))
+    if method.samples:
+        raise UserError(f"run {i}: {method.name} needs held-out losses; use a profile of the workbook")
+    if method.knob and method.knob not in run:
+        raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
+    symbols = {m.knob for m in METHODS.values() if m.knob} - {method.knob}
+    for name in symbols & set(run):
+        raise UserError(f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob}")
+    knob = math.nan
+    if method.knob:
+        knob = real(f"run {i}: {method.knob}", run[method.knob], **method.bounds)
+    return {
+        **run,
+        "run": i,
+        "method": method.name,
+        "seed": whole(f"run {i}: seed", run.get("seed", 0), 0),
+        "lr": real(f"run {i}: lr", run.get("lr", lr), above=0),
+        "knob": knob,
+    }
+
+
+def _settings(method: str) -> dict[str, Any]:
+    described = get_method(method)
+    defaults = described.defaults
+    return {name: defaults[name] for name in described.settings_for("objective", "rule")}
+
+
+def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
+    """Return the data as splits whose trials share every sample."""
+    for part in ("train", "val"):
+        if part not in data:
+            raise UserError(f"data lacks {part!r}; give {{'train': (inputs, targets), 'val': …}}")
+    for part in data:
+        choose("part of data", part, ("train", "val", "test"))
+    parts = [data["train"], data["val"], data.get("test", data["val"])]
+    x, y = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+    if not x.is_floating_point():
+        raise UserError(f"inputs must be floats, got {x.dtype}; convert and scale them first")
+    positions = torch.arange(len(y)).split([len(part[1]) for part in parts])
+    train, val, test = (index.expand(trials, -1) for index in positions)
+    return Splits(x, y.long(), train, val, test, int(y.max()) + 1)
+
+
+def _build(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_model()
+
+
+def _digest(data: Mapping[str, Pair], network: nn.Module, common: object) -> str:
+    """Hash what all runs share: data, network and recipe."""
+    content = hashlib.sha256(repr((str(network), common)).encode())
+    for part in sorted(data):
+        for tensor in data[part]:
+            content.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return content.hexdigest()
+
+
+def _file(folder: Path | None, identity: str, run: Mapping[str, Any]) -> Path | None:
+    if folder is None:
+        return None
+    facts = {k: v for k, v in run.items() if k != "run"}
+    text = json.dumps([identity, facts], sort_keys=True, default=str)
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.parquet"
+
+
+def _tables(measured: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> list[pd.DataFrame]:
+    """Return the rows of every run."""
+    return [
+        pd.DataFrame(
+            [
+                {**run, "epoch": row["epoch"][i], **{name: row[name][i] for name in MEASURES}}
+                for row in measured
+            ]
+        )
+        for i, run in enumerate(runs)
+    ]

@@ -1,0 +1,97 @@
+"""`train_many` trains every run as a loop over it alone would."""
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from softadlib import SoftAD
+from softadlib._validation import UserError
+from softadlib.training.engines.base import batches
+from softadlib.training.many import train_many
+
+
+def data(n=60):
+    generator = torch.manual_seed(3)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    return {"train": (x[:40], y[:40]), "val": (x[40:50], y[40:50]), "test": (x[50:], y[50:])}
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def with_tanh():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def plain_loop(make_model, criterion, seed, lr, epochs=3, batch_size=20):
+    torch.manual_seed(seed)
+    model = make_model().double()
+    optimizer = torch.optim.Adam(model.parameters(), lr)
+    parts = data()
+    x, y = parts["train"]
+    for epoch in range(1, epochs + 1):
+        for (index,) in batches([seed], epoch, len(x), batch_size):
+            optimizer.zero_grad()
+            criterion(model(x[index]), y[index]).backward()
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        return {p: nn.functional.cross_entropy(model(a), b).item() for p, (a, b) in parts.items()}
+
+
+@pytest.mark.parametrize("make_model", [perceptron, with_tanh])
+def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
+    runs = [
+        {"method": "softad", "theta": 0.05, "seed": 1},
+        {"method": "softad", "theta": 0.5, "seed": 1},
+        {"method": "softad", "theta": 0.05, "seed": 2, "lr": 0.01},
+        {"seed": 2},
+    ]
+    rows = train_many(make_model, data(), runs, epochs=3, batch_size=20, device="cpu")
+    criteria = [SoftAD(0.05), SoftAD(0.5), SoftAD(0.05), nn.CrossEntropyLoss()]
+    assert rows["run"].tolist() == [0, 1, 2, 3]
+    for row, run, criterion in zip(rows.itertuples(), runs, criteria):
+        expected = plain_loop(make_model, criterion, run["seed"], run.get("lr", 1e-3))
+        for part, loss in expected.items():
+            assert getattr(row, f"loss_{part}") == pytest.approx(loss, rel=1e-10)
+
+
+def test_finished_runs_are_read_and_other_data_are_not(tmp_path):
+    runs = [{"method": "softad", "theta": theta} for theta in (0.05, 0.5)]
+    options = {"epochs": 2, "batch_size": 20, "folder": tmp_path, "measure_every": 1}
+    first = train_many(perceptron, data(), runs[:1], **options)
+    assert first["epoch"].tolist() == [0, 1, 2]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    both = train_many(perceptron, data(), runs[::-1], **options)
+    assert {p: t for p, t in times.items() if p.stat().st_mtime_ns == t} == times
+    again = both[both["theta"] == 0.05].assign(run=0).reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, first, check_exact=True)
+    changed = data() | {"val": data()["test"]}
+    train_many(perceptron, changed, runs[:1], **options)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_without_a_test_part_there_are_no_such_columns():
+    parts = {name: part for name, part in data().items() if name != "test"}
+    rows = train_many(perceptron, parts, [{}], epochs=1, batch_size=20)
+    assert not {"loss_test", "acc_test"} & set(rows.columns)
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([], "runs is empty"),
+        ([{"method": "softad"}], "softad needs theta"),
+        ([{"method": "sam", "theta": 0.1, "radius": 0.1}], "theta is no hyperparameter of sam"),
+        ([{"method": "sfotad", "theta": 0.1}], "did you mean 'softad'"),
+        ([{"method": "softad", "theta": -1}], "of at least 0"),
+        ([{"method": "adaflood", "gamma": 0.5}], "held-out losses"),
+    ],
+)
+def test_bad_runs_are_one_line(runs, words):
+    with pytest.raises(UserError, match=words) as error:
+        train_many(perceptron, data(), runs, epochs=1, batch_size=20)
+    assert "\n" not in str(error.value)
