@@ -7,6 +7,7 @@ there, else from the files that torchvision unpacks below the data root, else fr
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,11 +79,10 @@ def _digits(root: Path, download: bool) -> Images:
 
     x, y = load_digits(return_X_y=True)
     x, y = x.reshape(-1, 1, 8, 8).astype(np.uint8), y.astype(np.uint8)
-    rank = np.zeros(len(y), dtype=np.int64)  # position of a sample within its class
-    for label in range(10):
-        rank[y == label] = np.arange((y == label).sum())
-    test = rank >= 0.8 * np.bincount(y)[y]
-    return Images(x[~test], y[~test], x[test], y[test])
+    rows = [np.flatnonzero(y == label) for label in range(10)]
+    test = np.sort(np.concatenate([r[math.ceil(0.8 * len(r)) :] for r in rows]))
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return Images(x[train], y[train], x[test], y[test])
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _read_arrays(path: Path) -> Arrays:
     Raises UserError, naming the file, for anything else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
     except Exception as error:  # zlib, zipfile, numpy: whatever a damaged file makes them raise
         raise UserError(f"{path} is broken ({error}); it must hold {', '.join(KEYS)}") from None

@@ -105,12 +105,13 @@ def read_table(path: str | Path, target: str = "") -> Table:
     words, fewer than two classes and a class of a single row.
     """
     file = table_file(path)
-    return _read_table(file, target, file.stat().st_mtime_ns)
+    facts = file.stat()
+    return _read_table(file, target, (facts.st_mtime_ns, facts.st_size))
 
 
 @functools.lru_cache(maxsize=2)
-def _read_table(file: Path, target: str, changed: int) -> Table:
-    """Read a table that was `changed` at this time."""
+def _read_table(file: Path, target: str, changed: tuple[int, int]) -> Table:
+    """Read a table; its time and size are `changed` when the file is another."""
     frame = _read_frame(file)
     try:
         return _from_frame(frame, target or str(frame.columns[-1]))
@@ -131,17 +132,22 @@ def _read_frame(file: Path) -> "pd.DataFrame":
     try:
         if file.suffix == ".csv":
             frame = pd.read_csv(file, low_memory=False)
-            if not isinstance(frame.index, pd.RangeIndex):
+            if not frame.index.equals(pd.RangeIndex(len(frame))):
                 raise ValueError("its rows have more values than its header has names")
         elif file.suffix == ".parquet":
             frame = pd.read_parquet(file)
         else:
-            with np.load(file, allow_pickle=False) as arrays:
+            with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as arrays:
                 frame = pd.DataFrame(arrays["x"]).add_prefix("x").assign(y=arrays["y"])
     except Exception as error:  # pandas, pyarrow, zipfile, numpy: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None
     frame.columns = frame.columns.astype(str)
+    if nameless := [name for name in frame.columns if name.startswith("Unnamed: ")]:
+        raise UserError(
+            f"{file}: column {nameless[0].split()[1]}, counted from 0, has no name; name it, or leave it "
+            "out where it numbers the rows"
+        )
     if len(frame.columns) < 2 or frame.empty:
         raise UserError(
             f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a header, rows, "
