@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softadlib._validation import MissingData, UserError, choose
+from softadlib._validation import MissingData, UserError
 from softadlib._workspace import check_writable, home
 from softadlib.data.root import data_root as data_root
 from softadlib.data.synthetic import SYNTHETIC
@@ -150,10 +150,14 @@ def is_image_set(name: str) -> bool:
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 
-def own_digest(name: str, folder: str = "") -> str:
-    """Return the digest of images or a table of one's own; "" for a synthetic or built-in image set."""
-    if not folder and is_table(name):
-        return table_digest(name)
+def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -> str:
+    """Return the digest of images or of a table; "" for a synthetic or a built-in image set.
+
+    `folder`, `table` and `target` are those of a protocol. What the data hold counts, not where they
+    lie. Raises MissingData for a table that is not there.
+    """
+    if table or (is_table(name) and not folder):
+        return table_digest(table or name, target)
     return "" if name in dataset_names() else load_images(name, folder).digest
 
 
@@ -286,12 +290,11 @@ def _read_pixels(file: str) -> np.ndarray:
     return pixels[..., 0] if is_grey else pixels
 
 
-def prepare(name: str) -> None:
+def download(name: str) -> None:
     """Download a set of `torchvision.datasets` to the data root; torchvision checks its files.
 
-    Raises UserError for another set, and where the download is refused or a file is broken.
+    Raises UserError where the download is refused or a file is broken.
     """
-    choose("image set to download", name, downloaded_sets())
     check_writable(data_root())
     data_root().mkdir(parents=True, exist_ok=True)
     _load(name, download=True)

@@ -1,9 +1,33 @@
 """The data sets that are on this machine or can be had."""
 
-from softadlib._validation import UserError
-from softadlib.data.images import IMAGES, available, load_images
+from pathlib import Path
+
+from softadlib._validation import UserError, choose
+from softadlib.data.images import IMAGES, available, download, downloaded_sets, load_images
 from softadlib.data.root import data_root
-from softadlib.data.tables import TABLES, read_table, table_file
+from softadlib.data.synthetic import SYNTHETIC
+from softadlib.data.tables import TABLES, prepare_table, read_table, table_file
+
+
+def prepare(name: str, from_csv: str | Path | None = None, target: str = "") -> Path:
+    """Put a set below the data root and return where: downloaded, or a table of one's own.
+
+    `from_csv` is a .csv, .parquet or .npz file and `target` its class column, empty for the last.
+    Raises UserError for a set that cannot be had; then nothing is written.
+    """
+    if from_csv is not None or name in TABLES:
+        return prepare_table(name, from_csv, target)
+    if name in SYNTHETIC or (name in IMAGES and name not in downloaded_sets()):
+        raise UserError(f"{name} needs no preparation; it is made or embedded here")
+    try:
+        choose("dataset", name, [*downloaded_sets(), *TABLES])
+    except UserError as error:
+        own = (
+            "for a table of your own add --from-csv FILE, for images name folder: DIR in a profile"
+        )
+        raise UserError(f"{error}; {own}") from None
+    download(name)
+    return data_root()
 
 
 def listing() -> list[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from softadlib import models
 from softadlib._validation import MissingData, UserError
 from softadlib.data import images
-from softadlib.data.sets import listing
+from softadlib.data.sets import listing, prepare
 from softadlib.data.splits import image_splits
 from softadlib.training import evaluation
 from softadlib.training.inputs import load_splits
@@ -140,10 +140,14 @@ def test_a_download_that_fails_is_one_line(root, monkeypatch):
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     with pytest.raises(UserError, match=r"fashionmnist could not be had.*check the net") as line:
-        images.prepare("fashionmnist")
+        prepare("fashionmnist")
     assert "\n" not in str(line.value)
-    with pytest.raises(UserError, match="image set to download 'digits' unknown; choose from fash"):
-        images.prepare("digits")
+    for name, words in (
+        ("digits", "digits needs no prep"),
+        ("pets", "'pets' unknown; .* --from-csv"),
+    ):
+        with pytest.raises(UserError, match=words):
+            prepare(name)
 
 
 # One file of arrays
