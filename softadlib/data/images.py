@@ -150,20 +150,29 @@ def is_image_set(name: str) -> bool:
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 
+def table_of(name: str, folder: str = "", table: str = "") -> str:
+    """Return the table that a protocol's dataset, `folder` and `table` lead to, a file or a name.
+
+    It is "" for points that are drawn and for images.
+    """
+    known = name in SYNTHETIC or name in IMAGES
+    return table or (name if is_table(name) and not (known or folder) else "")
+
+
 def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -> str:
     """Return the digest of images or of a table; "" for a synthetic or a built-in image set.
 
     `folder`, `table` and `target` are those of a protocol. What the data hold counts, not where they
     lie. Raises MissingData for a table that is not there.
     """
-    if table or (is_table(name) and not folder):
-        return table_digest(table or name, target)
+    if read := table_of(name, folder, table):
+        return table_digest(read, target)
     return "" if name in dataset_names() else load_images(name, folder).digest
 
 
 def own_image_set(name: str, folder: str = "") -> ImageSet | None:
     """Return the facts of images of one's own; None for a built-in or synthetic set and for a table."""
-    if name in dataset_names() or (not folder and is_table(name)):
+    if name in dataset_names() or table_of(name, folder):
         return None
     images = load_images(name, folder)
     channels, height, width = images.pool.shape[1:]

@@ -354,10 +354,3 @@ def test_without_torchvision_one_line_and_no_harm_elsewhere(monkeypatch):
     with pytest.raises(UserError, match=r"torchvision cannot be used with torch .*matching pair"):
         models.build("resnet18", (3, 32, 32), 10, 0)
     assert images.load_images("digits").classes == 10
-
-
-def test_a_last_batch_of_one_is_refused_when_the_size_is_known():
-    protocol = Protocol.from_dict({**WHOLE, "dataset": "digits", "batch_size": 64})
-    assert 1153 % 64 == 1
-    with pytest.raises(UserError, match="batch_size 64 leaves a last batch of one of 1153"):
-        load_splits(protocol, 0.0)

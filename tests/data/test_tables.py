@@ -11,9 +11,9 @@ from sklearn.preprocessing import StandardScaler
 
 from softadlib._validation import MissingData, UserError
 from softadlib.data.images import dataset_names, own_digest
-from softadlib.data.sets import listing
+from softadlib.data.sets import listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
-from softadlib.data.tables import TABLES, Table, prepare_table, read_table, table_digest, table_file
+from softadlib.data.tables import TABLES, Table, read_table, table_digest, table_file
 from softadlib.training.inputs import load_splits
 
 SEEDS = (17716, 961412, 457707)
@@ -44,13 +44,6 @@ def test_numbers_words_and_classes(root):
     np.testing.assert_array_equal(table.x, expected)
     assert table.is_word.tolist() == [False, True, True, True]
     assert (table.classes, table.y.tolist()) == (("no", "yes"), [0, 1, 1, 0])
-
-
-def test_the_class_column_is_the_last_or_named(root):
-    text = "kind,a,b\n1,2,3\n1,2,4\n2,5,4\n2,5,3\n"
-    last, named = (read_table(write(root, text), target) for target in ("", "kind"))
-    assert (last.inputs, last.classes) == (("kind", "a"), ("3", "4"))
-    assert (named.inputs, named.classes) == (("a", "b"), ("1", "2"))
 
 
 def test_csv_parquet_and_npz_hold_the_same_numbers(root):
@@ -148,6 +141,7 @@ def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
     single = write(tmp_path, "a,y\n1,0\n2,0\n", "single.csv")
     for name, path, target, words in (
         ("spiral", file, "", "'spiral' is taken or no plain name"),
+        ("digits", file, "", "'digits' is taken or no plain name"),
         ("../x", file, "", "'../x' is taken or no plain name"),
         ("mine", file, "nowhere", "class column .target. 'nowhere' unknown"),
         ("mine", single, "", "single.csv: column 'y' holds one class"),
