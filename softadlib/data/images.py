@@ -7,6 +7,7 @@ there, else from the files that torchvision unpacks below the data root, else fr
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softadlib._validation import MissingData, UserError, choose
+from softadlib._validation import MissingData, UserError
 from softadlib._workspace import check_writable, home
 from softadlib.data.root import data_root as data_root
 from softadlib.data.synthetic import SYNTHETIC
@@ -78,11 +79,10 @@ def _digits(root: Path, download: bool) -> Images:
 
     x, y = load_digits(return_X_y=True)
     x, y = x.reshape(-1, 1, 8, 8).astype(np.uint8), y.astype(np.uint8)
-    rank = np.zeros(len(y), dtype=np.int64)  # position of a sample within its class
-    for label in range(10):
-        rank[y == label] = np.arange((y == label).sum())
-    test = rank >= 0.8 * np.bincount(y)[y]
-    return Images(x[~test], y[~test], x[test], y[test])
+    rows = [np.flatnonzero(y == label) for label in range(10)]
+    test = np.sort(np.concatenate([r[math.ceil(0.8 * len(r)) :] for r in rows]))
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return Images(x[train], y[train], x[test], y[test])
 
 
 @dataclass(frozen=True)
@@ -150,21 +150,24 @@ def is_image_set(name: str) -> bool:
     return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
 
 
-def own_digest(name: str, folder: str = "") -> str:
-    """Return the digest of images or a table of one's own; "" for a synthetic or built-in image set."""
-    if not folder and is_table(name):
-        return table_digest(name)
+def table_of(name: str, folder: str = "", table: str = "") -> str:
+    """Return the table that a protocol's dataset, `folder` and `table` lead to, a file or a name.
+
+    It is "" for points that are drawn and for images.
+    """
+    known = name in SYNTHETIC or name in IMAGES
+    return table or (name if is_table(name) and not (known or folder) else "")
+
+
+def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -> str:
+    """Return the digest of images or of a table; "" for a synthetic or a built-in image set.
+
+    `folder`, `table` and `target` are those of a protocol. What the data hold counts, not where they
+    lie. Raises MissingData for a table that is not there.
+    """
+    if read := table_of(name, folder, table):
+        return table_digest(read, target)
     return "" if name in dataset_names() else load_images(name, folder).digest
-
-
-def own_image_set(name: str, folder: str = "") -> ImageSet | None:
-    """Return the facts of images of one's own; None for a built-in or synthetic set and for a table."""
-    if name in dataset_names() or (not folder and is_table(name)):
-        return None
-    images = load_images(name, folder)
-    channels, height, width = images.pool.shape[1:]
-    sizes = (len(images.x_train), len(images.x_test), (channels, height, width), images.classes)
-    return ImageSet(lambda root, download: images, (), *sizes)
 
 
 def load_images(name: str, folder: str = "") -> Images:
@@ -223,7 +226,7 @@ def _read_arrays(path: Path) -> Arrays:
     Raises UserError, naming the file, for anything else.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
     except Exception as error:  # zlib, zipfile, numpy: whatever a damaged file makes them raise
         raise UserError(f"{path} is broken ({error}); it must hold {', '.join(KEYS)}") from None
@@ -286,12 +289,11 @@ def _read_pixels(file: str) -> np.ndarray:
     return pixels[..., 0] if is_grey else pixels
 
 
-def prepare(name: str) -> None:
+def download(name: str) -> None:
     """Download a set of `torchvision.datasets` to the data root; torchvision checks its files.
 
-    Raises UserError for another set, and where the download is refused or a file is broken.
+    Raises UserError where the download is refused or a file is broken.
     """
-    choose("image set to download", name, downloaded_sets())
     check_writable(data_root())
     data_root().mkdir(parents=True, exist_ok=True)
     _load(name, download=True)

@@ -2,10 +2,7 @@
 
 import functools
 import hashlib
-import io
 import os
-import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from softadlib._validation import MissingData, UserError, choose
-from softadlib._workspace import home, write
+from softadlib._workspace import home
 from softadlib.data.root import data_root
-from softadlib.data.synthetic import SYNTHETIC
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,15 +101,16 @@ def read_table(path: str | Path, target: str = "") -> Table:
     words, fewer than two classes and a class of a single row.
     """
     file = table_file(path)
-    return _read_table(file, target, file.stat().st_mtime_ns)
+    facts = file.stat()
+    return _read_table(file, target, (facts.st_mtime_ns, facts.st_size))
 
 
 @functools.lru_cache(maxsize=2)
-def _read_table(file: Path, target: str, changed: int) -> Table:
-    """Read a table that was `changed` at this time."""
-    frame = _read_frame(file)
+def _read_table(file: Path, target: str, changed: tuple[int, int]) -> Table:
+    """Read a table; its time and size are `changed` when the file is another."""
+    frame = read_frame(file)
     try:
-        return _from_frame(frame, target or str(frame.columns[-1]))
+        return from_frame(frame, target or str(frame.columns[-1]))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
@@ -123,7 +120,7 @@ def table_digest(path: str | Path, target: str = "") -> str:
     return read_table(path, target).digest
 
 
-def _read_frame(file: Path) -> "pd.DataFrame":
+def read_frame(file: Path) -> "pd.DataFrame":
     """Read a file into columns. Raises UserError for one that is empty, broken or of another format."""
     import pandas as pd
 
@@ -131,17 +128,22 @@ def _read_frame(file: Path) -> "pd.DataFrame":
     try:
         if file.suffix == ".csv":
             frame = pd.read_csv(file, low_memory=False)
-            if not isinstance(frame.index, pd.RangeIndex):
+            if not frame.index.equals(pd.RangeIndex(len(frame))):
                 raise ValueError("its rows have more values than its header has names")
         elif file.suffix == ".parquet":
             frame = pd.read_parquet(file)
         else:
-            with np.load(file, allow_pickle=False) as arrays:
+            with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as arrays:
                 frame = pd.DataFrame(arrays["x"]).add_prefix("x").assign(y=arrays["y"])
     except Exception as error:  # pandas, pyarrow, zipfile, numpy: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None
     frame.columns = frame.columns.astype(str)
+    if nameless := [name for name in frame.columns if name.startswith("Unnamed: ")]:
+        raise UserError(
+            f"{file}: column {nameless[0].split()[1]}, counted from 0, has no name; name it, or leave it "
+            "out where it numbers the rows"
+        )
     if len(frame.columns) < 2 or frame.empty:
         raise UserError(
             f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a header, rows, "
@@ -150,7 +152,7 @@ def _read_frame(file: Path) -> "pd.DataFrame":
     return frame
 
 
-def _from_frame(frame: "pd.DataFrame", target: str) -> Table:
+def from_frame(frame: "pd.DataFrame", target: str) -> Table:
     """Turn columns into numbers, and the column `target` into numbers of classes."""
     choose("class column (target)", target, frame.columns)
     for name, column in frame.items():
@@ -206,48 +208,3 @@ def _encode(name: str, column: "pd.Series") -> tuple[list[str], np.ndarray]:
             "leave it out, or give it as numbers"
         )
     return levels.tolist(), np.eye(len(levels))[which]
-
-
-def prepare_table(name: str, path: str | Path | None = None, target: str = "") -> Path:
-    """Write `<data root>/<name>.parquet`, the class column last, of a checked table; return its path.
-
-    The table is a file, or without `path` that of a built-in name, downloaded from OpenML. Raises
-    UserError for a name that is taken, a table that `read_table` refuses and a failed download; then
-    nothing is written.
-    """
-    if path is None:
-        choose("table to download", name, [table for table, theirs in TABLES.items() if theirs])
-        frame, target = _download(name)
-    else:
-        if name in SYNTHETIC or not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
-            raise UserError(f"{name!r} is taken or no plain name; choose another for your table")
-        if not Path(path).is_file():
-            raise UserError(f"{path} is not there; give a .csv, .parquet or .npz file")
-        frame = _read_frame(Path(path))
-        target = target or str(frame.columns[-1])
-    try:
-        _from_frame(frame, target)
-    except UserError as error:
-        raise UserError(f"{path or name}: {error}") from None
-    content = io.BytesIO()
-    last = frame.pop(target)
-    frame.assign(**{target: last}).to_parquet(content, index=False)
-    write(prepared_table(name), content.getvalue())
-    return prepared_table(name)
-
-
-def _download(name: str) -> tuple["pd.DataFrame", str]:
-    """Return a built-in table from OpenML, and the name of its class column."""
-    from sklearn.datasets import fetch_openml
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # several versions: the oldest is taken
-            bunch = fetch_openml(TABLES[name], as_frame=True, parser="auto", cache=False)
-    except Exception as error:  # urllib, ssl, http, sklearn: whatever a download raises
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        place = data_root() / "tables" / f"{name}.csv"
-        raise UserError(
-            f"{name} could not be had from OpenML ({what}); check the network, or put it at {place}"
-        ) from None
-    return bunch.frame, str(bunch.target_names[0])

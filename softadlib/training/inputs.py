@@ -1,16 +1,11 @@
 """The data of a protocol's trials."""
 
 from softadlib._validation import UserError
-from softadlib.data.images import load_images
-from softadlib.data.splits import (
-    Splits,
-    check_batches,
-    image_splits,
-    synthetic_splits,
-    table_splits,
-)
+from softadlib.data.images import load_images, table_of
+from softadlib.data.splits import Splits, image_splits, synthetic_splits, table_splits
 from softadlib.data.synthetic import SYNTHETIC
-from softadlib.data.tables import is_table, read_table
+from softadlib.data.tables import read_table
+from softadlib.training.checks import check_batches
 from softadlib.training.protocol import Protocol
 
 
@@ -20,9 +15,10 @@ def load_splits(protocol: Protocol, label_noise: float, trials: int | None = Non
     sizes = (protocol.n_train, protocol.n_val, protocol.n_test)
     if name in SYNTHETIC:
         return synthetic_splits(name, seeds, label_noise, sizes)
+    table = table_of(name, protocol.folder, protocol.table)
     try:
-        if protocol.table or (is_table(name) and not protocol.folder):
-            rows = read_table(protocol.table or name, protocol.target)
+        if table:
+            rows = read_table(table, protocol.target)
             splits = table_splits(rows, seeds, sizes, label_noise)
         else:
             splits = image_splits(load_images(name, protocol.folder), seeds, sizes)

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import MissingData, UserError, choose, real, whole
-from softadlib.data.images import dataset_names, is_image_set, own_digest
+from softadlib.data.images import IMAGES, dataset_names, is_image_set, own_digest, table_of
 from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import HALVES, SYNTHETIC
-from softadlib.data.tables import is_table, table_digest
+from softadlib.data.tables import table_file
 from softadlib.functional import LN2
 from softadlib.methods import METHODS, complete_settings, get_method
 from softadlib.models import MODELS
@@ -178,17 +178,23 @@ class Protocol(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> "Protocol":
         """Check what depends on two fields."""
-        own = "folder" if self.folder else "table" if self.table else ""
-        if own and self.dataset in dataset_names():
-            raise UserError(
-                f"{own} is for a dataset of your own, {self.dataset!r} is a known one; rename it"
-            )
-        if not own and not is_image_set(self.dataset) and not is_table(self.dataset):
+        known = self.dataset in SYNTHETIC or self.dataset in IMAGES
+        for own in ("folder", "table"):
+            if known and getattr(self, own):
+                raise UserError(
+                    f"{own} is for data of your own, {self.dataset!r} is a known set; rename it"
+                )
+        table = table_of(self.dataset, self.folder, self.table)
+        if table:
+            table_file(table)
+        elif not self.folder and not known and not is_image_set(self.dataset):
             try:
                 choose("dataset", self.dataset, dataset_names())
             except UserError as error:
-                prepare = f"softad data prepare {self.dataset} --from-folder DIR or --from-csv FILE"
-                raise MissingData(f"{error}; data of your own: {prepare}") from None
+                prepare = f"softad data prepare {self.dataset} --from-csv FILE"
+                raise MissingData(
+                    f"{error}; a table of your own: {prepare}, images: folder: DIR in the profile"
+                ) from None
         if self.optimizer != "sgd" and self.momentum:
             raise UserError(f"momentum is of sgd; give 0 for {self.optimizer}, got {self.momentum}")
         if self.precision != "fp32" and self.dtype != "float32":
@@ -208,8 +214,7 @@ class Protocol(BaseModel):
                 "give at most that"
             )
         check_batches(self.n_train, self.batch_size)
-        is_image = bool(self.folder) or is_image_set(self.dataset)
-        if any(self.label_noise) and is_image:
+        if any(self.label_noise) and not table and self.dataset not in SYNTHETIC:
             raise UserError(f"label_noise is for synthetic sets and tables; {self.dataset} takes 0")
         return self
 
@@ -290,9 +295,7 @@ class Protocol(BaseModel):
         standard = get_method(method).defaults
         own = self.settings_of(method)
         facts |= {f"{method}.{k}": v for k, v in own.items() if v != standard[k]}
-        if self.table:
-            facts["data"] = table_digest(self.table, self.target)
-        elif digest := own_digest(self.dataset, self.folder):
+        if digest := own_digest(self.dataset, self.folder, self.table, self.target):
             facts["data"] = digest
         text = json.dumps([NUMERICS_VERSION, method, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

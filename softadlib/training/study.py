@@ -29,6 +29,7 @@ from softadlib import __version__, _workspace
 from softadlib._validation import UserError
 from softadlib.data.images import data_root, own_folder
 from softadlib.data.synthetic import SYNTHETIC
+from softadlib.data.tables import table_file
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
 from softadlib.results.store import Facts, Session, StudyStore, merge
@@ -178,6 +179,8 @@ class _StudyRun:
         changes = {"device": device}
         if protocol.folder:
             changes["folder"] = str(own_folder(protocol.folder))
+        if protocol.table:
+            changes["table"] = str(table_file(protocol.table))
         self.worker_protocol = protocol.replace(**changes)
         self.jobs = jobs if device == "cpu" else 1
         self.started, self.id = time.monotonic(), uuid.uuid4().hex[:16]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softadlib import __version__, _workspace
-from softadlib._validation import UserError, choose, whole
+from softadlib._validation import UserError, whole
 
 if TYPE_CHECKING:
     from softadlib.workbook.work import Work
@@ -108,7 +108,6 @@ def parser() -> argparse.ArgumentParser:
     prepare.add_argument("name", metavar="NAME", help="a built-in set, or a name for your own")
     prepare.add_argument("--from-csv", metavar="FILE", help="a table: CSV, parquet or npz")
     prepare.add_argument("--target", default="", metavar="COLUMN", help="its classes (default: last)")
-    prepare.add_argument("--from-folder", metavar="DIR", help="images: DIR/train/<class>/*, DIR/test/…")
     return root
 
 
@@ -404,23 +403,15 @@ def _write_or_print(path: Path | None, text: str) -> None:
 
 def data(args: argparse.Namespace) -> int:
     """List data sets, or prepare one."""
-    from softadlib.data import images, sets, tables
+    from softadlib.data import sets
+    from softadlib.data.root import data_root
 
     if args.action == "list":
         for name, state, size in sets.listing():
             print(f"{name:14} {state:11} {size}")
-        print(f"data root: {images.data_root()}")
+        print(f"data root: {data_root()}")
         return 0
-    if args.from_csv and args.from_folder:
-        raise UserError("give --from-csv or --from-folder, not both")
-    if args.from_csv or args.name in tables.TABLES:
-        print(tables.prepare_table(args.name, args.from_csv, args.target))
-    elif args.from_folder:
-        print(images.prepare_folder(args.name, args.from_folder))
-    else:
-        choose("dataset", args.name, [*images.downloaded_sets(), *tables.TABLES])
-        images.prepare(args.name)
-        print(f"{args.name} is in {images.data_root()}")
+    print(sets.prepare(args.name, args.from_csv, args.target))
     return 0
 
 
