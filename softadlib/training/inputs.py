@@ -2,10 +2,15 @@
 
 from softadlib._validation import UserError
 from softadlib.data.images import load_images, table_of
-from softadlib.data.splits import Splits, image_splits, synthetic_splits, table_splits
+from softadlib.data.splits import (
+    Splits,
+    check_batches,
+    image_splits,
+    synthetic_splits,
+    table_splits,
+)
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import read_table
-from softadlib.training.checks import check_batches
 from softadlib.training.protocol import Protocol
 
 

@@ -227,9 +227,6 @@ def test_a_folder_of_ones_own(tmp_path, colours):
         np.testing.assert_array_equal(getattr(found, f"y_{part}"), expected[f"y_{part}"])
     values = {**WHOLE, "dataset": "pets", "folder": str(tmp_path / "pets"), "batch_size": 2}
     assert load_splits(Protocol.from_dict(values), 0.0).train.shape == (1, 6)
-    own = images.own_image_set("pets", str(tmp_path / "pets"))
-    assert (own.n_train, own.n_test, own.shape, own.classes) == (8, 4, x.shape[1:], 2)
-    assert images.own_image_set("gaussian") is images.own_image_set("cifar10") is None
 
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
