@@ -140,9 +140,8 @@ def test_links_lead_to_files_and_anchors_of_the_book(book):
             path, _, anchor = link.partition("#")
             target = (book / page).parent / path.partition("?")[0] if path else book / page
             name = target.resolve().relative_to(book.resolve()).as_posix()
-            if not target.exists():
-                broken.append((page, link))
-            elif anchor and name in parsed and anchor not in parsed[name].anchors:
+            wanted = parsed[name].anchors if anchor and name in parsed else {anchor}
+            if not target.exists() or anchor not in wanted:
                 broken.append((page, link))
     assert broken == []
 
@@ -165,7 +164,9 @@ def test_code_is_folded_where_results_are_read_and_open_elsewhere(book):
         text = "\n".join("".join(cell["source"]) for cell in code)
         html = (book / f"notebooks/{name}.html").read_text()
         reads = "softadlib.results" in text or "softadlib import results" in text
-        assert len(re.findall(r'class="cell [^"]*tag_hide-input', html)) == (len(code) if reads else 0), name
+        assert len(re.findall(r'class="cell [^"]*tag_hide-input', html)) == (
+            len(code) if reads else 0
+        ), name
 
 
 def test_notebooks_can_be_downloaded_and_some_opened_in_colab(book):
@@ -211,7 +212,7 @@ def test_search_finds_a_method(address, browser):
     links = page.locator("#search-results li a")
     page.wait_for_function("document.querySelectorAll('#search-results li a').length > 3")
     assert any("softadlib.Flooding" in text for text in links.all_inner_texts())
-    links.first.click()
+    links.filter(has_text="softadlib.Flooding").first.click()
     page.wait_for_load_state()
     assert "Flooding" in page.locator("article").inner_text()
     page.close()
@@ -230,3 +231,138 @@ def test_pictures_stand_on_white_in_the_dark(address, browser):
         assert pictures
         assert set(map(tuple, pictures)) == {("rgb(255, 255, 255)", "none")}
     page.close()
+
+
+@pytest.fixture(scope="module")
+def explorer(browser):
+    """The explorer's page, opened as a file; the test of every function ends with an empty console."""
+    said = []
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.on("console", lambda m: said.append(m.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on(
+        "request",
+        lambda r: said.append(r.url) if not r.url.startswith(("file:", "data:")) else None,
+    )
+    page.goto((BOOK / "explorer.html").as_uri())
+    yield page
+    assert said == []
+    page.close()
+
+
+LOSSES = [0.0, 0.1, 0.25, 0.7, 1.5, 3.0, 40.0]
+
+
+@needs_chromium
+@pytest.mark.parametrize("scale", ["code", "text"])
+@pytest.mark.parametrize(("theta", "sigma"), [(0.25, 1.0), (-0.5, 0.03), (1.0, 10.0)])
+def test_the_explorers_criteria_are_the_librarys(explorer, theta, sigma, scale):
+    losses = torch.tensor(LOSSES, dtype=torch.float64)
+    options = {"reduction": "none"}
+    values = {
+        "erm": F.erm(losses, **options),
+        "iflood": F.iflood(losses, theta, **options),
+        "softad": F.softad(losses, theta, sigma, scale=scale, **options),
+    }
+    weights = {
+        "erm": F.erm_weights(losses),
+        "flooding": F.flooding_weights(losses, theta),
+        "iflood": F.iflood_weights(losses, theta),
+        "softad": F.softad_weights(losses, theta, sigma, scale),
+    }
+    argument = [LOSSES, theta, sigma, scale]
+    for method, wanted in values.items():
+        seen = explorer.evaluate(
+            f"([l, ...rest]) => l.map(loss => transform({method!r}, loss, ...rest))", argument
+        )
+        np.testing.assert_allclose(seen, wanted, rtol=1e-12, err_msg=method)
+    for method, wanted in weights.items():
+        seen = explorer.evaluate(f"given => weights({method!r}, ...given)", argument)
+        np.testing.assert_allclose(seen, wanted, rtol=1e-12, err_msg=method)
+
+
+@needs_chromium
+def test_the_explorers_rho_and_phi(explorer):
+    assert explorer.evaluate("[rho(0.75), phi(0.75), rho(-0.75), phi(-0.75)]") == pytest.approx(
+        [0.25, 0.6, 0.25, -0.6], abs=1e-15
+    )
+
+
+@needs_chromium
+@pytest.mark.parametrize("method", ["erm", "flooding", "softad"])
+def test_the_explorers_descent_is_gradient_descent(explorer, method):
+    """By automatic differentiation of the library's criteria of f(x) = x²/2 and of ‖w − z‖²/2."""
+    criterion = {
+        "erm": lambda losses: F.erm(losses),
+        "flooding": lambda losses: F.flooding(losses, 0.5),
+        "softad": lambda losses: F.softad(losses, 0.5, 0.3),
+    }[method]
+    x, path = torch.tensor(2.0, dtype=torch.float64), [2.0]
+    for _ in range(30):
+        x = x - 0.2 * torch.func.grad(lambda v: criterion((v**2 / 2)[None]))(x)
+        path.append(x.item())
+    seen = explorer.evaluate(f"descend({method!r}, 2, 0.5, 0.3, 'code', 0.2, 30)")
+    np.testing.assert_allclose(seen, path, rtol=1e-9)
+
+    points = torch.tensor(explorer.evaluate("POINTS"), dtype=torch.float64)
+    w = torch.tensor([-2.2, 1.8], dtype=torch.float64)
+    path = [w.tolist()]
+    for _ in range(30):
+        w = w - 0.2 * torch.func.grad(lambda v: criterion((v - points).square().sum(1) / 2))(w)
+        path.append(w.tolist())
+    seen = explorer.evaluate(f"walk({method!r}, START, POINTS, 0.5, 0.3, 'code', 0.2, 30)")
+    np.testing.assert_allclose(seen, path, rtol=1e-9)
+
+
+@needs_chromium
+def test_the_explorer_counts_steps_from_above_theta_to_below(explorer):
+    assert explorer.evaluate("fallings([3, 1, 3, 2.5, 1, 0, 2], 2)") == 2
+    assert explorer.evaluate("fallings([1, 3, 2, 1], 2)") == 0  # by way of θ itself
+
+
+@needs_chromium
+@pytest.mark.parametrize("method", ["iflood", "softad"])
+def test_the_explorers_cliff_is_at_ln_2(explorer, method):
+    """The minimiser is scipy's, of the expected criterion written with the library."""
+    from scipy.optimize import minimize_scalar
+
+    def expected(z, theta):
+        losses = torch.nn.functional.softplus(torch.tensor([-z, z], dtype=torch.float64))
+        if method == "iflood":
+            values = F.iflood(losses, theta, reduction="none")
+        else:
+            values = F.softad(losses, theta, 0.5, reduction="none")
+        return float(values @ torch.tensor([0.8, 0.2], dtype=torch.float64))
+
+    for theta in (0.1, 0.5, 0.69, 0.7, 1.0, 1.8):
+        starts = [(-8, 0), (-1, 1), (0, 8)]
+        options = {"method": "bounded", "options": {"xatol": 1e-10}}
+        found = [minimize_scalar(expected, bounds=b, args=(theta,), **options) for b in starts]
+        best = min(found, key=lambda f: f.fun)
+        seen = explorer.evaluate(f"minimiser({method!r}, 0.8, {theta}, 0.5, 'code')")
+        assert seen == pytest.approx(1 / (1 + np.exp(-best.x)), abs=1e-5), theta
+        assert (seen > 0.5) == (theta < np.log(2))
+
+
+@needs_chromium
+def test_the_explorers_sliders_redraw_every_picture(explorer):
+    def pictures():
+        return explorer.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('svg')].map(s => [s.id, s.innerHTML]))"
+        )
+
+    def move(name, value):
+        explorer.locator(f"#{name}").fill(str(value))
+
+    before = pictures()
+    assert len(before) == 8
+    move("theta", 0.9)
+    assert {k for k, v in pictures().items() if v == before[k]} == set()
+    assert explorer.locator("#theta + output").inner_text() == "0.9"
+    before = pictures()
+    move("step", 0.5)
+    assert {k for k, v in pictures().items() if v != before[k]} == {"position", "height", "plane"}
+    before = pictures()
+    move("sigma", -1)
+    assert explorer.locator("#sigma + output").inner_text() == "0.1"
+    assert {k for k, v in pictures().items() if v == before[k]} == set()

@@ -17,12 +17,11 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
 
+import softadlib
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 CHAPTERS = HERE.relative_to(ROOT).as_posix() + "/"
-sys.path.insert(0, str(ROOT))
-import softadlib  # the path must be set first
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 PACKAGES = {path.stem for path in (HERE / "api").glob("*.md")}
@@ -226,7 +225,11 @@ class Book(StandaloneHTMLBuilder):
     name = "html"
 
     def _place(self, docname: str) -> str:
-        return "index" if docname == root_doc else docname.removeprefix(CHAPTERS).removeprefix(".github/")
+        return (
+            "index"
+            if docname == root_doc
+            else docname.removeprefix(CHAPTERS).removeprefix(".github/")
+        )
 
     def get_target_uri(self, docname: str, typ: str | None = None) -> str:
         """Return the page's address, from the book's root."""
