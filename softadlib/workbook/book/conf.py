@@ -25,74 +25,35 @@ CHAPTERS = HERE.relative_to(ROOT).as_posix() + "/"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 PACKAGES = {path.stem for path in (HERE / "api").glob("*.md")}
+SETTINGS = yaml.safe_load((HERE / "settings.yaml").read_text())
 EQUATIONS = yaml.safe_load((HERE / "equations.yaml").read_text())
 
+globals().update(SETTINGS)
 project, release = PROJECT["name"], PROJECT["version"]
 author = ", ".join(person["name"] for person in PROJECT["authors"])
-root_doc = "README"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-include_patterns = [
-    "README.md",
-    "CHANGELOG.md",
-    ".github/CONTRIBUTING.md",
-    "notebooks/*",
-    "params/README.md",
-    "softadlib/README.md",
-    "outputs/README.md",
-    "outputs/*/README.md",
-    f"{CHAPTERS}**",
-]
-# Folders that hold no page: without this line Sphinx walks the virtual environment.
-exclude_patterns = [
-    path.name
-    for path in ROOT.iterdir()
-    if path.is_dir() and path.name not in {".github", "notebooks", "params", "softadlib", "outputs"}
-] + ["outputs/book", "outputs/*/*/*", "**/.ipynb_checkpoints", f"{CHAPTERS}chapters.md"]
+# Folders without a page: without this line Sphinx would walk the virtual environment.
+WITH_PAGES = {".github", "notebooks", "params", "softadlib", "outputs"}
+exclude_patterns = [p.name for p in ROOT.iterdir() if p.is_dir() and p.name not in WITH_PAGES]
+exclude_patterns += ["outputs/book", "outputs/*/*/*", "**/.*", f"{CHAPTERS}chapters.md"]
 
-nb_execution_mode = "off"
-nb_render_markdown_format = "myst"
-myst_enable_extensions = ["dollarmath", "colon_fence"]
-myst_heading_anchors = 4
-html_math_renderer = "mathml"
-napoleon_custom_sections = ["Shape", "Source"]
-default_role = "code"
-suppress_warnings = ["myst.header"]  # levels that a README leaves out; links are still checked
-autodoc_typehints_format = "short"
-autodoc_member_order = "bysource"
-
-html_theme = "pydata_sphinx_theme"
-html_title = "softadlib"
-html_copy_source, html_show_sourcelink, html_sourcelink_suffix = True, False, ""
-html_static_path, templates_path = ["static"], ["templates"]
-html_css_files = ["book.css"]
-html_use_index = False
-html_favicon = "static/icon.svg"
-html_sidebars = {page: [] for page in ("CHANGELOG", f"{CHAPTERS}how_it_works")}
-html_context = {"default_mode": "auto"}
-html_extra_path = ["explorer.html"]
-html_theme_options: dict[str, Any] = {
-    "header_links_before_dropdown": 6,
-    "article_header_end": ["buttons.html"],
-    "navigation_with_keys": False,
-    "show_prev_next": True,
-    "footer_start": ["copyright"],
-    "footer_end": [],
-    "icon_links": [{"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"}],
-}
+repository = {"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code-branch"}
+html_theme_options = SETTINGS["html_theme_options"] | {"icon_links": [repository]}
 copyright = f"2026, {author}"
 
 PAPER = ("fig", "tab", "sec", "prop", "app")
 USE = ("recipes", "train", "explorer", "dev")
 
 
-def notebooks() -> dict[str, list[str]]:
-    """Sort the notebooks that are there into chapters, each in the order of the map of notebooks."""
+def contents(chapter: str) -> str:
+    """Return the table of contents of a chapter, in the order of the map of notebooks."""
     order = re.findall(r"\((\w[\w-]*)\.ipynb\)", (ROOT / "notebooks/README.md").read_text())
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
-    paper = [name for name in names if name.startswith(PAPER)]
-    use = [name for name in names if name.startswith(USE)]
-    return {"paper": paper, "use": use, "beyond": [n for n in names if n not in (*paper, *use)]}
+    chapters = {"paper": [name for name in names if name.startswith(PAPER)]}
+    chapters["use"] = [name for name in names if name.startswith(USE)]
+    chapters["beyond"] = [n for n in names if n not in chapters["paper"] + chapters["use"]]
+    pages = "".join(f"/notebooks/{name}\n" for name in chapters[chapter])
+    return f"```{{toctree}}\n:maxdepth: 1\n\n{pages}```"
 
 
 def reference(package: str) -> str:
@@ -108,23 +69,19 @@ def reference(package: str) -> str:
         if name.startswith("_") or place is None or (name in at_top and page != package):
             continue
         path = name if at_top.get(name) is value else f"{package}.{name}"
-        if not inspect.isclass(value):
-            lines.append(f".. autofunction:: softadlib.{path}\n")
-        elif issubclass(value, Exception):
-            lines.append(f".. autoexception:: softadlib.{path}\n")
-        else:
-            lines.append(f".. autoclass:: softadlib.{path}\n   :members:\n")
+        directive = "autoclass" if inspect.isclass(value) else "autofunction"
+        options = "\n   :members:" if inspect.isclass(value) else ""
+        lines.append(f".. {directive}:: softadlib.{path}{options}\n")
     return "```{eval-rst}\n" + "\n".join(lines) + "```\n"
 
 
-def commands() -> str:
+def commands(_: str) -> str:
     """Return what `softad` and each of its commands say when asked for help."""
     environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
 
     def ask(*words: str) -> str:
         command = [sys.executable, "-m", "softadlib", *words, "--help"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        return done.stdout
+        return subprocess.check_output(command, text=True, env=environment)
 
     top = ask()
     names = re.findall(r"^ {4}([a-z][\w-]*)(?= {2,}|$)", top, re.M)
@@ -132,43 +89,29 @@ def commands() -> str:
     return "\n".join(f"## {name}\n\n```text\n{said}```\n" for name, said in pages)
 
 
-def fill(app: Sphinx, docname: str, source: list[str]) -> None:
+def fill(_app: Sphinx, docname: str, source: list[str]) -> None:
     """Write lists of pages into chapters; fold code and describe pictures in notebooks."""
+    writers = {"notebooks": contents, "commands": commands, "reference": reference}
     folder, _, name = docname.rpartition("/")
     if folder == "notebooks" and name != "README":
-        source[0] = _notebook(name, source[0])
-        return
-
-    def entries(match: re.Match[str]) -> str:
-        kind, argument = match.groups()
-        if kind == "notebooks":
-            pages = [f"/notebooks/{page}" for page in notebooks()[argument]]
-            return "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(pages) + "\n```"
-        return commands() if kind == "commands" else reference(argument)
-
-    if docname == root_doc:
+        source[0] = _notebook(source[0])
+    elif docname == SETTINGS["root_doc"]:
         source[0] += "\n" + (HERE / "chapters.md").read_text()
     elif docname.startswith(CHAPTERS):
-        source[0] = re.sub(r"<!-- (notebooks|commands|reference) ?(\w*) -->", entries, source[0])
+        mark = r"<!-- (notebooks|commands|reference) ?(\w*) -->"
+        source[0] = re.sub(mark, lambda found: writers[found[1]](found[2]), source[0])
 
 
-def _notebook(name: str, text: str) -> str:
-    """Describe every picture by the headings above it, and fold the code of pages that read results."""
-    notebook = json.loads(text)
-    title = heading = name
-    number, folded = 0, reads_results(text)
+def _notebook(text: str) -> str:
+    """Describe every picture by the page's title, and fold the code of a page that reads results."""
+    notebook, number = json.loads(text), 0
+    title = re.search(r"^# +(.*)$", "".join(notebook["cells"][0]["source"]), re.M)[1]
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            for level, words in re.findall(r"^(#+) +(.*)$", "".join(cell["source"]), re.M):
-                heading = words
-                title = words if len(level) == 1 else title
-        elif cell["cell_type"] == "code":
-            if folded:
-                cell["metadata"].setdefault("tags", []).append("hide-input")
-            if any("image/png" in output.get("data", {}) for output in cell["outputs"]):
-                number += 1
-                words = title if heading == title else f"{title}: {heading}"
-                cell["metadata"]["mystnb"] = {"image": {"alt": f"{words}, picture {number}"}}
+        if cell["cell_type"] == "code" and reads_results(text):
+            cell["metadata"].setdefault("tags", []).append("hide-input")
+        if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
+            number += 1
+            cell["metadata"]["mystnb"] = {"image": {"alt": f"{title}, picture {number}"}}
     notebook["metadata"].pop("widgets", None)  # a page without a kernel shows the stored picture
     return json.dumps(notebook)
 
@@ -194,26 +137,21 @@ def colab(name: str) -> str:
     return f"https://colab.research.google.com/github/{path}/blob/main/notebooks/{name}.ipynb"
 
 
-def show_buttons(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
-) -> None:
+def show_buttons(_app: Sphinx, page: str, _template: str, context: dict[str, Any], _: Any) -> None:
     """Tell the template of a notebook's page where Colab finds it."""
-    folder, _, name = pagename.rpartition("/")
+    folder, _, name = page.rpartition("/")
     if folder == "notebooks" and name != "README":
         context.update(is_notebook=True, colab=colab(name), repository=REPOSITORY)
 
 
-def write_formula(
-    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
-) -> None:
+def write_formula(_app: Sphinx, _what: str, name: str, *event: Any) -> None:
     """Put the formula of a name below its first line, and keep |x| and *x from being markup."""
-    code = False
+    lines, code = event[-1], False
     for i, line in enumerate(lines):
         code = line.lstrip().startswith(">>>") or (code and bool(line.strip()))
-        if not code:
-            parts = re.split(r"(`+[^`]*`+)", line)
-            parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
-            lines[i] = "".join(parts)
+        parts = re.split(r"(`+[^`]*`+)", line)
+        parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+        lines[i] = line if code else "".join(parts)
     if formula := EQUATIONS.get(name.removeprefix("softadlib.")):
         end = lines.index("") if "" in lines else len(lines)
         lines[end:end] = ["", f".. math:: {formula}", ""]
@@ -227,7 +165,7 @@ class Book(StandaloneHTMLBuilder):
     def _place(self, docname: str) -> str:
         return (
             "index"
-            if docname == root_doc
+            if docname == SETTINGS["root_doc"]
             else docname.removeprefix(CHAPTERS).removeprefix(".github/")
         )
 
@@ -251,20 +189,16 @@ class Book(StandaloneHTMLBuilder):
 
 def visit_math(self: Any, node: Any) -> None:
     """Write a formula as MathML, which browsers draw without a script."""
-    self.body.append(convert(node.astext()))
-    raise nodes.SkipNode
-
-
-def visit_displayed_math(self: Any, node: Any) -> None:
-    """Write a displayed formula as MathML."""
-    self.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>')
+    displayed = isinstance(node, nodes.math_block)
+    formula = convert(node.astext(), display="block" if displayed else "inline")
+    self.body.append(f'<div class="formula">{formula}</div>' if displayed else formula)
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the functions above."""
     app.add_builder(Book, override=True)
-    app.add_html_math_renderer("mathml", (visit_math, None), (visit_displayed_math, None))
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("source-read", fill)
     app.connect("html-page-context", show_buttons)
     app.connect("autodoc-process-docstring", write_formula, priority=400)
