@@ -1,5 +1,8 @@
 """Sphinx configuration of the book: notebooks as stored, READMEs as chapters, nothing is executed."""
 
+# mypy: ignore-errors
+# Sphinx, docutils and latex2mathml are there only where the extra `book` is installed.
+
 import importlib
 import inspect
 import json
