@@ -23,6 +23,8 @@ OUT ?=
 CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
+# A path in place of an import hook: then `import softadlib` also works in the folder that holds a clone of that name.
+EDITABLE = $(CONSTRAINT) --config-settings editable_mode=compat --editable
 # pip compiles modules one by one; this uses every core. Some packages hold files that do not compile.
 COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 READY := $(VENV)/.ready
@@ -45,18 +47,18 @@ $(READY): pyproject.toml
 	@echo "Setting up $(VENV): $(TORCH), then the packages of the workbook. This takes minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) $(TORCH)
-	$(INSTALL) $(CONSTRAINT) --editable '.[workbook]'
+	$(INSTALL) $(EDITABLE) '.[workbook]'
 	$(COMPILE)
 	touch $(READY)
 
 # Lightning, Transformers, dask, Sphinx and playwright come with the tests.
 $(TESTING): $(READY)
-	$(INSTALL) $(CONSTRAINT) --editable '.[workbook,test]'
+	$(INSTALL) $(EDITABLE) '.[workbook,test]'
 	$(COMPILE)
 	touch $(TESTING)
 
 $(BOOK): $(READY)
-	$(INSTALL) $(CONSTRAINT) --editable '.[workbook,book]'
+	$(INSTALL) $(EDITABLE) '.[workbook,book]'
 	touch $(BOOK)
 
 # Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.
@@ -67,7 +69,7 @@ book: $(BOOK)
 wheel: $(TESTING)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
-	$(BIN)/python -m pytest tests/test_wheel.py
+	WHEEL="$$(ls dist/*.whl)" $(BIN)/python -m pytest tests/test_wheel.py
 	sh .ci/library "$(OLDEST)" $(PYTHON)
 	sh .ci/library "$(firstword $(TORCH)) $(filter-out torch%,$(TORCH))" $(PYTHON)
 
