@@ -2,6 +2,9 @@
 # make test     every test, as continuous integration runs them
 # make lab      JupyterLab at the repository's root
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
+# make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
+# make wheel    the wheel in dist/, tested with torch and numpy alone, oldest and newest
+# make test-fast  the mathematics, in under a minute
 # make figures  the notebooks that belong to no profile      make gpu     check, time and use a GPU
 # make readme   every command of README.md, in order       make record  store the outputs that nbval compares
 # Each sets up .venv first if it is missing. Needs Python >= 3.11 and make. LOCK=1 installs the versions of
@@ -20,12 +23,17 @@ OUT ?=
 CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
+# A path in place of an import hook: then `import softadlib` also works in the folder that holds a clone of that name.
+EDITABLE = $(CONSTRAINT) --config-settings editable_mode=compat --editable
 # pip compiles modules one by one; this uses every core. Some packages hold files that do not compile.
 COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
+BOOK := $(VENV)/.ready-for-the-book
+# The versions of torch that `make wheel` tests with. The oldest has wheels for Python 3.11 and 3.12.
+OLDEST ?= torch==2.4.1
 
-.PHONY: setup quick paper figures test tests-and-notebooks lint lab gpu readme record clean
+.PHONY: setup quick book wheel paper figures test test-fast tests-and-notebooks lint lab gpu readme record clean
 
 quick: $(READY)
 	$(BIN)/softad run $(PROFILE)
@@ -36,17 +44,34 @@ setup: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name one: make PYTHON=python3.12"; exit 1; }
+	@echo "Setting up $(VENV): $(TORCH), then the packages of the workbook. This takes minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) $(TORCH)
-	$(INSTALL) $(CONSTRAINT) --editable '.[workbook]'
+	$(INSTALL) $(EDITABLE) '.[workbook]'
 	$(COMPILE)
 	touch $(READY)
 
-# Lightning, Transformers, Ray, MLflow and playwright come with the tests.
+# Lightning, Transformers, dask, Sphinx and playwright come with the tests.
 $(TESTING): $(READY)
-	$(INSTALL) $(CONSTRAINT) --editable '.[workbook,test]'
+	$(INSTALL) $(EDITABLE) '.[workbook,test]'
 	$(COMPILE)
 	touch $(TESTING)
+
+$(BOOK): $(READY)
+	$(INSTALL) $(EDITABLE) '.[workbook,book]'
+	touch $(BOOK)
+
+# Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.
+book: $(BOOK)
+	$(BIN)/python -m sphinx -q -W --keep-going -c softadlib/workbook/book -d outputs/book/.doctrees . outputs/book
+	@echo "outputs/book/index.html"
+
+wheel: $(TESTING)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	WHEEL="$$(ls dist/*.whl)" $(BIN)/python -m pytest tests/test_wheel.py
+	sh .ci/library "$(OLDEST)" $(PYTHON)
+	sh .ci/library "$(firstword $(TORCH)) $(filter-out torch%,$(TORCH))" $(PYTHON)
 
 paper: $(READY)
 	$(BIN)/softad run paper --dry-run
@@ -65,6 +90,9 @@ lint: $(TESTING)
 # Side by side: mypy has one process, and tests wait for kernels and nodes now and then.
 test: $(TESTING)
 	$(MAKE) --jobs 2 lint tests-and-notebooks
+
+test-fast: $(TESTING)
+	$(BIN)/python -m pytest -m fast tests
 
 # Three processes for two cores: while one waits for a process it started, the others have work.
 # Kernels of notebooks are forked (tests/kernels): each saves the seconds that its imports take.

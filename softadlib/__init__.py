@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from softadlib.optim import ASAM, FDGR, GNP, MSAM, SAM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ASAM",
     "ERM",

@@ -16,6 +16,16 @@ LONGEST = ("reference_erm", "execute", "crashes", "ray", "engines", "notebooks",
 """Modules to begin with, so that no process is left alone with one of them at the end."""
 
 
+FAST = ("functional", "losses", "optim", "test_models.py", "data/test_synthetic.py")
+FAST += ("analysis/test_statistics.py", "results/test_selection.py")
+"""Folders and files of the mathematics, below tests/."""
+
+
 def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        inside = item.path.is_relative_to(here)
+        if inside and item.path.relative_to(here).as_posix().startswith(FAST):
+            item.add_marker("fast")
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(Path(item.path).stem, len(place)))

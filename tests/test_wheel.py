@@ -1,4 +1,6 @@
-"""A wheel, built and installed where there is nothing but torch, numpy and what those two ask for.
+"""A wheel, installed where there is nothing but torch, numpy and what those two ask for.
+
+It is built here, or taken from where the variable WHEEL says, as `make wheel` and the release do.
 
 The empty environment is a new venv without pip. Into its site-packages go the wheel, installed by pip
 without dependencies, and links to the files of torch, numpy and the packages their metadata require,
@@ -12,7 +14,10 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
+from email import message_from_bytes
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from helpers.workspace import REPOSITORY
@@ -23,12 +28,16 @@ import softadlib
 
 HIDDEN = ["pandas", "scipy", "sklearn", "yaml", "matplotlib", "torchvision", "pytest", "lightning"]
 LOOK = """
-import doctest, importlib, importlib.util, json, sys
+import doctest, importlib, importlib.util, json, pkgutil, sys
 import softadlib
-names = ["losses.adaflood", "losses.flooding", "losses.levels", "losses.robust",
-         "losses.distributed", "losses.threshold.suggest", "optim.sharpness",
-         "functional.gradient_rules", "functional.objectives", "functional.robust"]
-tests = {n: doctest.testmod(importlib.import_module(f"softadlib.{n}")) for n in names}
+names = [
+    name
+    for package in ("functional", "losses", "optim")
+    for _, name, _ in pkgutil.walk_packages(
+        importlib.import_module(f"softadlib.{package}").__path__, f"softadlib.{package}."
+    )
+]
+tests = {n: doctest.testmod(importlib.import_module(n)) for n in names}
 print(json.dumps({
     "file": softadlib.__file__,
     "version": softadlib.__version__,
@@ -58,6 +67,8 @@ def closure(*names: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    if os.environ.get("WHEEL"):
+        return Path(os.environ["WHEEL"]).resolve()
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
@@ -104,11 +115,31 @@ def test_the_wheel_runs_its_examples_with_torch_and_numpy_alone(empty, tmp_path)
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel):
-    import zipfile
-
     names = zipfile.ZipFile(wheel).namelist()
     for path in (REPOSITORY / "softadlib").glob("*.py"):
         assert f"softadlib/{path.name}" in names
     assert "softadlib/py.typed" in names
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert not [n for n in names if not n.startswith("softadlib")]
+    assert not [n for n in names if "/book/" in n or n.endswith((".ipynb", ".parquet"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_says_who_made_it_and_where_it_is_from(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [n for n in archive.namelist() if n.endswith("dist-info/METADATA")]
+    said = message_from_bytes(archive.read(name))
+    assert said["Version"] == softadlib.__version__
+    assert said["Author"]
+    assert said["License-Expression"] == "MIT"
+    assert {"Typing :: Typed", "Development Status :: 4 - Beta"} <= set(said.get_all("Classifier"))
+    urls = dict(line.split(", ", 1) for line in said.get_all("Project-URL"))
+    assert set(urls) == {"Repository", "Issues", "Changelog", "Paper"}
+    needed = [r for r in said.get_all("Requires-Dist") if "extra ==" not in r]
+    assert sorted(needed) == ["numpy>=1.26", "torch>=2.4"]
+    entry_points = [n for n in archive.namelist() if n.endswith("entry_points.txt")]
+    lines = archive.read(entry_points[0]).decode().split("\n")
+    assert [line for line in lines if line] == [
+        "[console_scripts]",
+        "softad = softadlib.workbook.cli:main",
+    ]
