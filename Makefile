@@ -5,26 +5,20 @@
 # make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
 # make wheel    the wheel in dist/, tested with torch and numpy alone, oldest and newest
 # make test-fast  the mathematics, in under a minute
-# make figures  the notebooks that belong to no profile      make gpu     check, time and use a GPU
+# make figures  the notebooks that belong to no profile      make gpu     the tests that need a GPU
 # make readme   every command of README.md, in order       make record  store the outputs that nbval compares
-# Each sets up .venv first if it is missing. Needs Python >= 3.11 and make. LOCK=1 installs the versions of
-# .ci/requirements.lock.
+# Each sets up .venv first if it is missing. Needs Python >= 3.11 and make.
 PYTHON ?= python3
 VENV ?= .venv
 # A matched pair: torchvision is built against one torch. Override both together. Without a GPU:
 #   make quick TORCH="torch==2.15.0 torchvision==0.29.2 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.15.0 torchvision==0.29.2
 PROFILE ?= quick
-LOCK ?=
 YES ?=
-PY ?=
-BUDGET ?=
-OUT ?=
-CONSTRAINT := $(if $(LOCK),--constraint .ci/requirements.lock)
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 # A path in place of an import hook: then `import softadlib` also works in the folder that holds a clone of that name.
-EDITABLE = $(CONSTRAINT) --config-settings editable_mode=compat --editable
+EDITABLE = --config-settings editable_mode=compat --editable
 # pip compiles modules one by one; this uses every core. Some packages hold files that do not compile.
 COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 READY := $(VENV)/.ready
@@ -95,19 +89,16 @@ test-fast: $(TESTING)
 	$(BIN)/python -m pytest -m fast tests
 
 # Three processes for two cores: while one waits for a process it started, the others have work.
-# Kernels of notebooks are forked (tests/kernels): each saves the seconds that its imports take.
 tests-and-notebooks: $(TESTING)
-	JUPYTER_PATH=$(CURDIR)/tests $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder \
-	  --nbval --nbval-kernel-name forked --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder --nbval \
+	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
-# The check, the bench, the synthetic sets of profile paper, FashionMNIST; the same command resumes.
-# PY=python3 takes a Python that has torch in place of .venv; BUDGET=1700 stops after as many seconds.
-gpu: $(if $(PY),,$(TESTING))
-	$(if $(PY),,$(BIN)/python -m pytest -k "cuda or gpu or graph" tests/training)
-	PY="$(or $(PY),$(BIN)/python)" BUDGET="$(BUDGET)" OUT="$(OUT)" sh tests/gpu_session.sh
+# The tests that need a CUDA GPU.
+gpu: $(TESTING)
+	$(BIN)/python -m pytest -m gpu tests
 
 readme: $(READY)
 	$(BIN)/python tests/readme_commands.py
