@@ -1,29 +1,19 @@
 """A linear classifier on the problems of the plane: trajectories, and final loss over θ and σ."""
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from softadlib import _workspace
-from softadlib.analysis.readings import span
 from softadlib.data.splits import PARTS, Splits, from_arrays
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.results import table
-from softadlib.results.paths import inside
-from softadlib.results.schema import COLUMNS
 from softadlib.training.engines.base import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
-SENSITIVITY = ("method", "scale", "theta", "sigma", "repeat", "loss_test", "acc_test")
-"""Columns of `linear_sensitivity`."""
 Part = tuple[np.ndarray, np.ndarray]
 """Points (n, 2) and classes (n,)."""
 Sizes = tuple[int, int, int]
@@ -53,7 +43,8 @@ def linear_rows(
 ) -> pd.DataFrame:
     """Train a linear classifier by full-batch SGD, every method from the same weights on the same data.
 
-    One row per method and epoch 0, `every`, 2·`every` …; the columns are `results.schema.COLUMNS`. `theta`
+    One row per method and epoch 0, `every`, 2·`every` …; the columns are
+    those of `results.read`. `theta`
     and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
     Holland & Nakatani (2024), App. C.2.
     """
@@ -69,7 +60,7 @@ def linear_rows(
         for epoch, measured in measures.items():
             facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob, "epoch": epoch}
             rows.append(facts | {name: values[0] for name, values in measured.items()})
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows)
 
 
 def linear_sensitivity(
@@ -113,75 +104,6 @@ def linear_sensitivity(
             facts |= {"repeat": [k for _, _, k in chunk]}
             frames.append(pd.DataFrame(facts | {m: measured[m] for m in ("loss_test", "acc_test")}))
     return pd.concat(frames, ignore_index=True)
-
-
-def stored_sensitivity(
-    folder: str,
-    thetas: Sequence[float],
-    sigmas: Sequence[float],
-    *,
-    dataset: str,
-    **settings: Any,
-) -> tuple[pd.DataFrame, str]:
-    """Read `linear_sensitivity` of Flooding, and of SoftAD under both scales, from outputs/<folder>.
-
-    A grid that is not stored is trained, and stored where no other grid is. `settings` are those of
-    `linear_sensitivity`. Returns the runs, and a sentence that says where they come from. Raises
-    UserError for a broken file.
-    """
-    path = inside(folder) / f"{dataset}.parquet"
-    grid = [list(thetas), list(sigmas), {k: v for k, v in settings.items() if k != "stack"}]
-    fingerprint = hashlib.sha256(json.dumps(grid, sort_keys=True).encode()).hexdigest()[:16]
-    name = path.relative_to(_workspace.home()).as_posix()
-    if path.exists():
-        runs, stored = table.unpack(path, SENSITIVITY, "delete it, and the grid is trained again")
-        if stored == fingerprint:
-            return runs, f"{len(runs)} runs, read from {name}"
-    settings = {"dataset": dataset, **settings}
-    frames = [
-        linear_sensitivity("flooding", thetas, **settings),
-        linear_sensitivity("softad", thetas, sigmas, ("code", "text"), **settings),
-    ]
-    runs = pd.concat(frames, ignore_index=True)
-    if path.exists():
-        return runs, f"{len(runs)} runs, trained here; {name} keeps another grid"
-    _workspace.write(path, table.pack(runs, fingerprint))
-    return runs, f"{len(runs)} runs, trained here and stored in {name}"
-
-
-def sensitivity_readings(runs: pd.DataFrame, high: float = 0.9) -> list[str]:
-    """Say in words where mean accuracy falls below `high` and below one half, and how the loss moves."""
-    sentences = []
-    for (method, scale), part in runs.groupby(["method", "scale"], sort=False):
-        means = part.groupby(["sigma", "theta"])[["acc_test", "loss_test"]].mean()
-        accuracy, loss = means["acc_test"].unstack("theta"), means["loss_test"].unstack("theta")
-        name = get_method(str(method)).label + (f", {scale}" if len(accuracy) > 1 else "")
-        trained = accuracy[accuracy.max(axis=1) >= high]
-        if len(trained) < len(accuracy):
-            low = accuracy.index.difference(trained.index)
-            sentences.append(
-                f"{name}: at {len(low)} of {len(accuracy)} values of σ, {span(f'{s:.2g}' for s in low)}, "
-                f"no θ reaches an accuracy of {high:.0%}."
-            )
-        if trained.empty:
-            continue
-        falls = [_first_below(trained, level) for level in (high, 0.5)]
-        rising = (loss.diff(axis=1).iloc[:, 1:] > 0).to_numpy().mean()
-        ends = span(f"{share:.1%}" for share in sorted(trained.iloc[:, -1]))
-        sentences.append(
-            f"{name}: mean accuracy first falls below {high:.0%} at θ = {falls[0]} and below one half at "
-            f"θ = {falls[1]}; at the largest θ it is {ends}. Mean loss rises in {rising:.0%} of the steps of θ."
-        )
-    return sentences
-
-
-def _first_below(accuracy: pd.DataFrame, level: float) -> str:
-    """Write the first θ (columns) after the maximum of each row where accuracy is below `level`."""
-    first = []
-    for _, row in accuracy.iterrows():
-        after = row[row.idxmax() :]
-        first.append(after.index[after < level][0] if (after < level).any() else math.inf)
-    return span(f"{theta:.2f}" if theta < math.inf else "no value" for theta in sorted(first))
 
 
 def _fresh(

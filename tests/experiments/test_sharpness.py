@@ -38,10 +38,6 @@ class TestRisk:
         expected = (half[0] - half[1]) / (2 * h)
         assert (RISK.penalty_gradient(w) @ u).item() == pytest.approx(expected.item(), abs=1e-8)
 
-    def test_the_start_is_a_function_of_its_seed(self):
-        assert torch.equal(RISK.start(5), RISK.start(5))
-        assert not torch.equal(RISK.start(5), RISK.start(6))
-
 
 class TestDifferences:
     @pytest.mark.parametrize("a", [0.5, 0.01, -0.1])

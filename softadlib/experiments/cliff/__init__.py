@@ -1,1 +1,0 @@
-"""What happens to the fitted classifier as theta passes ln 2."""

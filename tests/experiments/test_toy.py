@@ -1,0 +1,136 @@
+"""Figures 1 to 3 against closed forms and numbers by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from softadlib.experiments import toy
+
+SEED = 22993514079364
+unhurried = settings(deadline=None)  # the first call of torch is slow
+finite = st.floats(-50, 50)
+scale = st.floats(0.05, 5)
+points = st.lists(st.tuples(finite, finite), min_size=1, max_size=6).map(np.array)
+
+
+def phi(u):
+    return u / np.sqrt(1 + u**2)
+
+
+class TestGradientWeights:
+    losses = np.array([0.0, 1.0, 2.0, 4.0])
+
+    @pytest.mark.parametrize(
+        ("method", "expected"),
+        [
+            ("erm", [1, 1, 1, 1]),
+            ("flooding", [1, 1, 1, 1]),  # the mean, 1.75, lies above θ = 1
+            ("iflood", [-1, 0, 1, 1]),
+            ("softad", [-1 / math.sqrt(2), 0, 1 / math.sqrt(2), 3 / math.sqrt(10)]),
+        ],
+    )
+    def test_by_hand(self, method, expected):
+        weights = toy.gradient_weights(method, self.losses, 1.0)
+        np.testing.assert_allclose(weights, expected, atol=1e-15)
+
+    def test_flooding_turns_the_whole_batch(self):
+        assert toy.gradient_weights("flooding", self.losses, 2.0).tolist() == [-1, -1, -1, -1]
+
+    def test_code_multiplies_by_sigma(self):
+        text, code = (
+            toy.gradient_weights("softad", self.losses, 1.0, 0.25, s) for s in ("text", "code")
+        )
+        np.testing.assert_allclose(code, 0.25 * text)
+
+    def test_batches_are_independent_of_each_other(self):
+        both = toy.gradient_weights("flooding", np.array([[0.0, 1.0], [3.0, 5.0]]), 2.0)
+        assert both.tolist() == [[-1, -1], [1, 1]]
+        assert toy.weight_curve("flooding", np.array([0.0, 3.0]), 2.0).tolist() == [-1, 1]
+
+    def test_cvar_keeps_the_worst_half(self):
+        weights = toy.gradient_weights("cvar", self.losses, 0.5)
+        assert weights.tolist() == [0, 0, 2, 2]
+
+    @given(st.lists(st.floats(0, 20), min_size=2, max_size=20), st.floats(0, 0.9))
+    @unhurried
+    def test_monotone_criteria_never_ascend(self, losses, value):
+        for method in ("cvar", "chi2", "tilted"):
+            assert toy.gradient_weights(method, np.array(losses), value).min() >= -1e-12
+
+    def test_unknown_scale_names_the_choices(self):
+        with pytest.raises(ValueError, match="code, text"):
+            toy.gradient_weights("softad", self.losses, 1.0, 1.0, "paper")
+
+
+class TestQuadratic:
+    def test_transformed_gradient_by_hand(self):
+        # f(1.25) = 0.78125, (f − 0.5)/1.125 = 0.25
+        x = np.array([1.25, -1.25])
+        expected = 1.25 * 0.25 / math.sqrt(1.0625)
+        soft = toy.transformed_gradient("softad", x, 0.5, 1.125)
+        np.testing.assert_allclose(soft, [expected, -expected])
+        assert toy.transformed_gradient("flooding", x, 0.5, 1.125).tolist() == [1.25, -1.25]
+        assert toy.transformed_gradient("flooding", x, 1.0, 1.125).tolist() == [-1.25, 1.25]
+        assert toy.transformed_gradient("erm", x, 0.5, 1.125).tolist() == [1.25, -1.25]
+
+    @given(st.floats(-3, 3), st.floats(-2, 2), scale)
+    @unhurried
+    def test_softad_never_exceeds_flooding(self, x, theta, sigma):
+        x = np.array([x])
+        soft, hard = (toy.transformed_gradient(m, x, theta, sigma) for m in ("softad", "flooding"))
+        assert np.abs(soft) <= np.abs(hard) + 1e-12
+        assert soft * hard >= 0
+
+    def test_descent_is_geometric(self):
+        path = toy.descend("erm", 2.0, 1.0, 0.1, 0.1, 30)
+        np.testing.assert_allclose(path, 2 * 0.9 ** np.arange(31))
+
+    def test_flooding_climbs_below_the_level_and_falls_above(self):
+        assert toy.descend("flooding", 1.0, 2.0, 1.0, 0.1, 1).tolist() == [1.0, 1.1]
+        assert toy.descend("flooding", 3.0, 2.0, 1.0, 0.1, 1).tolist() == [3.0, 2.7]
+
+    @given(st.floats(0.1, 2), st.floats(-2, 2).filter(lambda x: abs(x) > 0.1))
+    @settings(max_examples=8, deadline=None)
+    def test_softad_settles_on_the_level_where_the_step_is_small(self, theta, start):
+        path = toy.descend("softad", start, theta, 1.0, 0.2, 400)  # αθ < σ
+        assert toy.quadratic(path[-1]) == pytest.approx(theta, abs=1e-3)
+
+    def test_softad_alternates_where_the_step_is_large(self):
+        path = toy.descend("softad", 0.5, 2.0, 0.1, 0.1, 200)  # αθ = 2σ
+        last = toy.quadratic(path[-2:])
+        assert last.min() < 1.9 < 2.1 < last.max()
+
+
+class TestMeanUpdates:
+    def test_least_risk_of_the_figure(self):
+        cloud = np.random.default_rng(SEED).multivariate_normal(np.zeros(2), 8 * np.eye(2), size=8)
+        least = toy.squared_distances(cloud.mean(axis=0), cloud).mean()
+        assert least == pytest.approx(9.374522601254057, abs=1e-12)
+
+    def test_by_hand(self):
+        cloud = np.array([[3.0, 0.0], [0.0, 1.0]])  # losses 9 and 1 at the origin, mean 5
+        w = np.zeros(2)
+        assert toy.squared_distances(w, cloud).tolist() == [9, 1]
+        flood = toy.mean_updates("flooding", w, cloud, 4.0, 0.5)
+        assert flood.tolist() == [[1.5, 0], [0, 0.5]]
+        assert toy.mean_updates("iflood", w, cloud, 4.0, 0.5).tolist() == [[1.5, 0], [0, -0.5]]
+
+    @given(points, finite, finite, st.floats(0, 100))
+    @unhurried
+    def test_softad_is_its_formula(self, cloud, a, b, theta):
+        w = np.array([a, b])
+        losses = ((w - cloud) ** 2).sum(axis=1)
+        expected = -0.75 * phi(losses - theta)[:, None] * (w - cloud)
+        found = toy.mean_updates("softad", w, cloud, theta, 0.75)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+    @given(points, finite, finite, st.floats(0, 100))
+    @unhurried
+    def test_flooding_points_along_the_line_to_the_mean(self, cloud, a, b, theta):
+        w = np.array([a, b])
+        update = toy.mean_updates("flooding", w, cloud, theta, 0.75).mean(axis=0)
+        way = np.sign(((w - cloud) ** 2).sum(axis=1).mean() - theta) * (cloud.mean(axis=0) - w)
+        np.testing.assert_allclose(update, 0.75 * way, atol=1e-9)
