@@ -5,8 +5,10 @@
 
 A number is looked for, in this order, in the name of a figure, table, section, equation or work of the
 literature ("reference"), in the code of its notebook ("code"), in the notebook's stored outputs
-("output"), in the paper's tables and text ("paper"), in `params/` ("params"), in `outputs/bench`
-("bench"), and in `tests/numbers_explained.yaml`, which gives a reason for each of the rest ("explained").
+("output"), in the generated tables of its README ("table"), in the stored outputs of the notebooks that
+the same paragraph of a README links ("linked"), in the paper's tables and text ("paper"), in `params/`
+("params"), in `outputs/bench` ("bench"), and in `tests/numbers_explained.yaml`, which gives a reason for
+each of the rest ("explained").
 Numbers count as equal if they agree to the digits written; per cents may stand for shares.
 Code, formulas, links and generated blocks of READMEs are not prose.
 """
@@ -25,7 +27,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 NUMBER = re.compile(r"(?<![\w.])[−-]?\d[\d,]*(?:\.\d+)?(?:e[−-]?\d+)?(?![\w])|(?<![\w\d])\.\d+")
 NOT_PROSE = (
-    r"<!-- (?!end).*?-->.*?<!-- end.*?-->",  # written by a command from stored rows
+    r"<!-- (?!end)[^>]*-->.*?<!-- end.*?-->",  # written by a command from stored rows
     r"<!--.*?-->",
     r"```.*?```",
     r"`[^`]*`",
@@ -118,27 +120,43 @@ def explained() -> dict[str, dict[str, str]]:
     return yaml.safe_load((ROOT / "tests/numbers_explained.yaml").read_text(encoding="utf-8"))
 
 
-def sources(path: Path) -> tuple[list[str], dict[str, list[float]]]:
-    """The texts of a file, and the numbers of its own code and outputs."""
-    if path.suffix == ".md":
-        return [path.read_text(encoding="utf-8")], {}
+@functools.cache
+def outputs_of(path: Path) -> list[float]:
+    """The numbers of a notebook's stored outputs."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
-    code = [c for c in cells if c["cell_type"] == "code"]
-    outputs = [o for c in code for o in c["outputs"]]
+    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
     for output in outputs:
-        output.get("data", {}).pop("image/png", None)
-    return texts, {
-        "code": numbers("\n".join("".join(c["source"]) for c in code)),
-        "output": numbers("\n".join("".join(s) for s in strings(outputs))),
+        for kind in ("image/png", "image/svg+xml", "text/html"):
+            output.get("data", {}).pop(kind, None)
+    return numbers("\n".join("".join(s) for s in strings(outputs)))
+
+
+def linked(path: Path, text: str) -> list[float]:
+    """The numbers in the stored outputs of the notebooks that a text links."""
+    found = (path.parent / name for name in re.findall(r"\]\(([\w./-]+\.ipynb)\)", text))
+    return [number for page in found if page.exists() for number in outputs_of(page.resolve())]
+
+
+def sources(path: Path) -> list[tuple[str, dict[str, list[float]]]]:
+    """The texts of a file, each with the numbers that it may name beside those of `shared`."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        tables = numbers("\n".join(re.findall(NOT_PROSE[0], text, flags=re.S)))
+        blocks = re.sub(NOT_PROSE[0], "", text, flags=re.S).split("\n\n")
+        return [(block, {"table": tables, "linked": linked(path, block)}) for block in blocks]
+    cells = json.loads(text)["cells"]
+    own = {
+        "code": numbers("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")),
+        "output": outputs_of(path),
     }
+    texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+    return [(text, own | {"linked": linked(path, text)}) for text in texts]
 
 
 def numbers_of(path: Path) -> Iterator[ProseNumber]:
     """Every number in the prose of a notebook or README with its source."""
-    texts, of_notebook = sources(path)
     name = str(path.relative_to(ROOT))
-    for text in texts:
+    for text, own in sources(path):
         plain = prose(text)
         references = [match.span() for match in REFERENCE.finditer(plain)]
         for match in NUMBER.finditer(plain):
@@ -150,7 +168,7 @@ def numbers_of(path: Path) -> Iterator[ProseNumber]:
                 source = "counting"
             else:
                 percent = plain[match.end() :].lstrip("\u00a0 ").startswith("%")
-                for place, values in (of_notebook | shared()).items():
+                for place, values in (own | shared()).items():
                     if any(agrees(written, number, percent) for number in values):
                         source = place
                         break

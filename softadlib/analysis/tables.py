@@ -1,20 +1,34 @@
-"""Stored rows → tidy tables with typed columns, one renderer of their cells, and the paper's layout."""
+"""The paper's printed tables, and tables with typed columns from stored rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from softadlib.analysis import paper
+from softadlib import results
+from softadlib._validation import UserError, choose
 from softadlib.analysis.statistics import Mean, mean_interval, paired
+from softadlib.data.splits import PARTS
+from softadlib.functional import LN2
 from softadlib.methods import METHODS
-from softadlib.results.selection import SWEEP, TIES, select
+from softadlib.training import profiles
 
+DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
+"""The paper's datasets, in the order of its tables."""
+COMPARED = ("erm", "flooding", "sam", "softad")
+"""The methods of the paper's Table 1."""
 LABELS = {name: method.label for name, method in METHODS.items()}
+RULES = {
+    "largest": "ties to the largest",
+    "smallest": "ties to the smallest",
+    "loss": "by validation loss",
+}
+"""Rules of `results.select` and their headings."""
+PRINTED = {"gap": (1, 3), "knob": (2, 4)}
+"""Measure → the paper's tables that print it."""
 DASH = "–"
-MEANS = ("loss_train", "loss_test", "acc_test", "model_norm")
-SUMMARY = [*SWEEP, "gap", "gap_low", "gap_high", *MEANS, "knob", "knob_sd", "tied", "edge", "n"]
 
 
 class Cell(NamedTuple):
@@ -35,23 +49,112 @@ class Cell(NamedTuple):
 
 
 CELLS = {
-    "paper_gap": Cell("paper's gap"),
-    "paper_knob": Cell("paper", 2),
     "gap": Cell("gap"),
     "loss_train": Cell("train loss"),
     "loss_test": Cell("test loss"),
-    "acc_test": Cell("test accuracy, %", 1, 100),
+    "acc_test": Cell("accuracy, %", 1, 100),
     "model_norm": Cell("norm", 1),
-    "knob": Cell("knob", 2),
+    "knob": Cell("value", 2),
     "theta": Cell("θ", 2),
+    "ece": Cell("ECE, %", 1, 100),
     "tied": Cell("tied", 1),
-    "acc_change": Cell("its acc. − ERM's, points", 1, 100, signed=True),
-    "loss_change": Cell("its test loss − ERM's", signed=True),
-    "softad_mean": Cell("SoftAD's mean", 2),
-    "flooding_mean": Cell("Flooding's mean", 2),
     "hours": Cell("hours", 2),
+    "noisy_loss": Cell("test loss, 5 % flipped"),
+    "noisy_acc": Cell("accuracy, 5 % flipped, %", 1, 100),
 }
 """Numeric columns of our tables; all others are written as they are."""
+
+
+def printed(*tables: int) -> pd.DataFrame:
+    """Return mean and std (NaN where not printed) of tables of the paper, indexed by (dataset, method).
+
+    A later table adds the cells that earlier ones lack.
+    """
+    with files("softadlib.analysis").joinpath("paper_tables.csv").open() as file:
+        rows = pd.read_csv(file)
+    combined = pd.DataFrame()
+    for table in tables:
+        part = rows[rows["table"] == table].set_index(["dataset", "method"])[["mean", "std"]]
+        combined = combined.combine_first(part) if len(combined) else part
+    return combined
+
+
+def in_order(datasets: Iterable[str]) -> list[str]:
+    """Return datasets without repeats: the paper's in its order, then all others by name."""
+    names = set(datasets)
+    return [d for d in DATASETS if d in names] + sorted(names - set(DATASETS))
+
+
+def ordered(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort lines by the paper's order of datasets, then by the registry's of methods."""
+    rank = {name: i for i, name in enumerate([*in_order(table["dataset"]), *METHODS])}
+    by = [c for c in ("dataset", "method") if c in table]
+    return table.sort_values(by, key=lambda c: c.map(rank), kind="stable", ignore_index=True)
+
+
+def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.DataFrame:
+    """Return `results.read` with a column `gap`, test minus training cross-entropy.
+
+    Raises UserError, in one line, where a profile has no rows of this label noise.
+    """
+    rows = results.read(profile, label_noise=label_noise, **options)
+    if rows.empty:
+        every = results.provenances(profile)
+        stored = "nothing" if every.empty else ", ".join(in_order(every["dataset"]))
+        raise UserError(
+            f"profile {profile!r} has no rows of {options.get('dataset') or 'any dataset'}"
+            f" at label noise {label_noise or 0:g}; stored: {stored}; softad train {profile} trains them"
+        )
+    return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
+
+
+def by_rule(rows: pd.DataFrame, measure: str, rules: Sequence[str] = tuple(RULES)) -> pd.DataFrame:
+    """Return means of a measure over the selected runs: a line per dataset and method.
+
+    Args:
+        rows: final rows of one label noise, as `read` gives them.
+        measure: gap (with Student's 95 % interval), knob (with its standard deviation), or a column.
+        rules: rules of `results.select`; each is a column.
+
+    `paper_1` to `paper_4` are the paper's cells, where the rows have no flipped labels and the paper
+    has the dataset; `n` counts trials. Methods without a knob have no line in the table of knobs.
+    """
+    key = ["dataset", "method"]
+    rows = rows[rows["knob"].notna()] if measure == "knob" else rows
+    columns = {}
+    for rule in rules:
+        groups = results.select(rows, rule).groupby(key)[measure]
+        columns[rule] = groups.mean()
+        if measure == "gap":
+            ends = {k: _ends(v) for k, v in groups}
+            columns[f"{rule}_low"] = pd.Series({k: end[0] for k, end in ends.items()})
+            columns[f"{rule}_high"] = pd.Series({k: end[1] for k, end in ends.items()})
+        elif measure == "knob":
+            columns[f"{rule}_sd"] = groups.std(ddof=1)
+        columns["n"] = groups.size()
+    table = pd.DataFrame(columns).rename_axis(key)
+    if not (rows["label_noise"] > 0).any():
+        for number in PRINTED.get(measure, ()):
+            paper = printed(number).reindex(table.index)
+            if paper["mean"].notna().any():
+                table.insert(0, f"paper_{number}", paper["mean"])
+                if measure == "knob":
+                    table.insert(1, f"paper_{number}_sd", paper["std"])
+    paper_first = sorted((c for c in table if c.startswith("paper")), key=lambda c: c[6])
+    table = table[["n", *paper_first, *(c for c in table if c[:5] != "paper" and c != "n")]]
+    return ordered(table.reset_index())
+
+
+def _ends(values: pd.Series) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a mean; infinite where a run diverged."""
+    return mean_interval(values)[1:3] if np.isfinite(values).all() else (-np.inf, np.inf)
+
+
+def rule_cells(measure: str) -> dict[str, Cell]:
+    """Return the cells of `by_rule`: rules and printed tables as headings, digits of the measure."""
+    choose("measure", measure, CELLS)
+    names = RULES | {f"paper_{i}": f"paper, Table {i}" for i in range(1, 5)}
+    return {name: CELLS[measure]._replace(heading=heading) for name, heading in names.items()}
 
 
 def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFrame:
@@ -61,15 +164,18 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
         base, _, end = str(name).rpartition("_")
         if end in ("low", "high", "sd") and base in frame:
             continue
-        cell = cells.get(name)
+        cell = cells.get(str(name))
         if cell is None:
-            text[str(name)] = frame[name].astype(str)
+            text[str(name)] = frame[name].astype(str).replace({"nan": DASH, "None": DASH})
         elif f"{name}_low" in frame:
             columns = frame[[name, f"{name}_low", f"{name}_high", "n"]].to_numpy(dtype=float)
             text[f"{cell.heading} [95 %]"] = [interval(cell, *line) for line in columns]
         elif f"{name}_sd" in frame:
             pairs = zip(frame[name], frame[f"{name}_sd"])
-            text[cell.heading] = [_mean_sd(cell, mean, sd) for mean, sd in pairs]
+            text[cell.heading] = [
+                cell.text(mean) + ("" if pd.isna(sd) else f" ({cell.text(sd)})")
+                for mean, sd in pairs
+            ]
         else:
             text[cell.heading] = [cell.text(value) for value in frame[name]]
     return pd.DataFrame(text, index=frame.index)
@@ -78,10 +184,6 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
 def interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
     """Return `mean [low, high]`, of one trial the mean alone."""
     return f"{cell.text(mean)} [{cell.text(low)}, {cell.text(high)}]" if n > 1 else cell.text(mean)
-
-
-def _mean_sd(cell: Cell, mean: float, sd: float) -> str:
-    return cell.text(mean) if pd.isna(sd) else f"{cell.text(mean)} ({cell.text(sd)})"
 
 
 def differences(
@@ -97,180 +199,86 @@ def differences(
         runs: a row per case, method and trial.
         case: columns within which methods are compared.
         measures: columns to subtract. Each becomes the mean difference, with `_low` and `_high` the ends
-            of Student's 95 % interval, and ` is`: smaller, larger, or open where the interval holds 0.
+            of Student's 95 % interval.
         name: the column that tells methods apart; lines follow its first appearance.
         reference: one of its values; cases without it have no lines.
     """
     lines = []
     for key, part in runs.groupby(list(case), sort=False):
-        facts = dict(zip(case, key))
         by_name = dict(iter(part.set_index("trial").groupby(name, sort=False)[list(measures)]))
         for label in [label for label in by_name if label != reference and reference in by_name]:
             both = by_name[label].merge(by_name[reference], on="trial", suffixes=("", "_reference"))
-            line = {**facts, name: label}
+            line = {**dict(zip(case, key)), name: label}
             for measure in measures:
                 mean = paired(both[measure], both[f"{measure}_reference"])
-                line |= {measure: mean.mean, f"{measure}_low": mean.low}
-                line |= {f"{measure}_high": mean.high, f"{measure} is": _side(mean)}
+                line |= {measure: mean.mean, f"{measure}_low": mean.low, f"{measure}_high": mean.high}
             lines.append(line | {"n": len(both)})
-    columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high", " is")]
+    columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high")]
     return pd.DataFrame(lines, columns=[*case, name, *columns, "n"])
 
 
-def _side(mean: Mean) -> str:
-    return "smaller" if mean.high < 0 else "larger" if mean.low > 0 else "open"
+def mean_text(mean: Mean, cell: Cell) -> str:
+    """Return a difference with its sign, its interval and n: "+0.020 [+0.012, +0.028], n = 15"."""
+    return f"{interval(cell, *mean)}, n = {mean.n}"
 
 
-def interval_ends(values: pd.Series) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of a mean; infinite where a run diverged."""
-    return mean_interval(values)[1:3] if np.isfinite(values).all() else (-np.inf, np.inf)
-
-
-def summary(rows: pd.DataFrame, ties: str = "largest") -> pd.DataFrame:
-    """Return means over the selected runs of all trials, per dataset, label noise and method.
-
-    `gap` is test minus train cross-entropy (nats) at the final epoch, `gap_low`, `gap_high` its 95 %
-    Student interval over trials; `knob`, `knob_sd` (ddof = 1) the selected values; `tied` the mean number
-    of values of equal validation accuracy; `edge` the trials that chose an end of their grid; `n` the trials.
-    """
-    runs = select(rows, ties)
-    runs = runs.assign(gap=runs["loss_test"] - runs["loss_train"])
-    cases = runs.groupby(SWEEP)
-    means = cases[["gap", *MEANS, "knob", "tied"]].mean()
-    ends = [interval_ends(values) for _, values in cases["gap"]]
-    means[["gap_low", "gap_high"]] = np.array(ends, dtype=float).reshape(-1, 2)
-    means = means.assign(knob_sd=cases["knob"].std(ddof=1), edge=cases["at_edge"].sum())
-    means = means.assign(n=cases.size()).reset_index()
-    rank = {name: i for i, name in enumerate(METHODS)}
-    return means[SUMMARY].sort_values(
-        SWEEP,
-        key=lambda column: column.map(rank) if column.name == "method" else column,
-        ignore_index=True,
-    )
-
-
-def loss_gap(rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]) -> pd.DataFrame:
-    """Return Tables 1 and 3 as text: the paper's gaps beside ours under both tie rules.
-
-    Beside every gap of ours its 95 % Student interval, test loss, test accuracy and n. `rows` have one
-    label noise; the paper flips no labels, so its columns are missing where `rows` do.
-    """
-    ours = ["gap", "gap_low", "gap_high", "loss_test", "acc_test", "n"]
-    printed = {
-        f"Table {table}": paper.printed(table)["mean"].map(CELLS["gap"].text) for table in (1, 3)
-    }
-    return _beside_the_paper(rows, datasets, methods, printed, ours)
-
-
-def hyperparameters(
-    rows: pd.DataFrame, datasets: Sequence[str], methods: Sequence[str]
-) -> pd.DataFrame:
-    """Return Tables 2 and 4 as text: mean (sd) of the selected knob, the paper's and ours.
-
-    `edge`: trials that chose an end of the grid; `tied`: mean number of values that shared the best
-    validation accuracy.
-    """
-    printed = {
-        f"Table {table}": paper.printed(table).apply(
-            lambda r: _mean_sd(CELLS["knob"], r["mean"], r["std"]), axis=1
-        )
-        for table in (2, 4)
-    }
-    return _beside_the_paper(
-        rows, datasets, methods, printed, ["knob", "knob_sd", "edge", "tied", "n"]
-    )
-
-
-def _beside_the_paper(
-    rows: pd.DataFrame,
-    datasets: Sequence[str],
-    methods: Sequence[str],
-    printed: Mapping[str, pd.Series],
-    columns: Sequence[str],
-) -> pd.DataFrame:
-    """Return the paper's cells by table, then `columns` of `summary` under both tie rules, as text."""
-    keys = pd.MultiIndex.from_product([datasets, methods], names=["dataset", "method"])
-    blocks = {}
-    if not (rows["label_noise"] > 0).any():
-        cells = {name: series.reindex(keys) for name, series in printed.items()}
-        blocks["paper"] = pd.DataFrame(cells).dropna(axis="columns", how="all")
-    for ties in TIES:
-        ours = summary(rows, ties).set_index(["dataset", "method"])[list(columns)]
-        blocks[f"ties to the {ties}"] = render(ours).reindex(keys)
-    table = pd.concat(blocks, axis="columns").astype(object).fillna(DASH)
-    return table.rename(index=LABELS, level="method")
-
-
-def gap_verdicts(rows: pd.DataFrame, methods: Sequence[str] = paper.COMPARED) -> pd.DataFrame:
-    """Return which of `methods` have the largest and smallest mean gap, per dataset and tie rule.
-
-    `acc_change` is the test accuracy of the method with the smallest gap minus ERM's, `loss_change` its
-    test cross-entropy minus ERM's, in nats; `n` the smaller number of trials of these two.
-    """
+def along_theta(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return SoftAD's means at some of its grid: the ends, those nearest 0.1 and 0.3, both sides of ln 2."""
     lines = []
-    for ties in TIES:
-        means = summary(rows[rows["method"].isin(methods)], ties)
-        for dataset in paper.in_order(means["dataset"]):
-            part = means[means["dataset"] == dataset].set_index("method")
-            if "erm" not in part.index or len(part) < 2:
-                continue
-            largest, smallest = part["gap"].idxmax(), part["gap"].idxmin()
-            tests = part[["acc_test", "loss_test"]]
-            changes = tests.loc[smallest] - tests.loc["erm"]
-            named = [LABELS[largest], LABELS[smallest]]
-            n = int(part.loc[[smallest, "erm"], "n"].min())
-            lines.append([ties, dataset, *named, *changes, n])
-    columns = ["largest gap", "smallest gap", "acc_change", "loss_change", "n"]
-    return pd.DataFrame(lines, columns=["ties", "dataset", *columns])
-
-
-def theta_order(rows: pd.DataFrame) -> pd.DataFrame:
-    """Count the trials with SoftAD's selected θ above, equal to, below Flooding's; add both means."""
-    lines = []
-    for ties in TIES:
-        knobs = select(rows, ties).pivot_table(
-            index=["dataset", "trial"], columns="method", values="knob"
-        )
-        if not {"softad", "flooding"} <= set(knobs.columns):
-            continue
-        pairs = knobs[["softad", "flooding"]].dropna()
-        for dataset in paper.in_order(pairs.index.get_level_values("dataset")):
-            part = pairs.loc[dataset]
-            above = (part["softad"] > part["flooding"]).sum()
-            equal = (part["softad"] == part["flooding"]).sum()
-            counts = [above, equal, len(part) - above - equal, len(part)]
-            lines.append([ties, dataset, *counts, *part.mean()])
-    columns = ["ties", "dataset", "above", "equal", "below", "n", "softad_mean", "flooding_mean"]
-    return pd.DataFrame(lines, columns=columns)
+    softad = rows[rows["method"] == "softad"]
+    for dataset, part in softad.groupby("dataset"):
+        grid = pd.Series(sorted(part["knob"].unique()))
+        near = [grid.iloc[(grid - at).abs().argmin()] for at in (0.1, 0.3)]
+        above = grid >= LN2
+        at = pd.Series([grid.min(), *near, grid[~above].max(), grid[above].min(), grid.max()])
+        for theta in sorted(at.dropna().unique()):
+            runs = part[part["knob"] == theta]
+            means = runs[["gap", "loss_test", "acc_test", "model_norm"]].mean()
+            lines.append({"dataset": dataset, "theta": theta, "n": len(runs), **means})
+    return ordered(pd.DataFrame(lines)) if lines else pd.DataFrame()
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
-    """Return what a table rests on, per dataset: trials, values per method, epochs, samples.
-
-    `provenances` as `results.reader.provenances` gives them; samples are train + val + test, "all" of a
-    part that was not cut. Where methods differ, both ends are named: 3–15.
-    """
-    facts = ["trials", "grid", "epochs", "samples", "dtype"]
-    if provenances.empty:
-        return pd.DataFrame(columns=facts)
+    """Return what a profile's results rest on, a line per dataset; where methods differ, both ends: 3–15."""
+    facts = ["trials", "grid", "epochs", "samples", "label_noise", "dtype", "device", "torch"]
     groups = provenances.groupby("dataset", sort=False)
-    swept = provenances[provenances["method"] != "erm"].groupby("dataset")["grid"].agg(_range_words)
-    table = groups[facts].agg(_range_words)
+    table = groups[facts].agg(_both_ends)
+    swept = provenances[provenances["method"] != "erm"].groupby("dataset")["grid"].agg(_both_ends)
     table["grid"] = swept.reindex(table.index).fillna(1)
-    return table.loc[paper.in_order(table.index)].rename(columns={"grid": "values per method"})
+    table["runs"] = groups["runs"].sum()
+    table["hours"] = groups["seconds"].sum() / 3600
+    table["less than the paper"] = pd.Series(shortfalls(provenances))
+    names = {"grid": "values per method", "label_noise": "label noise"}
+    return table.loc[in_order(table.index)].rename(columns=names).reset_index()
 
 
-def _range_words(values: pd.Series) -> Any:
+def _both_ends(values: pd.Series) -> Any:
     """Return the single value, or minimum–maximum."""
     ends = sorted(set(values))
     return ends[0] if len(ends) == 1 else f"{ends[0]}–{ends[-1]}"
 
 
-def trajectory_points(curves: pd.DataFrame, count: int = 3) -> pd.DataFrame:
-    """Return means over trials at the first epoch, the last, and some between."""
-    epochs = sorted(curves["epoch"].unique())
-    at = sorted({epochs[round(i * (len(epochs) - 1) / count)] for i in range(count + 1)})
-    points = curves[curves["epoch"].isin(at)].groupby(["method", "epoch"])
-    means = points[["loss_train", "loss_test", "acc_test", "model_norm"]].mean().round(3)
-    methods = [name for name in METHODS if name in set(curves["method"])]
-    return means.unstack("epoch").reindex(methods).rename(index=LABELS)
+def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
+    """Return dataset → what it has less of than the paper's protocol, "" for nothing."""
+    words = {}
+    for dataset, part in provenances.groupby("dataset"):
+        if dataset not in DATASETS:
+            words[str(dataset)] = "not in the paper"
+            continue
+        try:
+            paper = profiles.load("paper", str(dataset))
+        except UserError:  # a workspace with profiles of its own alone
+            words[str(dataset)] = "no profile paper to compare with"
+            continue
+        sizes = " + ".join(str(getattr(paper, f"n_{p}") or "all") for p in PARTS)
+        grids = {m: len(grid) for m, grid in paper.grids.items()}
+        values = [(r.grid, grids[r.method]) for r in part.itertuples() if r.method in grids]
+        cuts = [
+            f"{part[name].min()} of {whole} {name}"
+            for name, whole in (("trials", paper.trials), ("epochs", paper.epochs))
+            if part[name].min() < whole
+        ]
+        cuts += [f"{few} of {all_} values" for few, all_ in sorted(set(values)) if few < all_][:1]
+        cuts += [f"samples {s}" for s in sorted(set(part["samples"])) if s != sizes]
+        words[str(dataset)] = ", ".join(cuts)
+    return words

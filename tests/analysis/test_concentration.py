@@ -1,16 +1,12 @@
-"""Shares of losses around θ against counts of the losses themselves, and sentences that turn round."""
+"""Shares of losses around θ against counts of the losses themselves, by hand."""
 
-import re
-
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 from helpers.losses import run
 
+from softadlib._validation import UserError
 from softadlib.analysis import concentration
-from softadlib.analysis.plotting import losses as pictures
-from softadlib.analysis.plotting.curves import LINES, PALETTE
 
 
 def parts(train, test=None):
@@ -75,20 +71,6 @@ def test_the_table_has_means_intervals_and_n():
     assert (table["near_low"] <= table["near"]).all()
 
 
-def test_sentences_turn_round_with_their_rows():
-    as_claimed = "\n".join(concentration.readings(made_up(0.01, 0.5)))
-    turned = "\n".join(concentration.readings(made_up(0.5, 0.01)))
-    for words in (
-        "SoftAD has the largest share of training losses within min(0.1, θ/2) of θ, or one within a point of it,",
-        "More than half of SoftAD's training losses lie there",
-        "Flooding's test losses have a wider interquartile range than SoftAD's",
-    ):
-        assert f"{words} on every set here: gaussian" in as_claimed
-        assert f"{words} on no set here: not on gaussian" in turned
-    assert "Flooding 20%" in as_claimed
-    assert concentration.readings(made_up().query("method == 'erm'")) == []
-
-
 def test_development_has_a_column_for_every_stored_epoch():
     rows = [run("softad", 0, 0.5, parts([0.69] * 900 + [0.5] * 100), epochs=(0,)),
             run("softad", 0, 0.5, parts([0.5] * 10), epochs=(5, 10))]  # fmt: skip
@@ -97,29 +79,6 @@ def test_development_has_a_column_for_every_stored_epoch():
     assert table.iloc[0].tolist() == pytest.approx([0.1, 1, 1], abs=0.02)
 
 
-def test_the_pictures_draw_every_method_in_its_colour_and_every_part_in_its_line():
-    fig = pictures.distributions(made_up())
-    for ax, part in zip(fig.axes, ("train", "test")):
-        curves = [line for line in ax.get_lines() if len(line.get_xdata()) > 2]
-        assert [line.get_color() for line in curves] == [
-            PALETTE[m] for m in ("erm", "flooding", "softad")
-        ]
-        assert {line.get_linestyle() for line in curves} == {LINES[part]}
-        softad = curves[-1]
-        assert np.interp(-0.02, *softad.get_data()) == 0
-        assert np.interp(0.02, *softad.get_data()) == 1
-    stages = pictures.stages(made_up())
-    assert len(stages.axes[0].get_lines()) == 3
-    plt.close("all")
-
-
-def test_datasets_without_losses_and_runs_that_end_elsewhere_are_named():
-    losses = made_up()
-    ends = losses[(losses["part"] == "test") & (losses["epoch"] == 10)]
-    rows = ends.rename(columns={"loss": "loss_test"})
-    assert concentration.origin(losses, rows, "tiny") == []
-    moved = rows.assign(loss_test=rows["loss_test"] + 0.25)
-    digits = rows.assign(dataset="digits")
-    without, apart = concentration.origin(losses, pd.concat([moved, digits]), "tiny")
-    assert "of digits: `softad train tiny --dataset digits --losses`" in without
-    assert re.match(r"(\d+) of the \1 runs below .* end up to 0.25 nats from", apart)
+def test_a_profile_without_losses_ends_in_one_line():
+    with pytest.raises(UserError, match="^profile 'none' has no losses of single samples"):
+        concentration.read("none")

@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from softadlib.analysis import paper, tables
+from softadlib import results
+from softadlib._validation import UserError
+from softadlib.analysis import tables
 from softadlib.results.schema import MEASURES
 
 
@@ -15,197 +17,159 @@ def rows_of(entries):
     for column in ("label_noise", "epoch", *MEASURES):
         if column not in frame:
             frame[column] = 50.0 if column == "model_norm" else 0.0
-    return frame
+    return frame.assign(gap=frame["loss_test"] - frame["loss_train"])
 
 
 ROWS = rows_of(
     [
-        ("gaussian", "erm", 0, math.nan, 0.00, 0.08, 0.98, 0.97),
-        ("gaussian", "erm", 1, math.nan, 0.01, 0.11, 0.99, 0.98),
-        ("gaussian", "erm", 2, math.nan, 0.02, 0.14, 0.97, 0.99),
         ("gaussian", "softad", 0, 0.1, 0.10, 0.12, 1.00, 0.96),
         ("gaussian", "softad", 0, 0.5, 0.50, 0.51, 1.00, 0.95),
         ("gaussian", "softad", 1, 0.1, 0.11, 0.14, 1.00, 0.98),
         ("gaussian", "softad", 1, 0.5, 0.52, 0.53, 1.00, 0.97),
         ("gaussian", "softad", 2, 0.1, 0.12, 0.16, 1.00, 0.97),
         ("gaussian", "softad", 2, 0.5, 0.54, 0.55, 0.90, 0.94),
+        ("gaussian", "erm", 0, math.nan, 0.00, 0.08, 0.98, 0.97),
+        ("gaussian", "erm", 1, math.nan, 0.01, 0.11, 0.99, 0.98),
+        ("gaussian", "erm", 2, math.nan, 0.02, 0.14, 0.97, 0.99),
     ]
 )
 
 
 def test_the_four_printed_tables():
-    assert [len(paper.printed(table)) for table in (1, 2, 3, 4)] == [28, 21, 12, 8]
-    assert paper.printed(1).loc[("gaussian", "softad"), "mean"] == 0.004
-    assert paper.printed(2).loc[("svhn", "sam")].tolist() == [0.28, 0.20]
-    assert paper.printed(1, 3).loc[("fashionmnist", "erm"), "mean"] == 0.801, "Table 1 comes first"
-    assert paper.printed(1, 3).loc[("fashionmnist", "iflood"), "mean"] == 0.273
+    assert [len(tables.printed(table)) for table in (1, 2, 3, 4)] == [28, 21, 12, 8]
+    assert tables.printed(1).loc[("gaussian", "softad"), "mean"] == 0.004
+    assert tables.printed(2).loc[("svhn", "sam")].tolist() == [0.28, 0.20]
+    both = tables.printed(1, 3)["mean"]
+    assert both["fashionmnist", "erm"] == 0.801, "Table 1 comes first"
+    assert both["fashionmnist", "iflood"] == 0.273
 
 
-def test_datasets_stand_in_the_papers_order():
-    assert paper.in_order(["zoo", "svhn", "spiral", "digits", "spiral"]) == [
-        "spiral",
-        "svhn",
-        "digits",
-        "zoo",
-    ]
+def test_datasets_stand_in_the_papers_order_and_methods_in_the_registrys():
+    assert tables.in_order(["zoo", "svhn", "spiral", "digits", "spiral"]) == [
+        "spiral", "svhn", "digits", "zoo",
+    ]  # fmt: skip
+    lines = pd.DataFrame({"dataset": ["zoo", "spiral"] * 2, "method": ["sam", "sam", "erm", "erm"]})
+    assert tables.ordered(lines)["method"].tolist() == ["erm", "sam"] * 2
+    assert tables.ordered(lines)["dataset"].tolist() == ["spiral"] * 2 + ["zoo"] * 2
 
 
-def test_summary_by_hand():
-    erm, softad = tables.summary(ROWS, "largest").to_dict("records")
-    assert erm["gap"] == pytest.approx((0.08 + 0.10 + 0.12) / 3)
-    assert (erm["gap_low"], erm["gap_high"]) == pytest.approx((0.0503172, 0.1496828), abs=1e-6)
-    assert (erm["n"], erm["edge"], erm["acc_test"]) == (3, 0, pytest.approx(0.98))
-    assert softad["gap"] == pytest.approx((0.01 + 0.01 + 0.04) / 3)
-    assert softad["knob"] == pytest.approx((0.5 + 0.5 + 0.1) / 3)
-    assert softad["knob_sd"] == pytest.approx(np.std([0.5, 0.5, 0.1], ddof=1))
-    assert (softad["edge"], softad["tied"]) == (3, pytest.approx(5 / 3))
-    smallest = tables.summary(ROWS, "smallest").set_index("method").loc["softad"]
-    assert smallest["gap"] == pytest.approx((0.02 + 0.03 + 0.04) / 3)
-    assert smallest["knob"] == pytest.approx(0.1)
+def test_gaps_by_hand():
+    erm, softad = tables.by_rule(ROWS, "gap").to_dict("records")
+    assert erm["largest"] == erm["smallest"] == erm["loss"] == pytest.approx(0.10)
+    # 0.08, 0.10, 0.12: s = 0.02, t(.975, 2) = 4.302653
+    ends = 0.10 - 4.302653 * 0.02 / 3**0.5, 0.10 + 4.302653 * 0.02 / 3**0.5
+    assert (erm["largest_low"], erm["largest_high"]) == pytest.approx(ends, abs=1e-6)
+    assert (erm["paper_1"], erm["n"], softad["paper_1"]) == (0.080, 3, 0.004)
+    assert softad["largest"] == pytest.approx((0.01 + 0.01 + 0.04) / 3)
+    assert softad["smallest"] == pytest.approx((0.02 + 0.03 + 0.04) / 3)
+
+
+def test_the_third_rule_is_the_lowest_validation_loss():
+    rows = ROWS.assign(loss_val=ROWS["knob"].map({0.1: 0.3, 0.5: 0.2}).fillna(1.0))
+    line = tables.by_rule(rows, "knob").iloc[0]
+    assert (line["loss"], line["loss_sd"]) == (pytest.approx(0.5), pytest.approx(0))
+
+
+def test_selected_values_by_hand():
+    (line,) = tables.by_rule(ROWS, "knob").to_dict("records")
+    assert line["method"] == "softad", "ERM has nothing to select"
+    assert line["largest"] == pytest.approx((0.5 + 0.5 + 0.1) / 3)
+    assert line["largest_sd"] == pytest.approx(np.std([0.5, 0.5, 0.1], ddof=1))
+    assert (line["paper_2"], line["paper_2_sd"]) == (0.08, 0.08)
+    text = tables.render(pd.DataFrame([line]), tables.rule_cells("knob")).iloc[0]
+    assert text["paper, Table 2"] == "0.08 (0.08)"
+    assert text["ties to the largest"] == "0.37 (0.23)"
+
+
+@pytest.mark.parametrize("change", [{"label_noise": 0.05}, {"dataset": "digits"}])
+def test_what_the_paper_has_not_has_no_number_of_the_paper(change):
+    assert not any(c.startswith("paper") for c in tables.by_rule(ROWS.assign(**change), "gap"))
 
 
 def test_the_mean_over_a_diverged_run_has_no_finite_interval():
     rows = ROWS.copy()
-    rows.loc[0, ["loss_train", "loss_test"]] = math.inf, math.nan  # ERM's trial 0
-    erm, softad = tables.summary(rows).to_dict("records")
-    assert (erm["gap_low"], erm["gap_high"]) == (-math.inf, math.inf)
-    assert math.isfinite(softad["gap_low"])
-
-
-def test_methods_stand_in_the_registrys_order():
-    rows = pd.concat([ROWS, ROWS[ROWS["method"] == "softad"].assign(method="flooding")])
-    assert tables.summary(rows)["method"].tolist() == ["erm", "flooding", "softad"]
-
-
-def test_loss_gap_shows_paper_ours_and_dashes():
-    out = tables.loss_gap(ROWS, ["gaussian", "spiral"], ["erm", "iflood", "softad"])
-    assert out.loc[("gaussian", "ERM"), ("paper", "Table 1")] == "0.080"
-    ours = out["ties to the largest"].loc[("gaussian", "ERM")]
-    assert ours.tolist() == ["0.100 [0.050, 0.150]", "0.110", "98.0", "3"]
-    gaps = out["ties to the smallest"]["gap [95 %]"]
-    assert gaps["gaussian", "SoftAD"].startswith("0.030 [")
-    assert out.loc[("gaussian", "iFlood"), ("paper", "Table 1")] == tables.DASH
-    assert set(out["ties to the largest"].loc[("spiral", "SoftAD")]) == {tables.DASH}
-    assert out.loc[("spiral", "SoftAD"), ("paper", "Table 1")] == "0.087"
-    images = tables.loss_gap(ROWS, ["fashionmnist"], ["iflood"])
-    assert images.loc[("fashionmnist", "iFlood"), ("paper", "Table 3")] == "0.273"
-
-
-def test_hyperparameters_show_mean_sd_edge_and_ties():
-    out = tables.hyperparameters(ROWS, ["gaussian"], ["sam", "softad"])
-    assert out.loc[("gaussian", "SAM"), ("paper", "Table 2")] == "0.36 (0.19)"
-    ours = out["ties to the largest"].loc[("gaussian", "SoftAD")]
-    assert ours.tolist() == ["0.37 (0.23)", "3", "1.7", "3"]
-
-
-def test_flipped_labels_have_no_number_of_the_paper_beside_them():
-    noisy = ROWS.assign(label_noise=0.05, loss_test=ROWS["loss_test"] + 1)
-    out = tables.loss_gap(noisy, ["gaussian"], ["erm"])
-    assert "paper" not in out
-    assert out["ties to the largest"].loc[("gaussian", "ERM"), "test loss"] == "1.110"
+    erm = rows["method"] == "erm"
+    rows.loc[erm & (rows["trial"] == 0), ["loss_test", "gap"]] = math.nan
+    rows.loc[erm & (rows["trial"] == 1), ["loss_test", "gap"]] = math.inf
+    line = tables.by_rule(rows, "gap").iloc[0]
+    assert (line["largest_low"], line["largest_high"]) == (-math.inf, math.inf)
 
 
 def test_cells():
     frame = pd.DataFrame(
         {"gap": [-0.0001, math.nan], "gap_low": -1.0, "gap_high": 1.0, "n": [2, 1]}
     )
-    frame = frame.assign(knob=[0.5, 0.25], knob_sd=[0.1, math.nan], acc_change=[-0.0001, 0.012])
+    frame = frame.assign(knob=[0.5, 0.25], knob_sd=[0.1, math.nan])
     text = tables.render(frame)
-    assert list(text) == ["gap [95 %]", "n", "knob", "its acc. − ERM's, points"]
-    assert text.iloc[0].tolist() == ["0.000 [-1.000, 1.000]", "2", "0.50 (0.10)", "+0.0"]
-    assert text.iloc[1].tolist() == [tables.DASH, "1", "0.25", "+1.2"]
+    assert list(text) == ["gap [95 %]", "n", "value"]
+    assert text.iloc[0].tolist() == ["0.000 [-1.000, 1.000]", "2", "0.50 (0.10)"]
+    assert text.iloc[1].tolist() == [tables.DASH, "1", "0.25"]
+    signed = tables.Cell("points", 1, 100, signed=True)
+    assert [signed.text(x) for x in (-0.0001, 0.012)] == ["+0.0", "+1.2"]
 
 
-def test_missing_commands_fill_the_dashes():
-    assert paper.missing_commands(ROWS, "quick", ["gaussian"], ["erm", "sam", "softad"]) == [
-        "softad run quick --dataset gaussian --method sam"
-    ]
-    found = paper.missing_commands(
-        ROWS,
-        "quick",
-        ["gaussian", "spiral", "svhn"],
-        ["erm"],
-        offered={"spiral": ["erm", "softad"]},
-        not_fetched=["svhn"],
-    )
-    assert found == [
-        "softad run quick --dataset spiral",
-        "softad data prepare svhn && softad run paper --dataset svhn",
-    ]
-    gaussian = ["gaussian"], ["erm", "sam", "softad", "flooding"]
-    found = paper.missing_commands(ROWS, "beyond", *gaussian, offered={"gaussian": ["erm", "sam"]})
-    assert found == ["softad run beyond --dataset gaussian --method sam"], "it has no others"
+def test_differences_are_paired_by_trial_with_students_interval():
+    chosen = results.select(ROWS, "smallest")
+    (line,) = tables.differences(chosen, ["dataset"], ["loss_test"]).to_dict("records")
+    # 0.12 − 0.08, 0.14 − 0.11, 0.16 − 0.14: mean 0.03, s = 0.01
+    half = 4.302653 * 0.01 / 3**0.5
+    assert (line["method"], line["n"], line["loss_test"]) == ("softad", 3, pytest.approx(0.03))
+    assert line["loss_test_low"] == pytest.approx(0.03 - half, abs=1e-6)
+    assert line["loss_test_high"] == pytest.approx(0.03 + half, abs=1e-6)
+    alone = chosen[chosen["method"] == "softad"]
+    assert tables.differences(alone, ["dataset"], ["gap"]).empty
 
 
-def test_verdicts_name_the_ends_and_their_price():
-    largest, smallest = tables.gap_verdicts(ROWS, ["erm", "softad"]).to_dict("records")
-    assert (largest["largest gap"], largest["smallest gap"], largest["n"]) == ("ERM", "SoftAD", 3)
-    assert largest["acc_change"] == pytest.approx((0.95 + 0.97 + 0.97) / 3 - 0.98)
-    assert smallest["loss_change"] == pytest.approx(0.14 - 0.11)
+def test_along_theta_takes_the_ends_near_values_and_both_sides_of_ln_2():
+    grid = (0.01, 0.09, 0.12, 0.33, 0.68, 0.7, 2.0)
+    entries = [("spiral", "softad", t, v, 0.1, 0.1 + v, 0.9, 0.8) for v in grid for t in (0, 1)]
+    table = tables.along_theta(rows_of(entries))
+    assert table["theta"].tolist() == [0.01, 0.09, 0.33, 0.68, 0.70, 2.00]
+    assert table["gap"].tolist() == pytest.approx([0.01, 0.09, 0.33, 0.68, 0.70, 2.00])
+    assert set(table["n"]) == {2}
+    below = tables.along_theta(rows_of(entries[4:6]))
+    assert below["theta"].tolist() == [0.12], "a grid without a value above ln 2"
 
 
-def test_theta_order_counts_trials():
-    flood = ROWS[ROWS["method"] == "softad"].assign(
-        method="flooding", acc_val=lambda d: 1.0 - d["knob"]
-    )
-    out = tables.theta_order(pd.concat([ROWS, flood])).set_index("ties")
-    assert out.loc["largest", ["above", "equal", "below", "n"]].tolist() == [2, 1, 0, 3]
-    assert out.loc["smallest", ["above", "equal", "below", "n"]].tolist() == [0, 3, 0, 3]
-    assert out.loc["largest", ["softad_mean", "flooding_mean"]].tolist() == pytest.approx(
-        [1.1 / 3, 0.1]
-    )
+def made(dataset="fashionmnist", **facts):
+    """A line of `results.provenances` with the paper's protocol, but for `facts`."""
+    line = {"dataset": dataset, "method": "softad", "trials": 5, "grid": 10, "epochs": 500}
+    line |= {"samples": "all + all + all", "label_noise": "0", "dtype": "float32", "runs": 10}
+    return line | {"device": "cpu", "torch": "2", "seconds": 1800} | facts
 
 
-def test_no_rows_give_dashes_not_errors():
-    empty = ROWS.iloc[:0]
-    assert len(tables.loss_gap(empty, ["gaussian"], ["erm"])) == 1
-    assert tables.gap_verdicts(empty, ["erm", "softad"]).empty
-    assert tables.theta_order(empty).empty
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, ""),
+        ({"trials": 3, "epochs": 40}, "3 of 5 trials, 40 of 500 epochs"),
+        ({"grid": 2}, "2 of 10 values"),
+        ({"samples": "6000 + all + all"}, "samples 6000 + all + all"),
+        ({"dataset": "digits"}, "not in the paper"),
+    ],
+)
+def test_nothing_is_the_papers_protocol_that_is_not(facts, words):
+    line = made(**facts)
+    assert tables.shortfalls(pd.DataFrame([line])) == {line["dataset"]: words}
 
 
-def test_trajectory_points_are_means_at_the_ends_and_between():
-    curves = pd.concat(
-        [ROWS[ROWS["method"] == "erm"].assign(epoch=e, loss_test=e / 10.0) for e in range(0, 13, 2)]
-    )
-    out = tables.trajectory_points(curves)
-    assert out["loss_test"].columns.tolist() == [0, 4, 8, 12]
-    assert out.loc["ERM", "loss_test"].tolist() == [0.0, 0.4, 0.8, 1.2]
-    assert tables.trajectory_points(curves[curves["epoch"] == 12])[
-        "loss_test"
-    ].columns.tolist() == [12]
+def test_a_method_beyond_the_paper_is_no_cut():
+    frame = pd.DataFrame([made(), made(method="adaflood", grid=2)])
+    assert tables.shortfalls(frame) == {"fashionmnist": ""}
 
 
-def test_effort_says_what_was_cut():
-    line = {"dtype": "float32", "epochs": 10, "trials": 1}
-    facts = pd.DataFrame(
-        [
-            {
-                "dataset": "fashionmnist",
-                "method": "erm",
-                "grid": 1,
-                "samples": "6000 + 2000 + all",
-                **line,
-            },
-            {
-                "dataset": "fashionmnist",
-                "method": "sam",
-                "grid": 6,
-                "samples": "6000 + 2000 + all",
-                **line,
-            },
-            {
-                "dataset": "gaussian",
-                "method": "erm",
-                "grid": 1,
-                "samples": "100 + 100 + 20000",
-                **line,
-            },
-        ]
-    )
-    out = tables.effort(facts)
-    assert out.index.tolist() == ["gaussian", "fashionmnist"]
-    assert out.loc["fashionmnist"].tolist() == [1, 6, 10, "6000 + 2000 + all", "float32"]
-    assert tables.effort(facts.iloc[:0]).empty
-    facts.loc[1, "trials"] = 3
-    assert tables.effort(facts).loc["fashionmnist", "trials"] == "1–3"
-    assert tables.effort(facts).loc["gaussian", "trials"] == 1
+def test_effort_says_what_was_trained():
+    lines = [made(), made(method="sam", grid=6, trials=3), made(method="erm", grid=1), made("spiral")]
+    table = tables.effort(pd.DataFrame(lines)).set_index("dataset")
+    assert table.index.tolist() == ["spiral", "fashionmnist"], "the paper's order"
+    fashion = table.loc["fashionmnist"]
+    assert (fashion["trials"], fashion["values per method"]) == ("3–5", "6–10"), "ERM has no values"
+    assert (fashion["runs"], fashion["hours"]) == (30, 1.5)
+
+
+def test_a_profile_without_rows_ends_in_one_line():
+    with pytest.raises(UserError, match="^profile 'none' has no rows of any dataset") as caught:
+        tables.read("none")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="stored: gaussian, sinusoid, spiral, digits"):
+        tables.read("smoke", label_noise=0.3)

@@ -1,5 +1,6 @@
-"""Losses after temperature scaling, paired with ERM: numbers by hand, and sentences that turn round."""
+"""Losses after temperature scaling, paired with ERM, and reliability: numbers by hand."""
 
+import numpy as np
 import pandas as pd
 import pytest
 from helpers.losses import run
@@ -46,68 +47,38 @@ def test_differences_are_paired_with_students_interval():
     assert row[["loss", "loss_low", "loss_high"]].tolist() == pytest.approx(
         [0.315, 0.315 - half, 0.315 + half]
     )
-    assert row[["loss is", "gap is", "n"]].tolist() == ["larger", "smaller", 4]
-    assert table.loc[("softad", "fit with prior"), "loss is"] == "smaller"
+    assert row["n"] == 4
+    assert table.loc[("softad", "fit with prior"), "loss_high"] < 0
 
 
-def test_sentences_turn_round_with_their_rows():
-    gap, loss, _ = temperature.readings(made_up(0.4, 0.5015))
-    assert gap.startswith(
-        "SoftAD's gap against ERM's: smaller as trained and after either fit on gaussian (-0.190, "
-    )
-    assert loss == (
-        "SoftAD's test loss against ERM's: larger as trained, smaller after either fit on gaussian "
-        "(+0.315, -0.100 and -0.100, n = 4)."  # 0.615 − 0.3 and 0.4015 − 0.5015
-    )
-    higher = temperature.readings(made_up(0.5, 0.4))
-    assert "larger as trained and after either fit on gaussian" in higher[1]
-    equal = temperature.readings(made_up(0.4985, 0.5))
-    assert "larger as trained, undecided after either fit on gaussian" in equal[1]
-    assert "fit with prior SoftAD 0.40" in "".join(temperature.best_readings(made_up(0.4, 0.5)))
-    assert "fit with prior ERM 0.40" in "".join(temperature.best_readings(made_up(0.5, 0.4)))
-
-
-def test_the_best_is_named_among_methods_with_equally_many_trials():
-    rows = made_up(0.4, 0.5)
-    fewer = rows[(rows["method"] != "softad") | (rows["trial"] < 2)]
-    said = temperature.best_readings(fewer)
-    assert all("of the methods with 4 trials: " in sentence for sentence in said)
-    assert "SoftAD" not in "".join(said), "its mean is over other trials"
-
-
-def test_a_fit_that_fell_to_its_bound_is_not_ranked():
-    rows = made_up(0.4, 0.5)
+def test_one_run_that_fell_to_its_bound_does_not_make_the_middle():
+    rows = made_up()
     fallen = (rows["method"] == "erm") & (rows["trial"] == 2) & (rows["part"] == "test")
-    rows.loc[fallen, "plain_temperature"] = 1e-3
-    said = temperature.best_readings(rows)
-    assert said[:2] == [
-        "gaussian, lowest test loss of all methods: as trained ERM 0.300, fit with prior SoftAD 0.402.",
-        "gaussian, smallest gap of all methods: as trained SoftAD 0.100, fit with prior SoftAD 0.000.",
-    ]
-    assert said[2:] == [
-        "gaussian, plain fit: not ranked, since T falls to its bound in 1 run of these methods."
-    ]
+    rows.loc[fallen, "plain_loss"] = 300.0
+    assert temperature.scaled(rows).loc[("gaussian", "erm", "plain fit"), "loss"] == 0.5
 
 
-def test_one_trial_decides_nothing():
+def test_without_erm_or_without_rows_there_is_nothing_to_compare():
     rows = made_up()
-    for sentence in temperature.readings(rows[rows["trial"] == 0])[:2]:
-        assert "undecided as trained and after either fit" in sentence
-
-
-def test_fits_that_disagree_are_both_told():
-    rows = made_up(0.5, 0.4)  # larger than ERM's
-    is_test = (rows["method"] == "softad") & (rows["part"] == "test")
-    rows.loc[is_test, "prior_loss"] -= 0.3  # smaller
-    assert (
-        "larger as trained, larger after the plain fit, smaller after the fit with prior on gaussian "
-        "(+0.315, +0.101 and -0.199, n = 4)"
-    ) in temperature.readings(rows)[1]
-
-
-def test_without_erm_or_without_rows_there_is_nothing_to_say():
-    rows = made_up()
-    assert temperature.readings(rows[rows["method"] == "softad"]) == []
-    assert temperature.scaled(rows[:0]).empty
+    assert temperature.against_erm(rows[rows["method"] == "softad"]).empty
     assert temperature.against_erm(rows[:0]).empty
-    assert temperature.readings(rows[:0]) == temperature.best_readings(rows[:0]) == []
+
+
+def test_reliability_of_two_classes_by_counting():
+    """Losses of a probability p of the right class, from draws; accuracy and confidence counted."""
+    p = np.random.default_rng(0).beta(4, 2, 20_000)
+    quantiles = np.quantile(-np.log(p), np.linspace(0, 1, 1001))
+    table = temperature.reliability(quantiles, bins=5)
+    confidence, right = np.maximum(p, 1 - p), p > 0.5
+    for place in range(5):
+        inside = (confidence >= 0.5 + place / 10) & (confidence < 0.6 + place / 10)
+        assert table.loc[place, "confidence"] == pytest.approx(confidence[inside].mean(), abs=0.005)
+        assert table.loc[place, "accuracy"] == pytest.approx(right[inside].mean(), abs=0.03)
+        assert table.loc[place, "share"] == pytest.approx(inside.mean(), abs=0.01)
+    assert table["share"].sum() == pytest.approx(1)
+
+
+def test_a_loss_held_at_theta_is_right_and_hardly_confident():
+    table = temperature.reliability(np.full((3, 101), 0.6))
+    (line,) = table.to_dict("records")
+    assert line == {"confidence": pytest.approx(np.exp(-0.6)), "accuracy": 1.0, "share": 1.0}

@@ -1,1 +1,1 @@
-"""Pictures from tables of rows; nothing here opens a file."""
+"""Former place of `softadlib.analysis.plots`."""

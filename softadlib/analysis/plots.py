@@ -1,0 +1,307 @@
+"""What the pictures of several pages share: data in, matplotlib Axes or Figure out. No file is opened here.
+
+Methods keep the registry's colours, labels and order everywhere.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+from softadlib._validation import UserError, choose
+from softadlib.analysis.statistics import mean_interval
+from softadlib.methods import METHODS, THETA
+
+LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
+"""Each part's line style, the same on every page."""
+MARKS = dict(zip(METHODS, "osD^vPX*<>hd"))
+"""Each method's marker, so that a grey print can be read."""
+PALETTE = {name: method.colour for name, method in METHODS.items()}
+NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
+HALO = [withStroke(linewidth=3, foreground="white")]
+"""Outline of a line that is drawn over dark cells."""
+LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
+
+
+def use_style() -> None:
+    """Set the style of all figures, 200 dots an inch in a notebook. Call it once, before the first figure."""
+    rc = {
+        "figure.dpi": 100,
+        "figure.constrained_layout.use": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": "medium",
+        "grid.color": "0.92",
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+    }
+    sns.set_theme(context="notebook", style="ticks", font_scale=0.85, rc=rc)
+    # Twice the dots, drawn at half their size; nothing happens outside IPython.
+    set_matplotlib_formats("retina", pil_kwargs={"optimize": True})
+
+
+def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
+    """Return borders half-way between increasing values, or at their geometric means: (n,) → (n + 1,)."""
+    v = np.log(values) if geometric else np.asarray(values, dtype=float)
+    half = np.diff(v) / 2 if len(v) > 1 else np.array([0.5])
+    edges = np.concatenate([[v[0] - half[0]], v[:-1] + half[: len(v) - 1], [v[-1] + half[-1]]])
+    return np.exp(edges) if geometric else edges
+
+
+def colour_scale(values: Sequence[float], cmap: str) -> ScalarMappable:
+    """Return one flat colour per value, without the palest tenth of the map, hard to see on white."""
+    colours = plt.get_cmap(cmap)(np.linspace(0, 0.9, len(values)))
+    return ScalarMappable(BoundaryNorm(cell_edges(values), len(values)), ListedColormap(colours))
+
+
+def sweep(
+    ax: Axes,
+    x: np.ndarray,
+    curves: Iterable[np.ndarray],
+    values: Sequence[float],
+    cmap: str,
+    symbol: str | None = None,
+    **line: Any,
+) -> None:
+    """Draw one curve (m,) per value, coloured by it; with `symbol`, a colourbar of at most 10 ticks."""
+    scale = colour_scale(values, cmap)
+    for colour, curve in zip(map(tuple, scale.to_rgba(np.asarray(values))), curves):
+        ax.plot(x, curve, color=colour, **line)
+    if symbol:
+        ticks = values[:: -(-len(values) // 10)]
+        bar = ax.figure.colorbar(scale, ax=ax, ticks=ticks, pad=0.02)
+        bar.ax.set_title(symbol)
+        bar.ax.set_yticklabels([f"{round(tick, 3):g}".replace("-", "−") for tick in ticks])
+        bar.ax.tick_params(which="both", length=0)
+
+
+def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    """Draw points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
+    cross: dict[str, Any] = {"marker": "x", "color": "xkcd:red orange"}
+    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": "xkcd:ocean blue"}
+    for label, mark in enumerate((cross, ring)):
+        across, up = x[y == label].T
+        ax.scatter(across, up, s=14, linewidths=0.8, label=f"class {label}", **mark)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+
+
+def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> None:
+    """Draw arrows (n, 2) in data units, all from `start` (2,)."""
+    at = np.broadcast_to(start, np.shape(vectors)).T
+    units: dict[str, Any] = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1}
+    ax.quiver(*at, *np.transpose(vectors), **units | style)
+
+
+def mark_log(ax: Axes, classes: int = 2, label: bool = True, **line: Any) -> None:
+    """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
+    level = np.log(classes)
+    dotted = {"color": "0.25", "linestyle": ":", "linewidth": 1.4, "path_effects": HALO}
+    ax.axvline(level, zorder=3, **(line or dotted))
+    if label:
+        position: dict[str, Any] = {
+            "xycoords": ax.get_xaxis_transform(),
+            "textcoords": "offset points",
+        }
+        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **position)
+
+
+def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
+    """Draw rows σ (geometric), columns θ, ln 2 marked; a single row is a strip without a σ axis."""
+    sigma = cell_edges(table.index, geometric=True) if len(table) > 1 else [0, 1]
+    mesh = ax.pcolormesh(cell_edges(table.columns), sigma, table, **colours)
+    ax.grid(False)
+    ax.set_yticks([])
+    if len(table) > 1:
+        ax.set(yscale="log", ylabel="σ")
+        _plain_log(ax.yaxis)
+    mark_log(ax, label=len(table) == 1, color="white", linewidth=1.4)
+    return mesh
+
+
+def _plain_log(axis: Axis, subs: Sequence[float] = (1, 2, 5)) -> None:
+    """Write 0.05, not 5 × 10⁻², at the ticks of a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _log_loss(ax: Axes) -> None:
+    if not np.isfinite(ax.dataLim.minposy):
+        return  # nothing above zero to show
+    ax.set_yscale("log")
+    low, high = max(ax.get_ylim()[0], LOSS_FLOOR), ax.get_ylim()[1]
+    ax.set_ylim(low, max(high, 2 * low))
+    _plain_log(ax.yaxis, (1, 2, 5) if high < 100 * low else (1, 3))
+
+
+def _in_order(rows: pd.DataFrame) -> list[str]:
+    """Return the methods of `rows` in the registry's order."""
+    for name in rows["method"].unique():
+        choose("method", name, METHODS)
+    return [name for name in METHODS if (rows["method"] == name).any()]
+
+
+def _checked(rows: pd.DataFrame, *key: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows of one study, and its methods; UserError where two rows share `key`."""
+    if rows.empty:
+        raise UserError("there are no rows to draw")
+    for column in {"dataset", "label_noise"} & set(rows):
+        held = rows[column].unique()
+        if len(held) > 1:
+            raise UserError(f"rows hold {column} {', '.join(map(str, held))}; draw one at a time")
+    if rows.duplicated(list(key)).any():
+        raise UserError(f"several rows share {', '.join(key)}; pass one run of each")
+    return rows.replace([np.inf, -np.inf], np.nan), _in_order(rows)
+
+
+def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
+    """Return handles for the methods of `rows`, with how many runs diverged, and the styles of the parts."""
+    handles, ends = [], rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
+    for name in _in_order(rows):
+        lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
+        note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
+        style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
+        handles.append(Line2D([], [], label=METHODS[name].label + note, **style))
+    lines = LINES.items() if parts else ()
+    return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in lines]
+
+
+def band(values: pd.DataFrame) -> pd.DataFrame:
+    """Return mean, low and high of Student's 95 % interval of every row; NaN is left out.
+
+    Rows of fewer than two values have no interval.
+    """
+    lines = []
+    for _, row in values.iterrows():
+        kept = row.dropna()
+        mean = mean_interval(kept) if len(kept) else (np.nan, -np.inf, np.inf, 0)
+        lines.append(mean[:3])
+    table = pd.DataFrame(lines, index=values.index, columns=["mean", "low", "high"])
+    return table.replace([np.inf, -np.inf], np.nan)
+
+
+def trajectories(
+    rows: pd.DataFrame,
+    measure: str,
+    *,
+    ax: Axes | None = None,
+    parts: Sequence[str] = tuple(LINES),
+    log: bool = False,
+    legend: bool = True,
+) -> Axes:
+    """Draw the mean over trials against epoch with Student's 95 % interval, a line per method.
+
+    Values that are not finite are left out of the means and counted in the legend.
+
+    Args:
+        rows: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
+        measure: loss, acc or model_norm.
+        ax: where to draw.
+        parts: of loss and accuracy; test is solid, train dashed.
+        log: give the loss a logarithmic axis, down to `LOSS_FLOOR`.
+        legend: draw one.
+
+    Raises:
+        UserError: for rows or arguments other than these.
+    """
+    choose("measure", measure, NAMES)
+    for part in parts:
+        choose("part", part, LINES)
+    rows, methods = _checked(rows, "method", "trial", "epoch")
+    ax = plt.gca() if ax is None else ax
+    names = {"": "-"} if measure == "model_norm" else {part: LINES[part] for part in parts}
+    for part, dash in names.items():
+        column = f"{measure}_{part}".strip("_")
+        for rank, name in enumerate(methods):
+            runs = rows[rows["method"] == name].pivot(index="epoch", columns="trial", values=column)
+            line = band(runs)
+            step = max(1, len(line) // 6)
+            style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
+            style["markevery"] = (rank * step // len(methods), step)  # marks do not coincide
+            ax.plot(line.index, line["mean"], linestyle=dash, **style)
+            shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
+            ax.fill_between(line.index, line["low"], line["high"], **shade)
+    ax.set(xlabel="epoch", ylabel=NAMES[measure])
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if log and measure == "loss":
+        _log_loss(ax)
+    if legend:
+        ax.legend(handles=legend_handles(rows, len(names) > 1), fontsize="small")
+    return ax
+
+
+def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
+    """Draw loss, accuracy and model norm side by side, one legend above.
+
+    The axis of the accuracy starts below all means after the first tenth of training.
+    """
+    fig: Figure
+    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.6))
+    trajectories(rows, "loss", ax=axes[0], log=log_loss, legend=False)
+    trajectories(rows, "acc", ax=axes[1], legend=False)
+    trajectories(rows, "model_norm", ax=axes[2], legend=False)
+    lines = [np.asarray(line.get_ydata(), dtype=float) for line in axes[1].get_lines()]
+    late = np.concatenate([y[-max(1, 9 * len(y) // 10) :] for y in lines])
+    if np.isfinite(late).any() and (low := np.nanmin(late)) < (high := np.nanmax(late)):
+        axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    handles = legend_handles(rows, parts=True)
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    fig.get_layout_engine().set(w_pad=0.1)
+    return fig
+
+
+def knob_curves(rows_final: pd.DataFrame) -> Figure:
+    """Draw test accuracy and loss against the knob at the last epoch: mean and Student's 95 % interval.
+
+    Methods with the same knob, in the same unit, share a column; that of θ has ln 2 marked, the
+    others are logarithmic where all values are above 0. ERM, which has no knob, is a level dashed
+    line. `rows_final` and the loss axis as in `trajectories`.
+    """
+    rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
+    rows = rows[rows["epoch"] == rows["epoch"].max()]
+    axis = rows["method"].map({name: m.axis for name, m in METHODS.items() if m.knob})
+    every = dict.fromkeys(method.axis for method in METHODS.values() if method.knob)
+    shown = [label for label in every if (axis == label).any()] or [THETA]
+    grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
+    fig: Figure
+    fig, axes = plt.subplots(2, len(shown), figsize=(4.75 * len(shown), 5.4), **grid)
+    for (i, j), ax in np.ndenumerate(axes):
+        column, of_knob = ("acc_test", "loss_test")[i], rows[axis == shown[j]]
+        for name in [m for m in methods if (of_knob["method"] == m).any()]:
+            runs = of_knob[of_knob["method"] == name]
+            line = band(runs.pivot(index="knob", columns="trial", values=column)).dropna(subset="mean")
+            style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
+            ax.plot(line.index, line["mean"], **style)
+            shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
+            ax.fill_between(line.index, line["low"], line["high"], **shade)
+        for name, level in rows[axis.isna()].groupby("method")[column].mean().items():
+            ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
+        ax.set_xlabel(shown[j] if i else "")
+        ax.set_ylabel("" if j else f"test {NAMES[column[:-5]]}")
+        if shown[j] == THETA:
+            mark_log(ax, label=i == 0)
+        elif (of_knob["knob"] > 0).all():
+            ax.set_xscale("log")
+            _plain_log(ax.xaxis)
+    _log_loss(axes[1, 0])
+    handles = legend_handles(rows)
+    for handle, name in zip(handles, methods):
+        if not METHODS[name].knob:
+            handle.set(linestyle="--", marker="")
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig

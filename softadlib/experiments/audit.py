@@ -1,0 +1,165 @@
+"""The paper's claims of Sec. 4, tested on stored rows: paired over trials, exact, under any rule of selection."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from softadlib import results
+from softadlib.analysis import tables
+from softadlib.analysis.statistics import paired, permutation_test, sign_test
+from softadlib.analysis.tables import COMPARED
+
+PAPER = tuple(m for m in COMPARED if m != "softad")
+"""The rivals of the paper's Table 1; its appendix adds iFlood on image sets."""
+OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
+CASE = ["dataset", "label_noise"]
+LEVEL = 0.05
+DECIDABLE = 6
+"""Trials from which an exact two-sided test can reach 5 %: 2/2⁶ = 3 %."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """SoftAD's `measure` is below (or above) that of each of `against`, on every dataset."""
+
+    name: str
+    measure: str
+    below: bool = True
+    against: tuple[str, ...] = PAPER
+
+
+CLAIMS = (
+    Claim("larger θ", "knob", False, ("flooding",)),
+    Claim("smaller gap", "gap"),
+    Claim("smaller norm", "model_norm"),
+    Claim("smaller test loss", "loss_test"),
+    Claim("smaller gap than iFlood", "gap", True, ("iflood",)),
+    Claim("smaller norm than iFlood", "model_norm", True, ("iflood",)),
+)
+"""The paper's claims on θ, gap, norm and test loss, and two comparisons with iFlood."""
+
+
+def paired_trials(
+    chosen: pd.DataFrame, measure: str, rivals: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], pd.Series, pd.Series]]:
+    """Yield SoftAD's values and a rival's over the trials that have both, with case and rival."""
+    for case, part in chosen.groupby(CASE, sort=False):
+        wide = part.pivot(index="trial", columns="method", values=measure)
+        for rival in rivals:
+            if {"softad", rival} <= set(wide) and len(pairs := wide[["softad", rival]].dropna()):
+                facts = {**dict(zip(CASE, case)), "against": rival}
+                yield facts, pairs["softad"], pairs[rival]
+
+
+def compare(chosen: pd.DataFrame, claim: Claim) -> pd.DataFrame:
+    """Compare SoftAD with each rival, trial by trial: a line per dataset, label noise and rival.
+
+    Args:
+        chosen: the selected run of every method and trial, with `gap`.
+        claim: which measure, against whom, on which side.
+
+    Returns:
+        `mean` with Student's 95 % interval; trials `above`, `equal` and `below` zero; exact two-sided p
+        of the sign test and of the permutation test; `finds`: "yes" or "no" where the latter is at
+        most 0.05, by the side that the mean is on, "open" elsewhere, "n < 6" where no p can be as small.
+    """
+    lines = []
+    for facts, softad, rival in paired_trials(chosen, claim.measure, claim.against):
+        difference = (softad - rival).to_numpy()
+        mean, signs = paired(softad, rival), sign_test(difference)
+        p = permutation_test(difference)
+        as_claimed = bool(mean.mean < 0) == claim.below and mean.mean != 0
+        finds = ("yes" if as_claimed else "no") if p <= LEVEL else "open"
+        finds = finds if mean.n >= DECIDABLE else f"n < {DECIDABLE}"
+        facts |= {"mean": mean.mean, "mean_low": mean.low, "mean_high": mean.high}
+        facts |= {"above": signs.above, "equal": signs.equal, "below": signs.below}
+        facts |= {"p sign": signs.p, "p": p, "as claimed": as_claimed, "finds": finds, "n": mean.n}
+        lines.append(facts)
+    return pd.DataFrame(lines)
+
+
+def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) -> pd.DataFrame:
+    """Return `compare` of every claim under every rule of `results.select`: columns `claim`, `rule`."""
+    found = []
+    for rule in rules:
+        chosen = results.select(rows, rule)
+        found += [compare(chosen, c).assign(claim=c.name, rule=rule) for c in CLAIMS]
+    return pd.concat([table for table in found if len(table)], ignore_index=True)
+
+
+def holm(p: object) -> np.ndarray:
+    """Return Holm's adjusted p of m tests, (m,) → (m,).
+
+    Rejecting where it is at most α rejects any true hypothesis with a chance of at most α.
+    """
+    p = np.asarray(p, dtype=float)
+    order = np.argsort(p)
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted
+
+
+def verdict(compared: pd.DataFrame) -> str:
+    """Return the verdict on a claim, from the comparisons of at least 6 trials.
+
+    "holds": every comparison finds "yes"; each has p ≤ 0.05, so all hold at that level.
+    "fails": a comparison is against the claim, with p ≤ 0.05 after Holm's correction for all.
+    "not decidable": no comparison has 6 trials. Else "not shown".
+    """
+    decidable = compared[compared["n"] >= DECIDABLE]
+    if decidable.empty:
+        return "not decidable"
+    if ((holm(decidable["p"]) <= LEVEL) & ~decidable["as claimed"]).any():
+        return "fails"
+    return "holds" if (decidable["finds"] == "yes").all() else "not shown"
+
+
+def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
+    """Count what the comparisons of each claim find, and decide it: a line per claim and rule."""
+    lines = []
+    for (claim, rule), part in compared.groupby(["claim", "rule"], sort=False):
+        line = {"claim": claim, "rule": rule, "verdict": verdict(part)}
+        line |= {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
+        contrary = part.loc[part["finds"] == "no", ["against", "dataset"]]
+        line["contrary"] = ", ".join(f"{tables.LABELS[m]} on {d}" for m, d in contrary.to_numpy())
+        decidable = part.loc[part["n"] >= DECIDABLE, "n"]
+        lines.append(line | {"n": "–" if decidable.empty else str(decidable.min())})
+    order = [claim.name for claim in CLAIMS]
+    return pd.DataFrame(lines).sort_values("claim", key=lambda c: c.map(order.index), kind="stable")
+
+
+def compare_accuracy(chosen: pd.DataFrame, margin: float) -> pd.DataFrame:
+    """Return test accuracy of SoftAD minus that of each rival, in points: a line per case and rival.
+
+    `mean` with Student's 95 % interval over trials. `finds`: "comparable" where the interval lies
+    above −margin, "lower" where it lies below −margin, else "open".
+    """
+    lines = []
+    for facts, softad, rival in paired_trials(chosen, "acc_test", OTHERS):
+        mean = paired(100 * softad, 100 * rival)
+        finds = "comparable" if mean.low > -margin else "lower" if mean.high < -margin else "open"
+        ends = {"mean": mean.mean, "mean_low": mean.low, "mean_high": mean.high}
+        lines.append({**facts, **ends, "finds": finds, "n": mean.n})
+    return pd.DataFrame(lines)
+
+
+def epochs_to_loss(rows: pd.DataFrame, factor: float, rule: str = "largest") -> pd.DataFrame:
+    """Return the first measured epoch at which a selected run's test loss is low: a line per run.
+
+    Low means at most `factor` times the lowest test loss that ERM has on its curve in the same
+    trial. `epochs` is infinite for a run that never gets there.
+    """
+    trial = [*CASE, "trial"]
+    curves = results.curves(rows, rule)
+    curves = curves[curves["epoch"] > 0]
+    complete = curves.groupby(trial)["method"].transform("nunique") == curves["method"].nunique()
+    curves = curves[complete]
+    lowest = curves[curves["method"] == "erm"].groupby(trial)["loss_test"].min().rename("lowest")
+    curves = curves.join(lowest, on=trial)
+    late = curves["loss_test"] > factor * curves["lowest"]
+    curves = curves.assign(epochs=curves["epoch"].mask(late, np.inf))
+    return curves.groupby([*trial, "method"], as_index=False)["epochs"].min()

@@ -1,1 +1,0 @@
-"""The paper's claims, tested on stored results."""
