@@ -20,7 +20,7 @@ TITLES = {
     "knob": "Selected values",
 }
 PAPER_TITLES = {"gap": " (Tables 1 and 3)", "knob": " (Tables 2 and 4)"}
-OVERVIEW = (("erm", ""), ("softad", "smallest"), ("softad", "selected"), ("iflood", "selected"))
+OVERVIEW: tuple[tuple[str, str], ...] = (("erm", ""), ("softad", "smallest"), ("softad", "selected"), ("iflood", "selected"))
 OVERVIEW += (("flooding", "selected"), ("sam", "selected"))
 """Methods of the overview, and which of their values it shows."""
 
@@ -121,7 +121,7 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
                 "value", "θ" if METHODS[method].knob == "theta" else "radius"
             )
             means = runs[["gap", "loss_test", "acc_test"]].mean()
-            line = {"dataset": f"{dataset}, n = {len(runs)}", "method": label if which else "ERM"}
+            line: dict[str, object] = {"dataset": f"{dataset}, n = {len(runs)}", "method": label if which else "ERM"}
             line |= {"theta": theta, **means, "ece": ece.mean() if len(ece) == len(runs) else None}
             lines.append(line | {"noisy_loss": side["loss_test"].mean(), "noisy_acc": side["acc_test"].mean()})
     table = pd.DataFrame(lines).dropna(axis="columns", how="all")

@@ -51,7 +51,9 @@ def use_style() -> None:
     }
     sns.set_theme(context="notebook", style="ticks", font_scale=0.85, rc=rc)
     # Twice the dots, drawn at half their size; nothing happens outside IPython.
-    set_matplotlib_formats("retina", pil_kwargs={"optimize": True})
+    set_matplotlib_formats(  # type: ignore[no-untyped-call]
+        "retina", pil_kwargs={"optimize": True}
+    )
 
 
 def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
@@ -261,7 +263,9 @@ def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
         axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     handles = legend_handles(rows, parts=True)
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
-    fig.get_layout_engine().set(w_pad=0.1)
+    engine = fig.get_layout_engine()
+    assert engine is not None
+    engine.set(w_pad=0.1)  # type: ignore[call-arg]
     return fig
 
 

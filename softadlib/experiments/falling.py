@@ -34,11 +34,13 @@ def climb(loss: float, theta: float, times: np.ndarray) -> np.ndarray:
 
     def slope(_: float, log: np.ndarray) -> np.ndarray:
         now = np.exp(log)
-        return -weight(now, theta) * np.expm1(-now) ** 2 / now
+        rate: np.ndarray = -weight(now, theta) * np.expm1(-now) ** 2 / now
+        return rate
 
     span = (0.0, float(times[-1]))
     flow = solve_ivp(slope, span, [np.log(loss)], t_eval=times, method="LSODA", rtol=1e-8, atol=1e-8)
-    return np.asarray(np.exp(flow.y[0]))
+    losses: np.ndarray = np.exp(flow.y[0])
+    return losses
 
 
 def escape_time(loss: float, theta: float) -> float:
@@ -62,8 +64,10 @@ def train_digits(
     x, y = load_digits(return_X_y=True)
     inputs, targets = torch.from_numpy(x[:1000] / 16), torch.from_numpy(y[:1000])
     model = build("mlp1x1000", (64,), 10, seed).double()
-    kinds = {"sgd": lambda p: torch.optim.SGD(p, lr, momentum=0.9), "adam": lambda p: torch.optim.Adam(p, lr)}
-    criterion, stepper = SoftAD(theta), kinds[optimizer](model.parameters())
+    stepper: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr)
+    if optimizer == "sgd":
+        stepper = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    criterion = SoftAD(theta)
     order, lines = torch.Generator().manual_seed(seed), []
     for epoch in range(1, max(epochs) + 1):
         model.train()

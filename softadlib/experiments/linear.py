@@ -57,8 +57,8 @@ def linear_rows(
         settings = {"sigma": sigma, "scale": scale}
         batch = RunBatch(get_method(method), [network], splits, [0], [knob], settings)
         measures = VmapEngine(batch).train(config, [seed], range(0, epochs + 1, every))
-        for epoch, measured in measures.items():
-            facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob, "epoch": epoch}
+        for measured in measures:
+            facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob}
             rows.append(facts | {name: values[0] for name, values in measured.items()})
     return pd.DataFrame(rows)
 

@@ -409,7 +409,7 @@ def watched_scalers() -> Iterator[list[object]]:
             seen.append(self)
         return scale(self, outputs)
 
-    cls.scale = watched  # type: ignore[method-assign,assignment]
+    cls.scale = watched  # type: ignore[method-assign]
     try:
         yield seen
     finally:

@@ -318,7 +318,8 @@ class StudyStore:
         """Add the held-out losses of a trial; they replace those of its folds."""
         found = {**self.held_out(), (label_noise, trial): losses}
         content = io.BytesIO()
-        np.savez(content, **{f"{noise!r} {i}": v for (noise, i), v in sorted(found.items())})
+        arrays: dict[str, Any] = {f"{q!r} {i}": v for (q, i), v in sorted(found.items())}
+        np.savez(content, **arrays)
         write(self.held_out_file, content.getvalue())
         self._delete(self._parts(f"fold-{label_noise!r}-{trial}-*"))
 

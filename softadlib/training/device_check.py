@@ -59,7 +59,7 @@ def largest_difference(device: str = "cuda") -> float:
         tables: list[pd.DataFrame] = []
         for place in ("cpu", device):
             rows, _ = train_runs(protocol.replace(device=place), runs, {protocol.epochs})
-            tables.append(rows.loc[:, "loss_train":"model_norm"])  # type: ignore[misc]
+            tables.append(rows.loc[:, "loss_train":"model_norm"])
         expected, found = (table.to_numpy() for table in tables)
         worst = max(worst, float(np.abs(found / expected - 1).max()))
     return worst

@@ -63,7 +63,7 @@ def train_runs(
         tables: list[Tables] = []
         while waiting:
             group, measured = waiting.pop(0), None
-            facts = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
+            facts: dict[str, object] = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
             checkpoint = checkpoint_of(protocol, group, device, checkpoints, facts)
             try:
                 measured = make_engine(protocol, group, splits, samples).train(

@@ -386,19 +386,15 @@ def report(args: argparse.Namespace) -> int:
     if args.format == "csv":
         for path in markdown.write_csv(args.profile, output or outputs(args.profile) / "tables"):
             print(path)
-    elif args.format == "md":
-        _write_or_print(output, markdown.with_tables(args.profile, output))
+    elif args.format == "md" and output and output.exists():
+        changed = markdown.write(args.profile, output)  # between its marks
+        print(f"{output}: {'written' if changed else 'as it was'}")
+    elif output:
+        _workspace.write(output, markdown.text(args.profile, args.format))
+        print(output)
     else:
-        _write_or_print(output, markdown.latex(args.profile))
+        print(markdown.text(args.profile, args.format), end="")
     return 0
-
-
-def _write_or_print(path: Path | None, text: str) -> None:
-    if path is None:
-        print(text, end="")
-    else:
-        _workspace.write(path, text)
-        print(path)
 
 
 def data(args: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ class TrainConfig:
             return torch.optim.SGD(
                 params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=fused
             )
-        make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
+        make = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return make(
             params,
             self.lr,

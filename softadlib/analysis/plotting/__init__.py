@@ -1,1 +1,0 @@
-"""Former place of `softadlib.analysis.plots`."""
