@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from softadlib import results
-from softadlib._validation import UserError
+from softadlib._validation import MissingData
 from softadlib.analysis import tables
 from softadlib.analysis.statistics import mean_interval
 from softadlib.methods import METHODS
@@ -33,9 +33,9 @@ def read(profile: str, label_noise: float = 0.0) -> pd.DataFrame:
     """Return `results.read_losses`; UserError, in one line, where a profile has none."""
     rows = results.read_losses(profile, label_noise=label_noise)
     if rows.empty:
-        raise UserError(
+        raise MissingData(
             f"profile {profile!r} has no losses of single samples at label noise {label_noise:g};"
-            f" softad train {profile} --losses stores them"
+            f" curves: selected in the profile stores them"
         )
     return rows
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib import results
-from softadlib._validation import UserError, choose
+from softadlib._validation import MissingData, choose
 from softadlib.analysis.statistics import Mean, mean_interval, paired
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2
@@ -95,13 +95,13 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
 def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.DataFrame:
     """Return `results.read` with a column `gap`, test minus training cross-entropy.
 
-    Raises UserError, in one line, where a profile has no rows of this label noise.
+    Raises MissingData, in one line, where a profile has no rows of this label noise.
     """
     rows = results.read(profile, label_noise=label_noise, **options)
     if rows.empty:
         every = results.provenances(profile)
         stored = "nothing" if every.empty else ", ".join(in_order(every["dataset"]))
-        raise UserError(
+        raise MissingData(
             f"profile {profile!r} has no rows of {options.get('dataset') or 'any dataset'}"
             f" at label noise {label_noise or 0:g}; stored: {stored}; softad train {profile} trains them"
         )

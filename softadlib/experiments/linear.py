@@ -99,7 +99,7 @@ def linear_sensitivity(
             settings = {"sigma": torch.as_tensor(sigma), "scale": scale}
             trials = range(len(chunk))
             batch = RunBatch(get_method(method), networks, splits, trials, theta.tolist(), settings)
-            measured = VmapEngine(batch).train(config, seeds, [epochs])[epochs]
+            measured = VmapEngine(batch).train(config, seeds, [epochs])[-1]
             facts = {"method": method, "scale": scale, "theta": theta, "sigma": sigma}
             facts |= {"repeat": [k for _, _, k in chunk]}
             frames.append(pd.DataFrame(facts | {m: measured[m] for m in ("loss_test", "acc_test")}))

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from softadlib._validation import UserError
+from softadlib._validation import MissingData, UserError
 from softadlib._workspace import home, os_error_as_user_error, write
 from softadlib.data.splits import PARTS
 from softadlib.methods import METHODS
@@ -362,7 +362,7 @@ def finished(profile: str) -> dict[Path, Facts]:
     folder = outputs(profile)
     if not folder.is_dir():
         known = ", ".join(sorted(p.name for p in outputs().glob("*/") if p.name[0] != "."))
-        raise UserError(
+        raise MissingData(
             f"profile {profile!r} has no results in {folder.parent}; softad run {profile} makes them; "
             f"there are: {known or 'none'}"
         )

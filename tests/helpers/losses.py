@@ -1,4 +1,4 @@
-"""Made-up rows of `selected.parquet` for the tests of analysis."""
+"""Made-up rows of losses for the tests of analysis."""
 
 import math
 
@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib.data.splits import PARTS
-from softadlib.results.sample_losses import CALIBRATION
-from softadlib.results.schema import LEVELS
+from softadlib.results.schema import CALIBRATION, LEVELS
 
 
 def run(method, trial, knob, losses, dataset="gaussian", epochs=(0, 10), **scaled):
