@@ -1,21 +1,28 @@
-"""One thread and one fixed set of hypothesis examples: the same numbers at every run."""
+"""One thread, one fixed set of hypothesis examples, a workbook of one's own, tests that need a GPU."""
 
 import os
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; waiting threads spin
 
+import pytest
 import torch
+from helpers.workspace import make_home
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=40)
 settings.load_profile("fixed")
 
-LONGEST = ("reference_erm", "execute", "crashes", "ray", "engines", "notebooks", "bench", "study")
-"""Modules to begin with, so that no process is left alone with one of them at the end."""
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A workbook in a temporary folder, which SOFTAD_HOME names."""
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path)
 
 
 def pytest_collection_modifyitems(items):
-    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(Path(item.path).stem, len(place)))
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
