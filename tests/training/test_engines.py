@@ -128,7 +128,9 @@ def test_a_setting_may_differ_from_run_to_run():
     (together,) = make_engines("vmap", "softad", sigma=sigmas)
     together.train(SGD, SEEDS, ())
     for run, sigma in enumerate(sigmas.tolist()):
-        (alone,) = make_engines("mlp", "softad", TRIALS[run:][:1], knobs_of("softad")[run:], sigma=sigma)
+        (alone,) = make_engines(
+            "mlp", "softad", TRIALS[run:][:1], knobs_of("softad")[run:], sigma=sigma
+        )
         alone.train(SGD, SEEDS, ())
         assert_near(weights(together, run), weights(alone, 0))
 
