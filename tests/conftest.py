@@ -1,21 +1,28 @@
-"""One thread and one fixed set of hypothesis examples: the same numbers at every run."""
+"""One thread, one fixed set of hypothesis examples, a workbook of one's own, tests that need a GPU."""
 
 import os
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; waiting threads spin
 
+import pytest
 import torch
+from helpers.workspace import make_home
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=40)
 settings.load_profile("fixed")
 
-LONGEST = ("reference_erm", "execute", "crashes", "ray", "engines", "notebooks", "bench", "study")
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A workbook in a temporary folder, which SOFTAD_HOME names."""
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    return make_home(tmp_path)
+
+
+LONGEST = ("kill_sweep", "dask", "crashes", "execute", "reference_erm", "engines", "study", "book")
 """Modules to begin with, so that no process is left alone with one of them at the end."""
-
-
 FAST = ("functional", "losses", "optim", "test_models.py", "data/test_synthetic.py")
 FAST += ("analysis/test_statistics.py", "results/test_selection.py")
 """Folders and files of the mathematics, below tests/."""
@@ -27,5 +34,7 @@ def pytest_collection_modifyitems(items):
         inside = item.path.is_relative_to(here)
         if inside and item.path.relative_to(here).as_posix().startswith(FAST):
             item.add_marker("fast")
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(Path(item.path).stem, len(place)))

@@ -9,48 +9,33 @@ import torch
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.results.schema import MEASURES
 from softadlib.training.engines.base import RunBatch, TrainConfig
+from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine
 
 SMALL = partial(mlp, width=16, depth=2)
-
-
 SEEDS = (17716, 961412)
+TRIALS = (0, 1, 1)
+ENGINES = ("vmap", "mlp")
+
+# 44 samples: 5 steps an epoch, the last on 4 of them
+ADAM = TrainConfig("adam", 1e-2, 10, 4)
+SGD = TrainConfig("sgd", 0.05, 10, 4, momentum=0.9)
 
 
-KNOBS = {
-    "theta": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 1.2),
-    "radius": (0.01, 0.05, 0.1, 0.2, 0.15, 0.3, 0.02, 0.0),
-    "alpha": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.0, 1.0),
-    "strength": (0.01, 0.05, 0.1, 0.2, 0.15, 0.3, 0.02, 0.0),
-    "beta": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 0.0),
-    "t": (0.05, 0.2, 0.4, 1.0, 5.0, 0.1, 0.3, 0.0),
-    "gamma": (0.05, 0.2, 0.4, 0.65, 0.9, 0.1, 0.3, 0.0),
-    None: (math.nan,) * 8,
-}
-
-
-TRIALS = (0, 1, 1, 0, 0, 1, 0, 1)
-
-
-SETTINGS = {"sigma": 1.0, "scale": "code", "bn_update": "both"}
-
-
-ADAM = TrainConfig("adam", 1e-2, 10, 10)  # 44 samples: 5 steps an epoch, the last on 4 of them
-
-
-SGD = TrainConfig("sgd", 0.05, 10, 10, momentum=0.9)  # steps that do not amplify rounding
+def knobs_of(method):
+    """Three values of the hyperparameter."""
+    values = {"theta": (0.1, 0.4, 0.8), "radius": (0.05, 0.5, 0.1), None: (math.nan,) * 3}
+    return values.get(METHODS[method].knob, (0.05, 0.6, 0.3))
 
 
 def splits(dtype=torch.float64, n=44, name="gaussian"):
     return synthetic_splits(name, SEEDS, 0.1, (n, 30, 50)).to("cpu", dtype)
 
 
-def samples(n=44):
-    """Held-out losses (T, n), as if auxiliary models had been trained."""
-    draw = np.random.default_rng(5).exponential(0.5, (len(SEEDS), n))
-    return {"aux": torch.from_numpy(draw)}
+def held_out(n=44):
+    """Losses (T, n), as if auxiliary models had been trained."""
+    return torch.from_numpy(np.random.default_rng(5).exponential(0.5, (len(SEEDS), n)))
 
 
 def networks(trials, dtype=torch.float64, model=SMALL):
@@ -61,30 +46,48 @@ def networks(trials, dtype=torch.float64, model=SMALL):
     return made
 
 
-def stack(method, runs=range(8), dtype=torch.float64, knobs=None, **settings):
-    trials = [TRIALS[i] for i in runs]
-    knobs = knobs or [KNOBS[METHODS[method].knob][i] for i in runs]
-    nets = networks(trials, dtype)
-    own = {"settings": SETTINGS | settings, "samples": samples()}
-    return VmapEngine(RunBatch(METHODS[method], nets, splits(dtype), trials, knobs, **own))
+def make_batch(
+    method, trials=TRIALS, knobs=None, *, dtype=torch.float64, model=SMALL, data=None, **settings
+):
+    """Runs of one method on `trials`, at three values of its hyperparameter or at `knobs`."""
+    data = data or splits(dtype)
+    return RunBatch(
+        METHODS[method],
+        networks(trials, dtype, model),
+        data,
+        trials,
+        (knobs or knobs_of(method))[: len(trials)],
+        METHODS[method].defaults | settings,
+        {"aux": held_out(data.train.shape[1])},
+    )
 
 
-def state(made, run):
+def make_engines(kind, method, trials=TRIALS, knobs=None, **given):
+    """One engine of all runs ("vmap"), or one for each ("mlp")."""
+    if kind == "vmap":
+        return [VmapEngine(make_batch(method, trials, knobs, **given))]
+    runs = zip(trials, knobs or knobs_of(method))
+    return [MLPEngine(make_batch(method, [t], [k], **given)) for t, k in runs]
+
+
+def weights(engine, run):
     """Parameters and buffers of one run."""
-    both = {**made.params, **made.buffers}
-    return {name: value[run] for name, value in both.items()}
+    params, buffers = engine.state(run)
+    return params | buffers
 
 
 def assert_near(a, b):
+    """The same names, and values within 1e-10."""
     assert set(a) == set(b)
     for name in a:
-        close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10, msg=name)
-        close(torch.from_numpy(np.asarray(a[name])), torch.from_numpy(np.asarray(b[name])))
+        found, expected = (torch.from_numpy(np.asarray(v[name])) for v in (a, b))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, msg=name)
 
 
 def identical(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def row(measured, i):
-    return {name: measured[name][i] for name in MEASURES}
+def row(measured, run):
+    """The measures of one run, without its epoch."""
+    return {name: values[run] for name, values in measured.items() if name != "epoch"}

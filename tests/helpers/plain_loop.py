@@ -1,4 +1,4 @@
-"""Every method in a plain loop: DataLoader, one module, one optimizer.
+"""Every method in a plain loop: one module, one optimizer of torch, one sample order.
 
 Written in other words than the library's and without its mathematics: the engines' rows are compared
 with these.
@@ -7,13 +7,12 @@ with these.
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-from softadlib.workbook.bench.reference import final_measures
 
 CE = nn.CrossEntropyLoss(reduction="none")
+SHARP = ("sam", "asam", "gnp", "fdgr")
 
 
 def _soft(losses, theta, sigma=1.0, scale="code", eta=1.0):
@@ -69,13 +68,16 @@ OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "chi2": _chi2,
     "tilted": _tilted,
     "adaflood": _adaflood,
-    **dict.fromkeys(("sam", "asam", "gnp", "fdgr"), _mean),
+    **dict.fromkeys((*SHARP, "decay"), _mean),
 }
 
 
 def backward(method, model, optimizer, x, y, knob, settings):
     optimizer.zero_grad()
-    OBJECTIVES[method](CE(model(x), y), knob, **settings).backward()
+    if method == "smoothing":
+        nn.CrossEntropyLoss(label_smoothing=knob)(model(x), y).backward()
+    else:
+        OBJECTIVES[method](CE(model(x), y), knob, **settings).backward()
 
 
 def sam_shifts(model, radius):
@@ -145,25 +147,55 @@ def _fdgr(first, shifted, strength, step_size=0.01, scheme="forward", **_):
     return [g + strength / width * (a - b) for g, a, b in zip(first, ahead, back)]
 
 
-def one_epoch(method, model, optimizer, loader, knob, bn_update="both", **settings):
-    """One pass over `loader`, in training mode; its third values are AdaFlood's held-out losses."""
-    model.train()
-    for x, y, *more in loader:
-        if method in ("sam", "asam", "gnp", "fdgr"):
-            sharp_step(method, model, optimizer, x, y, knob, bn_update, **settings)
-        else:
-            backward(method, model, optimizer, x, y, knob, settings | dict(zip(["aux"], more)))
-            optimizer.step()
+def torch_optimizer(recipe, parameters, decay=0.0):
+    """torch's own; with `decay` AdamW in place of Adam."""
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+    if decay:
+        return torch.optim.AdamW(parameters, recipe.lr, weight_decay=decay)
+    make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.optimizer]
+    return make(parameters, recipe.lr, weight_decay=recipe.weight_decay)
 
 
-def plain_loop(method, model, data, orders, batch_size, make, knob, bn_update="both", **settings):
-    """Train `model` in place over `orders`, one list of sample positions per epoch.
+def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **settings):
+    """Train `model` in place by a `TrainConfig`; return its measures at every epoch, 0 included.
 
-    `data`: {"train": (x, y), …}, AdaFlood's held-out losses a third; `make`: parameters → optimizer.
-    Returns the final measures.
+    `data`: {"train": (x, y), …}, of AdaFlood the held-out losses a third.
     """
-    optimizer = make(model.parameters())
-    for order in orders:
-        loader = DataLoader(TensorDataset(*data["train"]), batch_size, sampler=order)
-        one_epoch(method, model, optimizer, loader, knob, bn_update, **settings)
-    return final_measures(model, {part: values[:2] for part, values in data.items()})
+    decay = knob if method == "decay" else 0.0
+    optimizer = torch_optimizer(recipe, model.parameters(), decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs)
+    measured, n = [final_measures(model, data)], len(data["train"][1])
+    for epoch in range(1, recipe.epochs + 1):
+        model.train()
+        order = np.random.default_rng([seed, epoch]).permutation(n)
+        for batch in np.split(order, range(recipe.batch_size, n, recipe.batch_size)):
+            x, y, *aux = (values[batch] for values in data["train"])
+            if method in SHARP:
+                sharp_step(method, model, optimizer, x, y, knob, bn_update, **settings)
+                continue
+            backward(method, model, optimizer, x, y, knob, settings | dict(zip(["aux"], aux)))
+            if decay and recipe.optimizer == "sgd":
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= optimizer.param_groups[0]["lr"] * decay * p
+            optimizer.step()
+        if recipe.lr_schedule == "cosine":
+            schedule.step()
+        measured.append(final_measures(model, data))
+    return measured
+
+
+@torch.no_grad()
+def final_measures(model, data):
+    """Loss and accuracy of every part, as one batch each, and the norm of all parameters."""
+    model.eval()
+    measures = {}
+    for part, (x, y, *_) in data.items():
+        logits = model(x)
+        measures[f"loss_{part}"] = nn.functional.cross_entropy(logits, y).item()
+        measures[f"acc_{part}"] = (logits.argmax(1) == y).double().mean().item()
+    measures["model_norm"] = nn.utils.parameters_to_vector(model.parameters()).norm().item()
+    return measures

@@ -4,8 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import yaml
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = {
     "model": "linear",
@@ -30,15 +28,10 @@ def make_home(folder: Path, notebooks: tuple[str, ...] = (), **datasets: dict) -
     (folder / "notebooks").mkdir()
     for name, changes in (datasets or {"gaussian": {}}).items():
         values = {"profile": "tiny", "dataset": name, **TINY, **changes}
-        (folder / "params" / "tiny" / f"{name}.yaml").write_text(yaml.safe_dump(values))
+        (folder / "params" / "tiny" / f"{name}.yaml").write_text(json.dumps(values))  # also YAML
     for name in notebooks:
         shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", folder / "notebooks")
     return folder
-
-
-def read_provenance(path: Path) -> dict:
-    """The facts in a `provenance.json`, as they are written."""
-    return json.loads(path.read_text())
 
 
 def tree(folder: Path) -> dict[str, int]:

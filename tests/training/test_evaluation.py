@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from softadlib.results.schema import COLUMNS, MEASURES
 from softadlib.training.evaluation import evaluate, model_norm
 
 X = torch.sin(torch.arange(69, dtype=torch.float64)).view(23, 3)
@@ -84,11 +83,3 @@ def test_model_norm_counts_batch_norm_and_biases():
         model[1].weight.zero_()
         model[1].bias.fill_(4.0)
     assert model_norm(dict(model.named_parameters())).item() == pytest.approx(5)  # √(9·1² + 4²)
-
-
-def test_columns_of_the_table():
-    assert COLUMNS == (
-        "dataset", "method", "trial", "knob", "epoch",
-        "loss_train", "loss_val", "loss_test", "acc_train", "acc_val", "acc_test", "model_norm",
-    )  # fmt: skip
-    assert COLUMNS[5:] == MEASURES

@@ -1,37 +1,20 @@
-"""Gradients written by hand are those of autograd, of the stack and of the plain loop."""
+"""Gradients written by hand are those of autograd, in any layout and for any chain of layers."""
 
 import copy
 import dataclasses
 import math
-import platform
 
-import numpy as np
 import pytest
 import torch
-from helpers.engines import (
-    ADAM,
-    KNOBS,
-    SEEDS,
-    SETTINGS,
-    SGD,
-    assert_near,
-    row,
-    samples,
-    splits,
-    state,
-)
+from helpers.engines import ADAM, SEEDS, SGD, assert_near, make_engines, row, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from softadlib import functional as F
 from softadlib.methods import METHODS
-from softadlib.models import build, mlp
-from softadlib.results.schema import MEASURES
-from softadlib.training.device import processor_name
+from softadlib.models import mlp
 from softadlib.training.engines import mlp_layers
-from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient, partial_step
 from softadlib.training.engines.mlp_layers import (
     backward,
@@ -41,11 +24,9 @@ from softadlib.training.engines.mlp_layers import (
     parse_mlp,
     weight_gradient,
 )
-from softadlib.training.engines.streams import StreamEngine
-from softadlib.training.engines.vmap import VmapEngine
-from softadlib.training.evaluation import as_rows
-from softadlib.training.memory import activations, forward_flops
+from softadlib.training.engines.vmap import activations
 
+ADAMW = dataclasses.replace(ADAM, optimizer="adamw")
 NETWORKS = {
     "mlp": lambda: mlp((2,), 2, width=16, depth=2),
     "deep": lambda: mlp((2,), 2, width=16, depth=3),
@@ -56,6 +37,7 @@ NETWORKS = {
         nn.Linear(2, 6), nn.BatchNorm1d(6, eps=1e-3, momentum=0.3), nn.Linear(6, 2)
     ),
     "large": lambda: nn.Sequential(nn.Linear(2, 8192, bias=False), nn.Linear(8192, 2, bias=False)),
+    "two large of one shape": lambda: mlp((2,), 2, width=128, depth=3),
     "nested": lambda: nn.Sequential(
         nn.Flatten(), nn.Sequential(nn.Linear(2, 6), nn.ReLU()), nn.Sequential(nn.Linear(6, 2))
     ),
@@ -162,20 +144,21 @@ def test_float32_products_in_any_layout(n, k, m, relu, layout):
 
 @given(
     st.lists(st.floats(-8, 8), min_size=2, max_size=12).filter(lambda v: len(v) % 2 == 0),
-    st.floats(0, 2),
+    st.floats(0, 0.9),
     st.sampled_from([0.25, 1.0, 3.0]),
     st.sampled_from(F.SCALES),
-    st.sampled_from(list(F.WEIGHTS)),
+    st.sampled_from(["erm", "flooding", "iflood", "softad", "smoothing"]),
 )
-def test_gradients_in_the_logits_are_autograds(values, theta, sigma, scale, objective):
+def test_gradients_in_the_logits_are_autograds(values, knob, sigma, scale, name):
     """Every objective written out by hand, against autograd through torch's own cross-entropy."""
-    logits = torch.tensor(values, dtype=torch.float64).reshape(-1, 2)
-    y, knob = torch.arange(len(logits)) % 2, torch.tensor(theta, dtype=torch.float64)
-    more = {"sigma": sigma, "scale": scale} if objective is F.softad else {}
-    leaf = logits.clone().requires_grad_()
-    losses = nn.functional.cross_entropy(leaf, y, reduction="none")
-    objective(losses, knob, **more).backward()
-    got = logit_gradient(objective, logits, y, knob, **more)
+    method, logits = METHODS[name], torch.tensor(values, dtype=torch.float64).reshape(-1, 2)
+    y = torch.arange(len(logits)) % 2
+    more = {"sigma": sigma, "scale": scale} if name == "softad" else {}
+    leaf, knob = logits.clone().requires_grad_(), torch.tensor(knob, dtype=torch.float64)
+    smoothing = knob.item() if name == "smoothing" else 0.0
+    losses = nn.functional.cross_entropy(leaf, y, reduction="none", label_smoothing=smoothing)
+    method.objective(losses, knob, **more).backward()
+    got = logit_gradient(method, logits, y, knob, **more)
     torch.testing.assert_close(got, leaf.grad, rtol=1e-12, atol=1e-15)
 
 
@@ -190,155 +173,34 @@ def test_the_weights_by_hand():
     }
 
 
-def test_is_the_stack_where_every_parameter_is_large_or_none_is_packed():
-    assert_is_the_stack("softad", SGD, "large")
-
-
-@pytest.mark.parametrize("method", ["erm", "softad", "sam", "gnp", "fdgr"])
-def test_is_the_stack_where_large_weights_are_stepped_in_the_backward_pass(method, monkeypatch):
-    """Weights (16, 16) count as large: two of one shape under every rule, with one buffer or more."""
-    monkeypatch.setattr("softadlib.training.engines.mlp_cpu.PACKED_BELOW", 200)
-    assert_is_the_stack(method, ADAM, "deep")
-
-
-def test_the_processor_is_named_as_the_system_names_it(tmp_path, monkeypatch):
-    listed = tmp_path / "cpuinfo"
-    listed.write_text(
-        "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC: 9\n\nflags\n"
-    )
-    monkeypatch.setattr("softadlib.training.device.Path", lambda path: listed)
-    assert processor_name() == "AuthenticAMD AMD EPYC: 9"
-    listed.unlink()
-    assert processor_name() == platform.processor()
-
-
-@pytest.mark.skipif(not mlp_layers.ON_INTEL, reason="needs an Intel processor")
-@pytest.mark.parametrize("shape", [(50, 500, 500), (100, 64, 1000), (200, 784, 1000), (33, 17, 40)])
-def test_gradients_of_weights_have_the_same_bits_in_given_memory(shape):
-    n, k, m = shape
-    x, g = torch.randn(n, k), torch.randn(n, m)
-    memory = torch.full((m, k), math.nan)
-    assert torch.equal(weight_gradient(g, x, memory), weight_gradient(g, x))
-    assert torch.equal(memory, weight_gradient(g, x)), "written there"
-
-
-@pytest.mark.parametrize("on_intel", [True, False])
-def test_gradients_of_weights_are_the_product(on_intel, monkeypatch):
-    monkeypatch.setattr(mlp_layers, "ON_INTEL", on_intel)
-    g, x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0], [6.0]])
-    assert weight_gradient(g, x, torch.empty(2, 1)).tolist() == [[23.0], [34.0]]
-
-
-@pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])
-def test_steps_of_some_parameters_are_those_of_the_whole_optimizer(recipe):
-    """One parameter after another, in another order, after a restart too: bit for bit."""
-    recipe = dataclasses.replace(recipe, weight_decay=0.01)
-    torch.manual_seed(0)
-    values = [torch.randn(3, 5), torch.randn(7)]
-    sides = [[v.clone() for v in values] for _ in range(2)]
-    whole, partial = (recipe.build(side) for side in sides)
-    for round_ in range(6):
-        gradients = [torch.randn_like(v) for v in values]
-        for p, g in zip(sides[0], gradients):
-            p.grad = g
-        whole.step()
-        for i in (1, 0):
-            partial_step(partial)([sides[1][i]], [gradients[i]])
-        if round_ == 2:
-            restored = recipe.build(sides[1])
-            restored.load_state_dict(copy.deepcopy(partial.state_dict()))
-            partial = restored
-        assert all(torch.equal(*pair) for pair in zip(*sides))
-    states = [optimizer.state_dict()["state"] for optimizer in (whole, partial)]
-    torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])
-@pytest.mark.parametrize("method", METHODS)
-def test_is_the_stack(method, recipe):
-    """The same runs by hand and by vmap of autograd, in float64: parameters, buffers, measures."""
-    assert_is_the_stack(method, recipe, "mlp")
-
-
-def assert_is_the_stack(method, recipe, network):
-    knobs, settings = KNOBS[METHODS[method].knob], SETTINGS | {"sigma": 2.0}
-    torch.manual_seed(1)
-    nets = [NETWORKS[network]().double() for _ in range(3)]
-    batch = RunBatch(
-        METHODS[method], nets, splits(), (0, 1, 1), knobs[:3], settings, samples=samples()
-    )
-    stack = VmapEngine(batch)
-    together = stack.train(recipe, SEEDS, {0, 5, 10})
-    for run in range(3):
-        single = MLPEngine(batch.single(run))
-        alone = single.train(recipe, SEEDS, {0, 5, 10})
-        assert_near(state(stack, run), state(single, 0))
-        for epoch in (0, 5, 10):
-            assert_near(row(together[epoch], run), row(alone[epoch], 0))
-
-
-def test_takes_a_single_run_of_a_perceptron():
-    nets = [NETWORKS["mlp"]().double() for _ in range(2)]
-    with pytest.raises(ValueError, match="trains a single run, got 2; use VmapEngine"):
-        MLPEngine(RunBatch(METHODS["erm"], nets, splits(), (0, 1), [math.nan] * 2))
-    other = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 2)).double()
-    with pytest.raises(ValueError, match="use VmapEngine"):
-        MLPEngine(RunBatch(METHODS["erm"], [other], splits(), [0], [math.nan]))
-
-
-@pytest.mark.parametrize("method", ["erm", "softad", "sam", "adaflood"])
-def test_lanes_are_stacks_of_one(method):
-    knobs = KNOBS[METHODS[method].knob][:3]
-    made = []
-    for engine in (VmapEngine, StreamEngine):
-        torch.manual_seed(1)
-        nets = [NETWORKS["mlp"]().double() for _ in range(3)]
-        batch = RunBatch(
-            METHODS[method], nets, splits(), (0, 1, 0), knobs, SETTINGS, samples=samples()
-        )
-        made.append(engine(batch))
-    ticks = []
-    stack = made[0].train(SGD, SEEDS, {0, 10})
-    lanes = made[1].train(SGD, SEEDS, {0, 10}, keep=[0, 1], progress=ticks.append)
-    assert ticks == [3] * 10, "all are trained, two are measured"
-    for name in MEASURES:
-        np.testing.assert_allclose(lanes[10][name], stack[10][name][:2], rtol=1e-10)
-
-
-def test_measuring_together_is_measuring_apart():
-    """Batch norm is folded when perceptrons are measured together, and applied when one is alone."""
-    torch.manual_seed(1)
-    nets = [NETWORKS["mlp"]().double() for _ in range(4)]
-    made = VmapEngine(RunBatch(METHODS["erm"], nets, splits(), (0, 1, 1, 0), [math.nan] * 4))
-    made.train(SGD, SEEDS, ())
-    made.params["0.weight"][2] = math.nan
-    made.template.eval()
-    with torch.no_grad():
-        together = as_rows(made.evaluate_batched([3, 2, 1]))
-        apart = as_rows(made.evaluate_sequential([3, 2, 1]))
-    for name in MEASURES:
-        np.testing.assert_allclose(together[name], apart[name], rtol=1e-12)
-    assert math.isnan(together["acc_test"][1])
-    assert not math.isnan(together["acc_test"][2])
-
-
-def test_work_and_activations_of_a_network_by_hand():
-    """2 → 16 → 16 → 2: multiply-adds count two, each layer puts out its width."""
-    network = NETWORKS["mlp"]()
-    assert forward_flops(network, (2,)) == 2 * (2 * 16 + 16 * 16 + 16 * 2)
-    assert activations(network, (2,)) == 3 * 16 + 3 * 16 + 2
-    assert forward_flops(NETWORKS["linear"](), (2,)) == 2 * 2 * 3
-    convolution = nn.Sequential(
-        nn.Conv2d(4, 6, 3, stride=2, groups=2), nn.Flatten(), nn.Linear(24, 2)
-    )
-    assert forward_flops(convolution, (4, 5, 5)) == 2 * (6 * 2 * 2) * (2 * 3 * 3) + 2 * 24 * 2
-
-
+@pytest.mark.parametrize("method", ["erm", "softad", "sam", "gnp", "fdgr", "decay"])
 @pytest.mark.parametrize(
-    ("model", "shape"), [("mlp1x1000", (1, 28, 28)), ("resnet18", (3, 32, 32)), ("linear", (2,))]
+    ("network", "recipe"),
+    [("large", SGD), ("two large of one shape", ADAM), ("biased", SGD), ("bare", SGD)],
 )
-def test_operations_are_those_of_torchs_counter(model, shape):
-    network = build(model, shape, 10, seed=0).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(torch.zeros(1, *shape, dtype=next(network.parameters()).dtype))
-    assert forward_flops(network, shape) == counter.get_total_flops() > 0
+def test_large_weights_and_small_ones_are_trained_as_by_autograd(network, recipe, method):
+    """Large weights are stepped in the backward pass, each with a buffer of its shape; small ones packed."""
+    model = lambda shape, classes: NETWORKS[network]()  # noqa: E731
+    (together,) = make_engines("vmap", method, model=model)
+    expected = together.train(recipe, SEEDS, {0, recipe.epochs})
+    for run, engine in enumerate(make_engines("mlp", method, model=model)):
+        measured = engine.train(recipe, SEEDS, {0, recipe.epochs})
+        for table, alone in zip(expected, measured, strict=True):
+            assert_near(row(alone, 0), row(table, run))
+        assert_near(weights(engine, 0), weights(together, run))
+
+
+def test_other_networks_are_refused():
+    other = lambda shape, classes: nn.Sequential(nn.Linear(2, 2), nn.Dropout())  # noqa: E731
+    with pytest.raises(ValueError, match="use VmapEngine"):
+        make_engines("mlp", "erm", (0,), model=other)
+    cpu = torch.device("cpu")
+    assert MLPEngine.supports(NETWORKS["mlp"](), cpu)
+    assert not MLPEngine.supports(NETWORKS["mlp"](), cpu, bf16=True)
+    assert not MLPEngine.supports(NETWORKS["mlp"](), torch.device("cuda"))
+    assert not MLPEngine.supports(other(None, None), cpu)
+
+
+def test_activations_of_a_network_by_hand():
+    """2 → 16 → 16 → 2: each layer puts out its width."""
+    assert activations(NETWORKS["mlp"](), (2,)) == 3 * 16 + 3 * 16 + 2
