@@ -1,6 +1,7 @@
 """One thread, one fixed set of hypothesis examples, a workbook of one's own, tests that need a GPU."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; waiting threads spin
 
