@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from softadlib._validation import choose, real, whole
+from softadlib.analysis.statistics import mean_interval
 from softadlib.functional import SCALES, softad_weights
 
 Oracle = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -402,10 +403,12 @@ def _row(
 ) -> dict[str, object]:
     """Put slopes (iterates, runs) beside their bounds; `inside`: whether every iterate is on the ball.
 
-    `mean` and `worst` are those of the runs' averages, `last` is the mean of the runs at w_T alone.
+    `mean`, its 95 % interval (`low`, `high`) and `worst` are those of the runs' averages, `last` is the
+    mean of the runs at w_T alone.
     """
     inside, averages = bool((norms(path) <= radius + 1e-12).all()), slopes.mean(0)
-    row = {"T": len(path) - 1, "mean": averages.mean(), "worst": averages.max()}
+    mean, low, high, _ = mean_interval(averages)
+    row = {"T": len(path) - 1, "mean": mean, "low": low, "high": high, "worst": averages.max()}
     return {**row, "last": slopes[-1].mean(), **bounds, "inside": inside}
 
 
