@@ -54,6 +54,11 @@ def _mean(losses, knob, **_):
     return losses.mean()
 
 
+def _focal(losses, gamma, **_):
+    p = torch.exp(-losses)
+    return ((1 - p) ** gamma * losses).mean()
+
+
 def _adaflood(losses, gamma, aux, **_):
     levels = -torch.log((1 - gamma) * torch.exp(-aux) + gamma)
     return torch.maximum(losses, 2 * levels - losses).mean()
@@ -68,6 +73,8 @@ OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "chi2": _chi2,
     "tilted": _tilted,
     "adaflood": _adaflood,
+    "focal": _focal,
+    "msam": _mean,
     **dict.fromkeys((*SHARP, "decay"), _mean),
 }
 
@@ -147,6 +154,19 @@ def _fdgr(first, shifted, strength, step_size=0.01, scheme="forward", **_):
     return [g + strength / width * (a - b) for g, a, b in zip(first, ahead, back)]
 
 
+def msam_step(model, optimizer, x, y, radius):
+    """One step of MSAM: the gradient is taken `radius` along the step's direction, which momentum has."""
+    average = "momentum_buffer" if isinstance(optimizer, torch.optim.SGD) else "exp_avg"
+    momentum = [optimizer.state.get(p, {}).get(average) for p in model.parameters()]
+    if any(m is None for m in momentum):
+        backward("erm", model, optimizer, x, y, None, {})
+    else:
+        norm = torch.cat([m.flatten() for m in momentum]).norm()
+        shifts = [-radius / (norm + 1e-12) * m for m in momentum]
+        gradient_at(shifts, model, optimizer, x, y, "both")
+    optimizer.step()
+
+
 def torch_optimizer(recipe, parameters, decay=0.0):
     """torch's own; with `decay` AdamW in place of Adam."""
     if recipe.optimizer == "sgd":
@@ -175,6 +195,9 @@ def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **sett
             x, y, *aux = (values[batch] for values in data["train"])
             if method in SHARP:
                 sharp_step(method, model, optimizer, x, y, knob, bn_update, **settings)
+                continue
+            if method == "msam":
+                msam_step(model, optimizer, x, y, knob)
                 continue
             backward(method, model, optimizer, x, y, knob, settings | dict(zip(["aux"], aux)))
             if decay and recipe.optimizer == "sgd":
