@@ -63,4 +63,5 @@ class Checkpoint:
     def delete(self) -> None:
         """Delete the file, once the rows of its runs are stored or returned."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
