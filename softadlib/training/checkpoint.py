@@ -3,6 +3,7 @@
 import contextlib
 import io
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class Checkpoint:
         if self.path is None or not self.path.exists():
             return None
         try:
+            with zipfile.ZipFile(self.path) as file:
+                if file.testzip():  # torch.load itself does not check the sums
+                    return None
             state = torch.load(self.path, map_location="cpu", weights_only=True)
             return dict(state["state"]) if state["decisive"] == self.decisive else None
         except Exception:  # torch, pickle and zipfile raise many types
