@@ -169,7 +169,7 @@ def test_the_state_of_other_runs_or_epochs_is_not_used(steps, tmp_path):
 
 def test_a_file_that_cannot_be_written_stops_no_training(steps, tmp_path):
     made = protocol()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("")  # a folder cannot be made below it
     assert_same(train(made, tmp_path / "file" / "folder"), train(made, None))
 
 
