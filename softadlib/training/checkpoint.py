@@ -3,6 +3,7 @@
 import contextlib
 import io
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class Checkpoint:
         if self.path is None or not self.path.exists():
             return None
         try:
+            with zipfile.ZipFile(self.path) as file:
+                if file.testzip():  # torch.load itself does not check the sums
+                    return None
             state = torch.load(self.path, map_location="cpu", weights_only=True)
             return dict(state["state"]) if state["decisive"] == self.decisive else None
         except Exception:  # torch, pickle and zipfile raise many types
@@ -63,4 +67,5 @@ class Checkpoint:
     def delete(self) -> None:
         """Delete the file, once the rows of its runs are stored or returned."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.unlink()

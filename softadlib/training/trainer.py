@@ -124,7 +124,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     """Return the checkpoint of runs that are trained together; `facts` decide their bits too."""
     keys = [list(run.key) for run in runs]
-    machine = {"device": device_name(device), "torch": torch.__version__}
+    machine = {"device": device_name(device), "torch": str(torch.__version__)}
     fingerprint = protocol.fingerprint(runs[0].method)
     decisive = {"fingerprint": fingerprint, "runs": keys, **machine, **facts}
     name = "-".join(str(value) for key in (keys[0], keys[-1]) for value in key)

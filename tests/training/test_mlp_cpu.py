@@ -190,6 +190,40 @@ def test_large_weights_and_small_ones_are_trained_as_by_autograd(network, recipe
         assert_near(weights(engine, 0), weights(together, run))
 
 
+@pytest.mark.skipif(not mlp_layers.ON_INTEL, reason="needs an Intel processor")
+@pytest.mark.parametrize("shape", [(50, 500, 500), (100, 64, 1000), (200, 784, 1000), (33, 17, 40)])
+def test_gradients_of_weights_have_the_same_bits_in_given_memory(shape):
+    n, k, m = shape
+    x, g = torch.randn(n, k), torch.randn(n, m)
+    memory = torch.full((m, k), math.nan)
+    assert torch.equal(weight_gradient(g, x, memory), weight_gradient(g, x))
+    assert torch.equal(memory, weight_gradient(g, x)), "written there"
+
+
+@pytest.mark.parametrize("recipe", [ADAM, ADAMW, SGD], ids=["adam", "adamw", "sgd"])
+def test_steps_of_some_parameters_are_those_of_the_whole_optimizer(recipe):
+    """One parameter after another, in another order, after a restart too: bit for bit."""
+    recipe = dataclasses.replace(recipe, weight_decay=0.01)
+    torch.manual_seed(0)
+    values = [torch.randn(3, 5), torch.randn(7)]
+    sides = [[v.clone() for v in values] for _ in range(2)]
+    whole, partial = (recipe.build(side) for side in sides)
+    for round_ in range(6):
+        gradients = [torch.randn_like(v) for v in values]
+        for p, g in zip(sides[0], gradients):
+            p.grad = g
+        whole.step()
+        for i in (1, 0):
+            partial_step(partial)([sides[1][i]], [gradients[i]])
+        if round_ == 2:
+            restored = recipe.build(sides[1])
+            restored.load_state_dict(copy.deepcopy(partial.state_dict()))
+            partial = restored
+        assert all(torch.equal(*pair) for pair in zip(*sides))
+    states = [optimizer.state_dict()["state"] for optimizer in (whole, partial)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 def test_other_networks_are_refused():
     other = lambda shape, classes: nn.Sequential(nn.Linear(2, 2), nn.Dropout())  # noqa: E731
     with pytest.raises(ValueError, match="use VmapEngine"):
