@@ -44,7 +44,7 @@ html_theme_options = SETTINGS["html_theme_options"] | {"icon_links": [repository
 copyright = f"2026, {author}"
 
 PAPER = ("fig", "tab", "sec", "prop", "app")
-USE = ("recipes", "train", "explorer", "dev")
+USE = ("recipes", "train", "dev")
 
 
 def contents(chapter: str) -> str:
@@ -80,7 +80,7 @@ def reference(package: str) -> str:
 
 def commands(_: str) -> str:
     """Return what `softad` and each of its commands say when asked for help."""
-    environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"COLUMNS": "72", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
 
     def ask(*words: str) -> str:
         command = [sys.executable, "-m", "softadlib", *words, "--help"]
@@ -131,10 +131,11 @@ def reads_results(text: str) -> bool:
 
 
 def colab(name: str) -> str:
-    """Return the address that opens a notebook in Colab, "" where it needs more than the library."""
-    text = (ROOT / f"notebooks/{name}.ipynb").read_text()
-    imported = set(re.findall(r"^(?:from|import) (\w+)", code_of(text), re.M))
-    if reads_results(text) or not imported <= {"softadlib", "torch", "matplotlib", "math"}:
+    """Return the address that opens a notebook in Colab, "" where it needs more than the package."""
+    code = code_of((ROOT / f"notebooks/{name}.ipynb").read_text())
+    imported = set(re.findall(r"^(?:from|import) (\w+)", code, re.M))
+    reads_files = re.search(r"softadlib(\.| import )(results|training|workbook|_)", code)
+    if reads_files or not imported <= {"softadlib", "torch", "matplotlib", "numpy", "pandas"}:
         return ""
     path = REPOSITORY.removeprefix("https://github.com/")
     return f"https://colab.research.google.com/github/{path}/blob/main/notebooks/{name}.ipynb"
