@@ -59,23 +59,25 @@ def contents(chapter: str) -> str:
     return f"```{{toctree}}\n:maxdepth: 1\n\n{pages}```"
 
 
-def reference(package: str) -> str:
-    """Return an autodoc directive for each public name of a package; "" is softadlib itself."""
-    module = importlib.import_module(f"softadlib.{package}".rstrip("."))
-    names = {name: getattr(module, name) for name in getattr(module, "__all__", dir(module))}
-    at_top = {name: getattr(softadlib, name) for name in softadlib.__all__}
+def reference(name: str) -> str:
+    """Return an autodoc directive for each public name of a module; "" is softadlib itself."""
+    path = f"softadlib.{name}".rstrip(".")
+    module = importlib.import_module(path)
+    top = {n: getattr(softadlib, n) for n in softadlib.__all__}
+    listed = getattr(module, "__all__", None)
     lines = []
-    for name, value in (names | at_top).items():
-        home = getattr(value, "__module__", "")
-        place = home.split(".")[1] if home.startswith("softadlib.") else None
-        page = place if place in PACKAGES else ""
-        if name.startswith("_") or place is None or (name in at_top and page != package):
+    for key in [*(listed or vars(module)), *top]:
+        value = getattr(module, key, top.get(key))
+        home = f"{getattr(value, '__module__', '')}."
+        page = home.split(".")[1] if home.startswith("softadlib.") else None
+        if key.startswith("_") or page is None or (not listed and f"{path}." not in home):
             continue
-        path = name if at_top.get(name) is value else f"{package}.{name}"
-        directive = "autoclass" if inspect.isclass(value) else "autofunction"
+        if key in top and (page if page in PACKAGES else "") != name:
+            continue  # on the page of its package
+        full = f"softadlib.{key}" if top.get(key) is value else f"{path}.{key}"
         options = "\n   :members:" if inspect.isclass(value) else ""
-        lines.append(f".. {directive}:: softadlib.{path}{options}\n")
-    return "```{eval-rst}\n" + "\n".join(lines) + "```\n"
+        lines.append(f".. auto{'class' if options else 'function'}:: {full}{options}\n")
+    return "```{eval-rst}\n" + "\n".join(dict.fromkeys(lines)) + "```\n"
 
 
 def commands(_: str) -> str:
@@ -101,7 +103,7 @@ def fill(_app: Sphinx, docname: str, source: list[str]) -> None:
     elif docname == SETTINGS["root_doc"]:
         source[0] += "\n" + (HERE / "chapters.md").read_text()
     elif docname.startswith(CHAPTERS):
-        mark = r"<!-- (notebooks|commands|reference) ?(\w*) -->"
+        mark = r"<!-- (notebooks|commands|reference) ?([\w.]*) -->"
         source[0] = re.sub(mark, lambda found: writers[found[1]](found[2]), source[0])
 
 
@@ -148,14 +150,14 @@ def show_buttons(_app: Sphinx, page: str, _template: str, context: dict[str, Any
         context.update(is_notebook=True, colab=colab(name), repository=REPOSITORY)
 
 
-def write_formula(_app: Sphinx, _what: str, name: str, *event: Any) -> None:
+def write_formula(_app: Sphinx, what: str, name: str, *event: Any) -> None:
     """Put the formula of a name below its first line, and keep |x| and *x from being markup."""
-    lines, code = event[-1], False
-    for i, line in enumerate(lines):
-        code = line.lstrip().startswith(">>>") or (code and bool(line.strip()))
-        parts = re.split(r"(`+[^`]*`+)", line)
-        parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
-        lines[i] = line if code else "".join(parts)
+    lines = event[-1]
+    parts = re.split(r"(>>> .*?(?:\n *\n|\Z)|`+[^`]*`+)", "\n".join(lines), flags=re.S)
+    parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+    lines[:] = "".join(parts).split("\n")
+    if what == "attribute":
+        lines.insert(0, "")  # else napoleon takes what stands before a colon for a type
     if formula := EQUATIONS.get(name.removeprefix("softadlib.")):
         end = lines.index("") if "" in lines else len(lines)
         lines[end:end] = ["", f".. math:: {formula}", ""]
