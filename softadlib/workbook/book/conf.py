@@ -31,8 +31,7 @@ PACKAGES = {path.stem for path in (HERE / "api").glob("*.md")}
 SETTINGS = yaml.safe_load((HERE / "settings.yaml").read_text())
 EQUATIONS = yaml.safe_load((HERE / "equations.yaml").read_text())
 
-globals().update(SETTINGS)
-project, release = PROJECT["name"], PROJECT["version"]
+globals().update(SETTINGS | {"project": PROJECT["name"], "release": PROJECT["version"]})
 author = ", ".join(person["name"] for person in PROJECT["authors"])
 # Folders without a page: without this line Sphinx would walk the virtual environment.
 WITH_PAGES = {".github", "notebooks", "params", "softadlib", "outputs"}
@@ -50,8 +49,8 @@ USE = ("recipes", "train", "dev")
 def contents(chapter: str) -> str:
     """Return the table of contents of a chapter, in the order of the map of notebooks."""
     order = re.findall(r"\((\w[\w-]*)\.ipynb\)", (ROOT / "notebooks/README.md").read_text())
-    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-    names.sort(key=lambda name: order.index(name) if name in order else len(order))
+    names = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    names.sort(key=lambda name: (*order, name).index(name))
     chapters = {"paper": [name for name in names if name.startswith(PAPER)]}
     chapters["use"] = [name for name in names if name.startswith(USE)]
     chapters["beyond"] = [n for n in names if n not in chapters["paper"] + chapters["use"]]
@@ -157,7 +156,7 @@ def write_formula(_app: Sphinx, what: str, name: str, *event: Any) -> None:
     parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
     if what == "attribute":
-        lines.insert(0, "")  # else napoleon takes what stands before a colon for a type
+        lines.insert(0, "\\")  # else napoleon takes what stands before a colon for a type
     if formula := EQUATIONS.get(name.removeprefix("softadlib.")):
         end = lines.index("") if "" in lines else len(lines)
         lines[end:end] = ["", f".. math:: {formula}", ""]
