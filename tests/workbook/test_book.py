@@ -22,9 +22,10 @@ from softadlib import functional as F
 
 pytest.importorskip("myst_nb", reason="the book needs the extra `book`")
 BOOK = REPOSITORY / "softadlib/workbook/book"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 NOTEBOOKS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
