@@ -152,7 +152,7 @@ def show_buttons(_app: Sphinx, page: str, _template: str, context: dict[str, Any
 def write_formula(_app: Sphinx, what: str, name: str, *event: Any) -> None:
     """Put the formula of a name below its first line, and keep |x| and *x from being markup."""
     lines = event[-1]
-    parts = re.split(r"(>>> .*?(?:\n *\n|\Z)|`+[^`]*`+)", "\n".join(lines), flags=re.S)
+    parts = re.split(r"(>{3} .*?(?:\n *\n|\Z)|`+[^`]*`+)", "\n".join(lines), flags=re.S)
     parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
     if what == "attribute":
