@@ -1,6 +1,7 @@
 """One thread, one fixed set of hypothesis examples, a workbook of one's own, tests that need a GPU."""
 
 import os
+import re
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; waiting threads spin
@@ -39,3 +40,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
     place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(Path(item.path).stem, len(place)))
+
+
+def pytest_sessionfinish(session):
+    """Where the variable SKIPS announces reasons, as a regular expression, another skip is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or "SKIPS" not in os.environ:
+        return
+    for report in reporter.stats.get("skipped", []):
+        if not re.search(os.environ["SKIPS"], report.longrepr[2]):
+            print(f"\nskipped, and not announced: {report.nodeid}: {report.longrepr[2]}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED

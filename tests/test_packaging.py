@@ -187,14 +187,16 @@ def test_the_readmes_shell_commands_are_known():
     """`make readme` runs them; here each softad command is parsed."""
     from readme_commands import LEFT_OUT, commands
 
-    from softadlib.workbook.cli import _parser
+    from softadlib.workbook import cli
 
     lines = commands((REPOSITORY / "README.md").read_text())
     assert lines
     for line in lines:
         words = line.split()
         if words[0] == "softad" and not LEFT_OUT.search(line) and len(words) > 1:
-            _parser().parse_args(re.split(r"\s*(?:&&|>|\|)\s*", line)[0].split()[1:])
+            asked = re.split(r"\s*(?:&&|>|\|)\s*", line)[0]
+            asked = re.sub(r"(-p [\w.]+)=", r"\1 ", asked)  # `-p lr=0.1` is `-p lr 0.1`
+            cli.parser().parse_args(asked.split()[1:])
 
 
 def test_the_readmes_example_runs():
@@ -203,6 +205,7 @@ def test_the_readmes_example_runs():
     assert blocks
     setup = (
         "import torch\nfrom torch import nn\nmodel = nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "loader = [(torch.randn(8, 2), torch.randint(2, (8,))) for _ in range(3)]\n"
     )
     for block in blocks:

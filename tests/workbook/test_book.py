@@ -22,9 +22,10 @@ from softadlib import functional as F
 
 pytest.importorskip("myst_nb", reason="the book needs the extra `book`")
 BOOK = REPOSITORY / "softadlib/workbook/book"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 NOTEBOOKS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +175,17 @@ def test_notebooks_can_be_downloaded_and_some_opened_in_colab(book):
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     repository = project["urls"]["Repository"].removeprefix("https://github.com/")
+    opened = []
     for name in NOTEBOOKS:
         html = (book / f"notebooks/{name}.html").read_text()
         link = re.search(r'href="([^"]*)" download', html)[1]
         stored = (book / "notebooks" / link).resolve()
         assert json.loads(stored.read_text())["nbformat"] == 4
         if "colab.research" in html:
+            opened.append(name)
             assert f"/github/{repository}/blob/main/notebooks/{name}.ipynb" in html
-            code = stored.read_text()
-            assert "pandas" not in re.findall(r"(?:import|from) (\w+)", code)
+    assert "fig02_quadratic_descent" in opened  # it needs the package alone
+    assert not {"recipes", "tab1_3_loss_gaps", "train"} & set(opened)  # Lightning, results, params
 
 
 @needs_chromium

@@ -31,8 +31,7 @@ PACKAGES = {path.stem for path in (HERE / "api").glob("*.md")}
 SETTINGS = yaml.safe_load((HERE / "settings.yaml").read_text())
 EQUATIONS = yaml.safe_load((HERE / "equations.yaml").read_text())
 
-globals().update(SETTINGS)
-project, release = PROJECT["name"], PROJECT["version"]
+globals().update(SETTINGS | {"project": PROJECT["name"], "release": PROJECT["version"]})
 author = ", ".join(person["name"] for person in PROJECT["authors"])
 # Folders without a page: without this line Sphinx would walk the virtual environment.
 WITH_PAGES = {".github", "notebooks", "params", "softadlib", "outputs"}
@@ -44,14 +43,14 @@ html_theme_options = SETTINGS["html_theme_options"] | {"icon_links": [repository
 copyright = f"2026, {author}"
 
 PAPER = ("fig", "tab", "sec", "prop", "app")
-USE = ("recipes", "train", "explorer", "dev")
+USE = ("recipes", "train", "dev")
 
 
 def contents(chapter: str) -> str:
     """Return the table of contents of a chapter, in the order of the map of notebooks."""
     order = re.findall(r"\((\w[\w-]*)\.ipynb\)", (ROOT / "notebooks/README.md").read_text())
-    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-    names.sort(key=lambda name: order.index(name) if name in order else len(order))
+    names = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    names.sort(key=lambda name: (*order, name).index(name))
     chapters = {"paper": [name for name in names if name.startswith(PAPER)]}
     chapters["use"] = [name for name in names if name.startswith(USE)]
     chapters["beyond"] = [n for n in names if n not in chapters["paper"] + chapters["use"]]
@@ -59,28 +58,30 @@ def contents(chapter: str) -> str:
     return f"```{{toctree}}\n:maxdepth: 1\n\n{pages}```"
 
 
-def reference(package: str) -> str:
-    """Return an autodoc directive for each public name of a package; "" is softadlib itself."""
-    module = importlib.import_module(f"softadlib.{package}".rstrip("."))
-    names = {name: getattr(module, name) for name in getattr(module, "__all__", dir(module))}
-    at_top = {name: getattr(softadlib, name) for name in softadlib.__all__}
+def reference(name: str) -> str:
+    """Return an autodoc directive for each public name of a module; "" is softadlib itself."""
+    path = f"softadlib.{name}".rstrip(".")
+    module = importlib.import_module(path)
+    top = {n: getattr(softadlib, n) for n in softadlib.__all__}
+    listed = getattr(module, "__all__", None)
     lines = []
-    for name, value in (names | at_top).items():
-        home = getattr(value, "__module__", "")
-        place = home.split(".")[1] if home.startswith("softadlib.") else None
-        page = place if place in PACKAGES else ""
-        if name.startswith("_") or place is None or (name in at_top and page != package):
+    for key in [*(listed or vars(module)), *top]:
+        value = getattr(module, key, top.get(key))
+        home = f"{getattr(value, '__module__', '')}."
+        page = home.split(".")[1] if home.startswith("softadlib.") else None
+        if key.startswith("_") or page is None or (not listed and f"{path}." not in home):
             continue
-        path = name if at_top.get(name) is value else f"{package}.{name}"
-        directive = "autoclass" if inspect.isclass(value) else "autofunction"
+        if key in top and (page if page in PACKAGES else "") != name:
+            continue  # on the page of its package
+        full = f"softadlib.{key}" if top.get(key) is value else f"{path}.{key}"
         options = "\n   :members:" if inspect.isclass(value) else ""
-        lines.append(f".. {directive}:: softadlib.{path}{options}\n")
-    return "```{eval-rst}\n" + "\n".join(lines) + "```\n"
+        lines.append(f".. auto{'class' if options else 'function'}:: {full}{options}\n")
+    return "```{eval-rst}\n" + "\n".join(dict.fromkeys(lines)) + "```\n"
 
 
 def commands(_: str) -> str:
     """Return what `softad` and each of its commands say when asked for help."""
-    environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"COLUMNS": "72", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
 
     def ask(*words: str) -> str:
         command = [sys.executable, "-m", "softadlib", *words, "--help"]
@@ -101,7 +102,7 @@ def fill(_app: Sphinx, docname: str, source: list[str]) -> None:
     elif docname == SETTINGS["root_doc"]:
         source[0] += "\n" + (HERE / "chapters.md").read_text()
     elif docname.startswith(CHAPTERS):
-        mark = r"<!-- (notebooks|commands|reference) ?(\w*) -->"
+        mark = r"<!-- (notebooks|commands|reference) ?([\w.]*) -->"
         source[0] = re.sub(mark, lambda found: writers[found[1]](found[2]), source[0])
 
 
@@ -131,10 +132,11 @@ def reads_results(text: str) -> bool:
 
 
 def colab(name: str) -> str:
-    """Return the address that opens a notebook in Colab, "" where it needs more than the library."""
-    text = (ROOT / f"notebooks/{name}.ipynb").read_text()
-    imported = set(re.findall(r"^(?:from|import) (\w+)", code_of(text), re.M))
-    if reads_results(text) or not imported <= {"softadlib", "torch", "matplotlib", "math"}:
+    """Return the address that opens a notebook in Colab, "" where it needs more than the package."""
+    code = code_of((ROOT / f"notebooks/{name}.ipynb").read_text())
+    imported = set(re.findall(r"^(?:from|import) (\w+)", code, re.M))
+    reads_files = re.search(r"softadlib(\.| import )(results|training|workbook|_)", code)
+    if reads_files or not imported <= {"softadlib", "torch", "matplotlib", "numpy", "pandas"}:
         return ""
     path = REPOSITORY.removeprefix("https://github.com/")
     return f"https://colab.research.google.com/github/{path}/blob/main/notebooks/{name}.ipynb"
@@ -147,14 +149,14 @@ def show_buttons(_app: Sphinx, page: str, _template: str, context: dict[str, Any
         context.update(is_notebook=True, colab=colab(name), repository=REPOSITORY)
 
 
-def write_formula(_app: Sphinx, _what: str, name: str, *event: Any) -> None:
+def write_formula(_app: Sphinx, what: str, name: str, *event: Any) -> None:
     """Put the formula of a name below its first line, and keep |x| and *x from being markup."""
-    lines, code = event[-1], False
-    for i, line in enumerate(lines):
-        code = line.lstrip().startswith(">>>") or (code and bool(line.strip()))
-        parts = re.split(r"(`+[^`]*`+)", line)
-        parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
-        lines[i] = line if code else "".join(parts)
+    lines = event[-1]
+    parts = re.split(r"(>{3} .*?(?:\n *\n|\Z)|`+[^`]*`+)", "\n".join(lines), flags=re.S)
+    parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+    lines[:] = "".join(parts).split("\n")
+    if what == "attribute":
+        lines.insert(0, "\\")  # else napoleon takes what stands before a colon for a type
     if formula := EQUATIONS.get(name.removeprefix("softadlib.")):
         end = lines.index("") if "" in lines else len(lines)
         lines[end:end] = ["", f".. math:: {formula}", ""]
