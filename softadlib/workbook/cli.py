@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError, choose, whole
@@ -40,6 +40,8 @@ FORMATS = ("html", "md", "csv", "latex")
 class SigTerm(KeyboardInterrupt):
     """SIGTERM, as a scheduler sends it before it kills: ends a command as Ctrl-C does."""
 
+    status = 143
+
 
 def say(line: str) -> None:
     """Print a line for the person, beside the results on stdout."""
@@ -49,9 +51,16 @@ def say(line: str) -> None:
 # The command line
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as those of the rest of the command are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help lists what there is")
+
+
+def parser() -> Parser:
     """Return the parser of the command line."""
-    root = argparse.ArgumentParser(
+    root = Parser(
         prog="softad",
         description="Train, draw and report the experiments of params/.",
         epilog=EXAMPLES,
@@ -102,8 +111,9 @@ def parser() -> argparse.ArgumentParser:
     prepare = actions.add_parser("prepare", help="Get a data set, or store one of your own.")
     prepare.add_argument("name", metavar="NAME", help="a built-in set, or a name for your own")
     prepare.add_argument("--from-csv", metavar="FILE", help="a table: CSV, parquet or npz")
-    prepare.add_argument("--target", default="", metavar="COLUMN", help="its classes (default: last)")
-    prepare.add_argument("--from-folder", metavar="DIR", help="images: DIR/train/<class>/*, DIR/test/…")
+    prepare.add_argument(
+        "--target", default="", metavar="COLUMN", help="its classes (default: last)"
+    )
     return root
 
 
@@ -118,7 +128,7 @@ def _add_selection(command: argparse.ArgumentParser) -> None:
     parameter = command.add_argument(
         "-p",
         "--parameter",
-        dest="parameters",
+        dest="changes",
         nargs=2,
         action="append",
         default=[],
@@ -139,7 +149,11 @@ def _add_execution(command: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print what would be done, and do nothing"
     )
     command.add_argument(
-        "-j", "--jobs", type=int, metavar="N", help="processes (default: one per core; a GPU has one)"
+        "-j",
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes (default: one per core; a GPU has one)",
     )
     command.add_argument(
         "--scheduler", metavar="A", help="a dask cluster: tcp://HOST:PORT, or a scheduler file"
@@ -219,6 +233,10 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
         return
     from distributed import Client
 
+    if "://" not in address and not Path(address).is_file():  # the client would wait for it
+        raise UserError(
+            f"--scheduler must be tcp://HOST:PORT or a file that exists, got {address!r}"
+        )
     try:
         place = {"address": address} if "://" in address else {"scheduler_file": address}
         client = Client(**place, timeout=20)
@@ -235,7 +253,7 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     from softadlib.workbook import work
 
     datasets, methods = _names(args.dataset), _names(args.method)
-    changes, profile = _changes(args.parameters), args.profile
+    changes, profile = _changes(args.changes), args.profile
     new = getattr(args, "new_profile", None)
     prepared = work.prepare(profile, datasets, methods, changes, **options)
     if new is not None and not args.dry_run:
@@ -259,7 +277,7 @@ def run(args: argparse.Namespace) -> int:
 
     started, jobs, outcomes = time.monotonic(), _jobs(args.jobs), []
     if args.profile == notebooks.FIGURES:
-        if args.dataset or args.method or args.parameters or args.new_profile:
+        if args.dataset or args.method or args.changes or args.new_profile:
             raise UserError("softad run figures trains nothing; leave the other options out")
         pages, profile = notebooks.figures(), args.profile
     else:
@@ -272,12 +290,13 @@ def run(args: argparse.Namespace) -> int:
         elif not args.draw_only:
             training = notebooks.training_pages(profile, prepared.studies, changes, jobs)
             outcomes = _execute(training, jobs, args.timeout)
-        datasets = [] if args.dry_run and args.draw_only else notebooks.stored_datasets(profile)
-        if args.dry_run:
-            datasets = list(prepared.protocols)
-        if not datasets:
-            raise MissingData(f"nothing is finished in profile {profile!r}")
-        pages = notebooks.drawings(profile, datasets)
+        would_train = args.dry_run and not args.draw_only
+        datasets = list(prepared.protocols) if would_train else notebooks.stored_datasets(profile)
+        if not datasets and not outcomes:
+            raise MissingData(
+                f"nothing is finished in profile {profile!r}; first: softad train {profile}"
+            )
+        pages = notebooks.drawings(profile, datasets) if datasets else []
     if args.dry_run:
         print("notebooks to draw:", ", ".join(page.name for page in pages) or "none")
         return 0
@@ -382,19 +401,16 @@ def report(args: argparse.Namespace) -> int:
     if args.format == "csv":
         for path in markdown.write_csv(args.profile, output or outputs(args.profile) / "tables"):
             print(path)
-    elif args.format == "md":
-        _write_or_print(output, markdown.with_tables(args.profile, output))
+    elif output is None:
+        print(markdown.text(args.profile, args.format), end="")
     else:
-        _write_or_print(output, markdown.latex(args.profile))
+        marks = f"of profile {args.profile}: softad report"
+        if args.format == "md" and output.is_file() and marks in output.read_text(encoding="utf-8"):
+            markdown.write(args.profile, output)
+        else:
+            _workspace.write(output, markdown.text(args.profile, args.format))
+        print(output)
     return 0
-
-
-def _write_or_print(path: Path | None, text: str) -> None:
-    if path is None:
-        print(text, end="")
-    else:
-        _workspace.write(path, text)
-        print(path)
 
 
 def data(args: argparse.Namespace) -> int:
@@ -406,14 +422,18 @@ def data(args: argparse.Namespace) -> int:
             print(f"{name:14} {state:11} {size}")
         print(f"data root: {images.data_root()}")
         return 0
-    if args.from_csv and args.from_folder:
-        raise UserError("give --from-csv or --from-folder, not both")
+    if args.target and not args.from_csv:
+        raise UserError("--target names a column of --from-csv FILE; give both")
     if args.from_csv or args.name in tables.TABLES:
         print(tables.prepare_table(args.name, args.from_csv, args.target))
-    elif args.from_folder:
-        print(images.prepare_folder(args.name, args.from_folder))
+    elif args.name in images.dataset_names() and args.name not in images.downloaded_sets():
+        print(f"{args.name} needs no preparation")
     else:
-        choose("dataset", args.name, [*images.downloaded_sets(), *tables.TABLES])
+        try:
+            choose("dataset", args.name, [*images.downloaded_sets(), *tables.TABLES])
+        except UserError as error:
+            own = "a table of your own: --from-csv FILE; images: folder: DIR in a profile"
+            raise UserError(f"{error}; {own}") from None
         images.prepare(args.name)
         print(f"{args.name} is in {images.data_root()}")
     return 0
@@ -444,9 +464,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without θ shows \u03b8
             stream.reconfigure(errors="backslashreplace")
-    args = command_line.parse_args(_split_equals(sys.argv[1:] if argv is None else argv))
     signal.signal(signal.SIGTERM, _stop)
     try:
+        args = command_line.parse_args(_split_equals(sys.argv[1:] if argv is None else argv))
         status: int = args.run(args)
         sys.stdout.flush()
         return status
@@ -468,7 +488,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         say("stopped; the same command resumes")
-        return 143 if isinstance(stop, SigTerm) else 130
+        return getattr(stop, "status", 130)
 
 
 if __name__ == "__main__":

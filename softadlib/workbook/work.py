@@ -107,9 +107,10 @@ def derive_profile(
         values: dict[str, Any] = {"extends": f"{profile}/{dataset}", **changes}
         if methods is not None:
             chosen = protocol.select_methods(methods)
-            values = {k: v for k, v in values.items() if k.partition(".")[0] != "grids"}
-            values["grids"] = {m: list(protocol.grids[m]) for m in chosen if m in protocol.grids}
-            protocol = protocol.replace(grids=values["grids"])
+            values |= {f"grids.{m}": None for m in protocol.grids if m not in chosen}
+            protocol = protocol.replace(
+                grids={m: protocol.grids[m] for m in chosen if m in protocol.grids}
+            )
         path = _workspace.params_dir() / name / f"{dataset}.yaml"
         if not path.exists():
             files[path] = values
