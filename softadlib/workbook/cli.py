@@ -129,11 +129,10 @@ def _add_selection(command: argparse.ArgumentParser) -> None:
         "-p",
         "--parameter",
         dest="changes",
-        nargs=2,
         action="append",
         default=[],
-        metavar=("NAME", "VALUE"),
-        help="change one parameter of the profile, VALUE as YAML; NAME=VALUE does as well",
+        metavar="NAME=VALUE",
+        help="change one parameter of the profile, VALUE as YAML; NAME VALUE does as well",
     )
     dataset.completer = _complete_datasets  # type: ignore[attr-defined]
     method.completer = _complete_methods  # type: ignore[attr-defined]
@@ -194,14 +193,17 @@ def _names(values: Sequence[str] | None) -> list[str] | None:
     return names
 
 
-def _changes(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Read every `-p NAME VALUE`. Raises UserError for a value that is not YAML."""
+def _changes(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read every `-p NAME=VALUE`. Raises UserError for one without a value, or whose value is not YAML."""
     from ruamel.yaml.error import YAMLError
 
     from softadlib.training.profiles import parse_yaml
 
     values = {}
-    for name, text in pairs:
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise UserError(f"-p {pair} has no value; give -p {pair}=VALUE")
         try:
             values[name] = parse_yaml(text)
         except YAMLError:
@@ -273,6 +275,7 @@ def run(args: argparse.Namespace) -> int:
         whole("--timeout", args.timeout, 1)
     from softadlib._validation import MissingData
     from softadlib.results.store import outputs
+    from softadlib.training.study import mark_as_last
     from softadlib.workbook import notebooks, show
 
     started, jobs, outcomes = time.monotonic(), _jobs(args.jobs), []
@@ -285,9 +288,15 @@ def run(args: argparse.Namespace) -> int:
         profile = prepared.profile
         if args.dry_run:
             print(show.progress(prepared))
-        elif not args.draw_only and args.scheduler:
+        else:
+            for study in prepared.studies:
+                if study.finished:
+                    mark_as_last(study.store)
+        if args.dry_run or args.draw_only:
+            pass
+        elif args.scheduler:
             _train(prepared, args.scheduler, jobs)
-        elif not args.draw_only:
+        else:
             training = notebooks.training_pages(profile, prepared.studies, changes, jobs)
             outcomes = _execute(training, jobs, args.timeout)
         would_train = args.dry_run and not args.draw_only
@@ -444,13 +453,15 @@ def _stop(number: int, frame: object) -> None:
     raise SigTerm
 
 
-def _split_equals(argv: Iterable[str]) -> list[str]:
-    """Turn `-p lr=0.1` into `-p lr 0.1`."""
+def _join_pairs(argv: Iterable[str]) -> list[str]:
+    """Turn `-p lr 0.1` into `-p lr=0.1`."""
     words: list[str] = []
     for word in argv:
-        after_option = bool(words) and words[-1] in ("-p", "--parameter")
-        is_pair = after_option and re.match(r"[A-Za-z_][\w.]*=", word)
-        words += word.split("=", 1) if is_pair else [word]
+        name = words[-1] if len(words) > 1 and words[-2] in ("-p", "--parameter") else ""
+        if re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            words[-1] = f"{name}={word}"
+        else:
+            words.append(word)
     return words
 
 
@@ -466,7 +477,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _stop)
     try:
-        args = command_line.parse_args(_split_equals(sys.argv[1:] if argv is None else argv))
+        args = command_line.parse_args(_join_pairs(sys.argv[1:] if argv is None else argv))
         status: int = args.run(args)
         sys.stdout.flush()
         return status

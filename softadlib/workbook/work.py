@@ -7,7 +7,7 @@ from typing import Any
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.store import StudyStore, outputs
+from softadlib.results.store import StudyStore, merge, outputs
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
@@ -79,7 +79,7 @@ def prepare(
         build(protocol.model, splits.shape, splits.classes, seed=0)
         for method in protocol.select_methods(methods):
             store = store_of(protocol, method)
-            rows = store.rows().head(0) if fresh else store.rows()
+            rows = merge([]) if fresh else store.rows()
             plan = plan_study(protocol, method, rows, shard)
             done = not fresh and is_finished(protocol, method, plan, store)
             studies.append(Study(protocol, method, store, plan, done))

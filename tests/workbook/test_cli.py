@@ -48,7 +48,7 @@ STUDY = [
     (["tiny", "-p", "grids", "{sam: ["], "parameter grids: '{sam: [' is not YAML"),
     (["tiny", "-p", "grids.softda", "null"], "'softda' unknown; choose from"),
     (["tiny", "-p", "model=resnet18"], "takes images of 3 channels"),
-    (["tiny", "-p", "lr"], "-p/--parameter: expected 2 arguments; softad"),
+    (["tiny", "-p", "lr"], "-p lr has no value; give -p lr=VALUE"),
     (["tiny", "--dryrun"], "unrecognized arguments: --dryrun; softad --help lists"),
     (["tiny", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
     (["tiny", "--as", "book"], "has other contents; choose another name"),
@@ -74,7 +74,9 @@ OTHERS = [
 BAD = [([command, *argv], words) for argv, words in STUDY for command in ("run", "train")] + OTHERS
 
 
-@pytest.mark.parametrize(("argv", "words"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+@pytest.mark.parametrize(
+    ("argv", "words"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
 def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words):
     before = tree(home)
     assert words in refused(capsys, *argv)
@@ -129,7 +131,7 @@ def test_data_that_are_missing_are_not_called_trained(home, capsys):
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
     assert cli.main(["show", "tiny", "--method", "erm"]) == 0
     out, err = capsys.readouterr()
-    assert "left out: fashionmnist is not under" in err
+    assert "left out: fashionmnist" in err
     assert out.endswith("everything else is trained\n")
     line = refused(capsys, "train", "tiny", "--dataset", "fashionmnist")
     assert "get it: softad data prepare fashionmnist" in line
@@ -149,7 +151,10 @@ def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsy
     assert cli.main(erm) == 0
     first = results.read("tiny")
     assert cli.main([*erm, "-p", *change]) == 0
-    assert "results with other parameters are stored of gaussian × erm and stay" in capsys.readouterr().err
+    assert (
+        "results with other parameters are stored of gaussian × erm and stay"
+        in capsys.readouterr().err
+    )
     faster = results.read("tiny")
     assert list(faster["epoch"]) == list(first["epoch"])
     assert (faster["loss_train"] != first["loss_train"])[faster["epoch"] > 0].all()
@@ -178,12 +183,18 @@ def test_shards_are_put_together(home, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")  # distributed's own
-def test_a_dask_cluster_gives_the_same_rows(home):
+def test_a_dask_cluster_gives_the_same_rows(home, monkeypatch):
     distributed = pytest.importorskip("distributed")
+    monkeypatch.setenv("SOFTAD_DATA", str(home / "data"))  # the worker, in this process, sets it
     softad = ["train", "tiny", "--method", "softad"]
     assert cli.main([*softad, "-j", "1"]) == 0
     here = results.read("tiny")
-    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "processes": False,
+        "dashboard_address": None,
+    }
     with distributed.LocalCluster(protocol="tcp", **options) as cluster:
         assert cli.main([*softad, "--fresh", "--scheduler", cluster.scheduler_address]) == 0
     pd.testing.assert_frame_equal(results.read("tiny"), here)
@@ -195,11 +206,11 @@ def test_a_profile_of_changed_parameters_holds_the_changes_alone(home, capsys):
     assert cli.main(slow) == 0
     path = home / "params/slow/gaussian.yaml"
     assert path.read_text().splitlines() == [
-        "extends: tiny/gaussian",
+        'extends: "tiny/gaussian"',
         "lr: 0.05",
         "settings.softad.sigma: 2",
-        "grids.sam:",
-        "grids.softad:",
+        "grids.sam: null",
+        "grids.softad: null",
     ]
     changes = {"lr": 0.05, "settings.softad.sigma": 2, "grids": {}}
     assert load("slow", "gaussian") == load("tiny", "gaussian", changes).replace(profile="slow")
@@ -229,7 +240,7 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
 # Data
 
 
-def test_own_data_are_listed_and_prepared(home, capsys, monkeypatch):
+def test_own_data_are_listed_and_prepared(home, capsys):
     assert cli.main(["data", "list"]) == 0
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert lines["digits"][1:] == ["embedded", "1,797", "of", "8", "×", "8"]
@@ -263,7 +274,12 @@ def start(home, *argv, **options):
 
 
 def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatch):
-    values = {"epochs": 40, "trials": 12, "curves": "none", "grids": {"softad": [0.1, 0.2, 0.3, 0.4]}}
+    values = {
+        "epochs": 40,
+        "trials": 12,
+        "curves": "none",
+        "grids": {"softad": [0.1, 0.2, 0.3, 0.4]},
+    }
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         home = make_home(tmp_path / str(status), gaussian=values)
         command = start(home, "train", "tiny", "--method", "softad", "-j", "2")
