@@ -190,7 +190,7 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
                 execution_timeout=timeout,
                 start_timeout=180,
                 cwd=str(page.source.parent),
-                extra_arguments=["--log-level=ERROR"],  # of the kernel
+                extra_arguments=["--log-level=CRITICAL"],  # of the kernel
             )
         os.replace(running, page.target)
         failed.unlink(missing_ok=True)
