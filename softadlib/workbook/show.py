@@ -8,6 +8,7 @@ from typing import Any
 from softadlib._validation import UserError, describe_range
 from softadlib._workspace import params_dir, write
 from softadlib.methods import METHODS
+from softadlib.models import MODELS
 from softadlib.results.store import finished, outputs
 from softadlib.training.profiles import datasets_of, profile_names
 from softadlib.training.protocol import Protocol
@@ -140,7 +141,7 @@ def table(lines: Sequence[Sequence[str]]) -> str:
 
 def schema() -> str:
     """Return `params/schema.json`, by which editors complete and check a profile's file."""
-    document = Protocol.model_json_schema()
+    document = _schema()
     document.pop("required")  # the path says profile and dataset
     words = "PROFILE/DATASET whose values hold where this file has none."
     extends = {"extends": {"type": "string", "description": words}}
@@ -149,10 +150,37 @@ def schema() -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
+def _schema() -> dict[str, Any]:
+    """Return the protocol's JSON schema, with what its validators accept besides the fields' types."""
+    document = Protocol.model_json_schema()
+    fields = document["properties"]
+    fields["model"]["enum"] = list(MODELS)
+    noise, number = fields["label_noise"], {"type": "number"}
+    noise["anyOf"] = [noise["items"], {"type": noise.pop("type"), "items": noise.pop("items")}]
+    linspace = {"type": "object", "required": ["linspace"]}
+    grid = {"anyOf": [number, {"type": "array", "items": number}, linspace]}
+    swept = {method.name: grid for method in METHODS.values() if method.knob}
+    fields["grids"] |= {"additionalProperties": False, "properties": swept}
+    settings = {
+        method.name: {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: {"default": setting.default, "description": setting.meaning}
+                for name, setting in method.settings.items()
+            },
+        }
+        for method in METHODS.values()
+        if method.settings
+    }
+    fields["settings"] |= {"additionalProperties": False, "properties": settings}
+    return document
+
+
 def reference() -> str:
     """Return the tables of `params/README.md`: every parameter, every setting, every method's values."""
     lines = ["| parameter | default | meaning |", "|---|---|---|"]
-    for name, facts in Protocol.model_json_schema()["properties"].items():
+    for name, facts in _schema()["properties"].items():
         default = f"`{json.dumps(facts['default'])}`" if "default" in facts else ""
         default = "" if name == "settings" else default
         choices = ", ".join(_choices(facts))
