@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,9 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def write_profile(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a profile's file."""
-    text = io.StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False  # type: ignore[assignment]
-    yaml.dump(dict(values), text)
-    _workspace.write(path, text.getvalue())
+    """Write a profile's file, a line a value: JSON is YAML."""
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
+    _workspace.write(path, "".join(lines))
 
 
 def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:

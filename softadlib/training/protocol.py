@@ -191,10 +191,8 @@ class Protocol(BaseModel):
             try:
                 choose("dataset", self.dataset, dataset_names())
             except UserError as error:
-                prepare = f"softad data prepare {self.dataset} --from-csv FILE"
-                raise MissingData(
-                    f"{error}; a table of your own: {prepare}, images: folder: DIR in the profile"
-                ) from None
+                own = "folder: DIR (images) or table: FILE in the profile"
+                raise MissingData(f"{error}; data of your own: {own}") from None
         if self.optimizer != "sgd" and self.momentum:
             raise UserError(f"momentum is of sgd; give 0 for {self.optimizer}, got {self.momentum}")
         if self.precision != "fp32" and self.dtype != "float32":
@@ -266,7 +264,10 @@ class Protocol(BaseModel):
         choose("method", method, self.methods)
         values = self.grids[method] if get_method(method).knob else (math.nan,)
         return tuple(
-            Run(method, q, t, v) for q in self.label_noise for t in range(self.trials) for v in values
+            Run(method, q, t, v)
+            for q in self.label_noise
+            for t in range(self.trials)
+            for v in values
         )
 
     @property

@@ -192,7 +192,7 @@ class _StudyRun:
         rows = store.rows()
         plan = plan_study(protocol, self.method, rows, self.shard)
         if is_finished(protocol, self.method, plan, store) and self.shard == (1, 1):
-            self._ask_again()
+            mark_as_last(store)
             return self._rows_of(rows, plan)
         bar = tqdm(
             total=plan.left,
@@ -334,7 +334,7 @@ class _StudyRun:
         return Session.model_validate(
             {
                 "id": self.id,
-                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "finished": _now(),
                 "seconds": round(time.monotonic() - self.started, 2),
                 "runs_trained": self.trained,
                 "runs_replayed": self.replayed,
@@ -363,17 +363,21 @@ class _StudyRun:
         )
         self.store.finish(rows, self.store.losses(), facts)
 
-    def _ask_again(self) -> None:
-        """Where another protocol's results were asked for later, note that this is now the last one."""
-        others = [path for path in self.store.folder.glob("*.parquet") if path != self.store.file]
-        if any(not path.stem.endswith("-losses") for path in others):
-            facts = self.store.facts()
-            assert facts is not None
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            last = facts.sessions[-1].model_copy(update={"finished": now})
-            sessions = [*facts.sessions[:-1], last]
-            facts = facts.model_copy(update={"sessions": sessions})
-            self.store.finish(self.store.rows(), self.store.losses(), facts)
+
+def mark_as_last(store: StudyStore) -> None:
+    """Where another protocol's results were asked for later, note that a finished study is the last one."""
+    others = [path for path in store.folder.glob("*.parquet") if path != store.file]
+    if all(path.stem.endswith("-losses") for path in others):
+        return
+    facts = store.facts()
+    assert facts is not None
+    last = facts.sessions[-1].model_copy(update={"finished": _now()})
+    facts = facts.model_copy(update={"sessions": [*facts.sessions[:-1], last]})
+    store.finish(store.rows(), store.losses(), facts)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _train_chunk(

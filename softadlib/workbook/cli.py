@@ -15,10 +15,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError, whole
@@ -40,6 +40,8 @@ FORMATS = ("html", "md", "csv", "latex")
 class SigTerm(KeyboardInterrupt):
     """SIGTERM, as a scheduler sends it before it kills: ends a command as Ctrl-C does."""
 
+    status = 143
+
 
 def say(line: str) -> None:
     """Print a line for the person, beside the results on stdout."""
@@ -49,9 +51,16 @@ def say(line: str) -> None:
 # The command line
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as those of the rest of the command are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help lists what there is")
+
+
+def parser() -> Parser:
     """Return the parser of the command line."""
-    root = argparse.ArgumentParser(
+    root = Parser(
         prog="softad",
         description="Train, draw and report the experiments of params/.",
         epilog=EXAMPLES,
@@ -107,7 +116,9 @@ def parser() -> argparse.ArgumentParser:
     prepare = actions.add_parser("prepare", help="Get a data set, or store one of your own.")
     prepare.add_argument("name", metavar="NAME", help="a built-in set, or a name for your own")
     prepare.add_argument("--from-csv", metavar="FILE", help="a table: CSV, parquet or npz")
-    prepare.add_argument("--target", default="", metavar="COLUMN", help="its classes (default: last)")
+    prepare.add_argument(
+        "--target", default="", metavar="COLUMN", help="its classes (default: last)"
+    )
     return root
 
 
@@ -122,12 +133,11 @@ def _add_selection(command: argparse.ArgumentParser) -> None:
     parameter = command.add_argument(
         "-p",
         "--parameter",
-        dest="parameters",
-        nargs=2,
+        dest="changes",
         action="append",
         default=[],
-        metavar=("NAME", "VALUE"),
-        help="change one parameter of the profile, VALUE as YAML; NAME=VALUE does as well",
+        metavar="NAME=VALUE",
+        help="change one parameter of the profile, VALUE as YAML; NAME VALUE does as well",
     )
     dataset.completer = _complete_datasets  # type: ignore[attr-defined]
     method.completer = _complete_methods  # type: ignore[attr-defined]
@@ -143,7 +153,11 @@ def _add_execution(command: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print what would be done, and do nothing"
     )
     command.add_argument(
-        "-j", "--jobs", type=int, metavar="N", help="processes (default: one per core; a GPU has one)"
+        "-j",
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="processes (default: one per core; a GPU has one)",
     )
     command.add_argument(
         "--scheduler", metavar="A", help="a dask cluster: tcp://HOST:PORT, or a scheduler file"
@@ -184,14 +198,17 @@ def _names(values: Sequence[str] | None) -> list[str] | None:
     return names
 
 
-def _changes(pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Read every `-p NAME VALUE`. Raises UserError for a value that is not YAML."""
+def _changes(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read every `-p NAME=VALUE`. Raises UserError for one without a value, or whose value is not YAML."""
     from ruamel.yaml.error import YAMLError
 
     from softadlib.training.profiles import parse_yaml
 
     values = {}
-    for name, text in pairs:
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise UserError(f"-p {pair} has no value; give -p {pair}=VALUE")
         try:
             values[name] = parse_yaml(text)
         except YAMLError:
@@ -223,6 +240,10 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
         return
     from distributed import Client
 
+    if "://" not in address and not Path(address).is_file():  # the client would wait for it
+        raise UserError(
+            f"--scheduler must be tcp://HOST:PORT or a file that exists, got {address!r}"
+        )
     try:
         place = {"address": address} if "://" in address else {"scheduler_file": address}
         client = Client(**place, timeout=20)
@@ -239,7 +260,7 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     from softadlib.workbook import work
 
     datasets, methods = _names(args.dataset), _names(args.method)
-    changes, profile = _changes(args.parameters), args.profile
+    changes, profile = _changes(args.changes), args.profile
     new = getattr(args, "new_profile", None)
     prepared = work.prepare(profile, datasets, methods, changes, **options)
     if new is not None and not args.dry_run:
@@ -259,11 +280,12 @@ def run(args: argparse.Namespace) -> int:
         whole("--timeout", args.timeout, 1)
     from softadlib._validation import MissingData
     from softadlib.results.store import outputs
+    from softadlib.training.study import mark_as_last
     from softadlib.workbook import notebooks, show
 
     started, jobs, outcomes = time.monotonic(), _jobs(args.jobs), []
     if args.profile == notebooks.FIGURES:
-        if args.dataset or args.method or args.parameters or args.new_profile:
+        if args.dataset or args.method or args.changes or args.new_profile:
             raise UserError("softad run figures trains nothing; leave the other options out")
         pages, profile = notebooks.figures(), args.profile
     else:
@@ -271,17 +293,24 @@ def run(args: argparse.Namespace) -> int:
         profile = prepared.profile
         if args.dry_run:
             print(show.progress(prepared))
-        elif not args.draw_only and args.scheduler:
+        else:
+            for study in prepared.studies:
+                if study.finished:
+                    mark_as_last(study.store)
+        if args.dry_run or args.draw_only:
+            pass
+        elif args.scheduler:
             _train(prepared, args.scheduler, jobs)
-        elif not args.draw_only:
+        else:
             training = notebooks.training_pages(profile, prepared.studies, changes, jobs)
             outcomes = _execute(training, jobs, args.timeout)
-        datasets = [] if args.dry_run and args.draw_only else notebooks.stored_datasets(profile)
-        if args.dry_run:
-            datasets = list(prepared.protocols)
-        if not datasets:
-            raise MissingData(f"nothing is finished in profile {profile!r}")
-        pages = notebooks.drawings(profile, datasets)
+        would_train = args.dry_run and not args.draw_only
+        datasets = list(prepared.protocols) if would_train else notebooks.stored_datasets(profile)
+        if not datasets and not outcomes:
+            raise MissingData(
+                f"nothing is finished in profile {profile!r}; first: softad train {profile}"
+            )
+        pages = notebooks.drawings(profile, datasets) if datasets else []
     if args.dry_run:
         print("notebooks to draw:", ", ".join(page.name for page in pages) or "none")
         return 0
@@ -386,14 +415,15 @@ def report(args: argparse.Namespace) -> int:
     if args.format == "csv":
         for path in markdown.write_csv(args.profile, output or outputs(args.profile) / "tables"):
             print(path)
-    elif args.format == "md" and output and output.exists():
-        changed = markdown.write(args.profile, output)  # between its marks
-        print(f"{output}: {'written' if changed else 'as it was'}")
-    elif output:
-        _workspace.write(output, markdown.text(args.profile, args.format))
-        print(output)
-    else:
+    elif output is None:
         print(markdown.text(args.profile, args.format), end="")
+    else:
+        marks = f"of profile {args.profile}: softad report"
+        if args.format == "md" and output.is_file() and marks in output.read_text(encoding="utf-8"):
+            markdown.write(args.profile, output)
+        else:
+            _workspace.write(output, markdown.text(args.profile, args.format))
+        print(output)
     return 0
 
 
@@ -407,6 +437,8 @@ def data(args: argparse.Namespace) -> int:
             print(f"{name:14} {state:11} {size}")
         print(f"data root: {data_root()}")
         return 0
+    if args.target and not args.from_csv:
+        raise UserError("--target names a column of --from-csv FILE; give both")
     print(sets.prepare(args.name, args.from_csv, args.target))
     return 0
 
@@ -416,13 +448,15 @@ def _stop(number: int, frame: object) -> None:
     raise SigTerm
 
 
-def _split_equals(argv: Iterable[str]) -> list[str]:
-    """Turn `-p lr=0.1` into `-p lr 0.1`."""
+def _join_pairs(argv: Iterable[str]) -> list[str]:
+    """Turn `-p lr 0.1` into `-p lr=0.1`."""
     words: list[str] = []
     for word in argv:
-        after_option = bool(words) and words[-1] in ("-p", "--parameter")
-        is_pair = after_option and re.match(r"[A-Za-z_][\w.]*=", word)
-        words += word.split("=", 1) if is_pair else [word]
+        name = words[-1] if len(words) > 1 and words[-2] in ("-p", "--parameter") else ""
+        if re.fullmatch(r"[A-Za-z_][\w.]*", name):
+            words[-1] = f"{name}={word}"
+        else:
+            words.append(word)
     return words
 
 
@@ -436,9 +470,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without θ shows \u03b8
             stream.reconfigure(errors="backslashreplace")
-    args = command_line.parse_args(_split_equals(sys.argv[1:] if argv is None else argv))
     signal.signal(signal.SIGTERM, _stop)
     try:
+        args = command_line.parse_args(_join_pairs(sys.argv[1:] if argv is None else argv))
         status: int = args.run(args)
         sys.stdout.flush()
         return status
@@ -460,7 +494,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         say("stopped; the same command resumes")
-        return 143 if isinstance(stop, SigTerm) else 130
+        return getattr(stop, "status", 130)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -148,11 +149,13 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
         try:
             for future in as_completed(futures):
                 yield future.result()
-        except (KeyboardInterrupt, GeneratorExit):
+        except (KeyboardInterrupt, GeneratorExit) as stop:
             for page in pages:
                 _temporary(page).unlink(missing_ok=True)
-            print("softad: stopped; the same command resumes", flush=True)
-            os._exit(130)  # kernels end with their parent; threads would wait for them
+            print("softad: stopped; the same command resumes", file=sys.stderr, flush=True)
+            os._exit(
+                getattr(stop, "status", 130)
+            )  # kernels end with their parent; threads would wait for them
 
 
 def _temporary(page: Page) -> Path:
@@ -187,6 +190,7 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
                 execution_timeout=timeout,
                 start_timeout=180,
                 cwd=str(page.source.parent),
+                extra_arguments=["--log-level=CRITICAL"],  # of the kernel
             )
         os.replace(running, page.target)
         failed.unlink(missing_ok=True)

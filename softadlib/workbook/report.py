@@ -3,7 +3,7 @@
 import datetime
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from softadlib.results.store import finished, outputs, provenances
 from softadlib.workbook.notebooks import FIGURES, drawings, stored_datasets
 
 CHAPTERS = {
-    "tab": "Tables of the paper",
-    "fig": "Figures of the paper",
+    "tab": "Tables",
+    "fig": "Figures",
     "prop": "Theory",
     "app": "Theory",
     "sec": "Theory",
-    "": "Beyond the paper",
+    "": "More",
 }
 """Beginning of a notebook's name → its chapter."""
 FIRST = ("reproduced", "rivals", "frontier")
@@ -43,7 +43,7 @@ class Section:
 def section(notebook: Path, source: str) -> Section:
     """Render a notebook's prose and outputs as HTML, pictures inside, no code."""
     import nbformat
-    from markupsafe import Markup, escape
+    from markupsafe import escape
     from nbconvert import HTMLExporter
 
     try:
@@ -65,13 +65,25 @@ def section(notebook: Path, source: str) -> Section:
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
     anchor = re.sub(r"[^\w-]+", "-", notebook.stem)
     body = _unique_ids(exporter.from_notebook_node(document)[0], anchor)
-    # A link to another page leads to its section here.
-    body = re.sub(r'href="(?!https?:)([\w.-]+)\.ipynb(?:#[^"]*)?"', r'href="#\1"', body)
     count = body.count(NO_ALT)
     for number in range(1, count + 1):
         alt = f"{title}, picture {number} of {count}"
         body = body.replace(NO_ALT, f'alt="{escape(alt)}"', 1)
-    return Section(anchor, source, title, Markup(body))
+    return Section(anchor, source, title, body)
+
+
+def _with_links(part: Section, sections: Sequence[Section]) -> Section:
+    """Let links to other pages lead to their sections; links to what is not on this page become text."""
+    from markupsafe import Markup
+
+    anchors = {other.source: other.anchor for other in reversed(sections)}
+
+    def lead(match: re.Match[str]) -> str:
+        anchor = anchors.get(match[1].partition("#")[0].removesuffix(".ipynb"))
+        return f' href="#{anchor}"' if anchor else ""
+
+    body = re.sub(r'\shref="(?!https?:|mailto:|#)([^"]*)"', lead, part.body)
+    return replace(part, body=Markup(body))
 
 
 def _title(document: Any, notebook: Path) -> str:
@@ -120,11 +132,14 @@ def build(profile: str, target: Path | None = None) -> Path:
     drawn = [p for p in drawings(profile, stored_datasets(profile)) if p.target.exists()]
     shared = sorted(outputs(FIGURES).glob("*.ipynb"))
     if not drawn:
-        raise MissingData(f"nothing is drawn of profile {profile!r} yet; first: softad run {profile}")
+        raise MissingData(
+            f"nothing is drawn of profile {profile!r} yet; first: softad run {profile}"
+        )
     listed = [(page.target, page.source.stem) for page in drawn]
     stems = {stem for _, stem in listed}
     listed += [(p, p.stem) for p in shared if p.stem not in stems and ".error" not in p.name]
     sections = [section(path, source) for path, source in listed]
+    sections = [_with_links(part, sections) for part in sections]
     first = [part for name in FIRST for part in sections if part.source == name]
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         _resource("page.html")

@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from softadlib._validation import UserError, describe_range
+from softadlib._workspace import params_dir, write
 from softadlib.methods import METHODS
+from softadlib.models import MODELS
 from softadlib.results.store import finished, outputs
 from softadlib.training.profiles import datasets_of, profile_names
 from softadlib.training.protocol import Protocol
-from softadlib.workbook.work import Work
+from softadlib.workbook.work import Study, Work
+
+MOST_LINES = 20
+"""Studies that are listed one by one; of more, datasets are: a screen has 24 lines."""
+MARKS = ("<!-- parameters -->", "<!-- end of parameters -->")
+"""Lines of `params/README.md` between which its tables stand: `python -m softadlib.workbook.show`."""
 
 
 def profiles() -> str:
@@ -45,22 +52,38 @@ def facts(work: Work) -> list[dict[str, Any]]:
 
 
 def progress(work: Work) -> str:
-    """Return a table of the studies: values, trials, runs, epochs, share done, seconds it took.
+    """Return a table of the studies: values, trials, runs, epochs, share done, hours it took.
 
-    Selected runs whose curves are missing are trained again, and count as work left.
+    Of more than `MOST_LINES` studies a line is a dataset. Selected runs whose curves are missing are
+    trained again, and count as work left.
     """
-    lines: list[tuple[str, ...]] = [
-        ("dataset", "method", "values", "trials", "runs", "epochs", "done", "hours so far")
-    ]
+    groups: dict[tuple[str, str], list[Study]] = {}
+    by_method = len(work.studies) <= MOST_LINES
     for study in work.studies:
-        plan, protocol = study.plan, study.protocol
-        trials = {(run.label_noise, run.trial) for run in plan.runs}
-        counts = (len(plan.runs) // max(len(trials), 1), len(trials), len(plan.runs))
-        done = 100 * plan.trained // max(plan.trained + plan.left, 1)
-        stored = study.store.facts()
-        hours = f"{stored.seconds / 3600:.1f}" if stored else "–"
-        words = (protocol.dataset, study.method, *map(str, counts), str(protocol.epochs))
-        lines.append((*words, f"{done}%", hours))
+        key = (study.protocol.dataset, study.method if by_method else "")
+        groups.setdefault(key, []).append(study)
+    what = "method" if by_method else "methods"
+    head = ("dataset", what, "values", "trials", "runs", "epochs", "done", "hours so far")
+    lines: list[tuple[str, ...]] = [head]
+    for (dataset, method), studies in groups.items():
+        protocol = studies[0].protocol
+        trials = len({(run.label_noise, run.trial) for run in studies[0].plan.runs})
+        runs = [len(study.plan.runs) for study in studies]
+        values = sorted({count // max(trials, 1) for count in runs})
+        trained = sum(study.plan.trained for study in studies)
+        left = sum(study.plan.left for study in studies)
+        seconds = [facts.seconds for study in studies if (facts := study.store.facts())]
+        line = (
+            dataset,
+            method or str(len(studies)),
+            "–".join(dict.fromkeys(str(count) for count in (values[0], values[-1]))),
+            str(trials),
+            str(sum(runs)),
+            str(protocol.epochs),
+            f"{100 * trained // max(trained + left, 1)}%",
+            f"{sum(seconds) / 3600:.1f}" if seconds else "–",
+        )
+        lines.append(line)
     left = sum(study.plan.left for study in work.studies)
     total = f"{left:,} trainings are left" if left else "everything is trained"
     if not left and work.left_out:
@@ -118,7 +141,7 @@ def table(lines: Sequence[Sequence[str]]) -> str:
 
 def schema() -> str:
     """Return `params/schema.json`, by which editors complete and check a profile's file."""
-    document = Protocol.model_json_schema()
+    document = _schema()
     document.pop("required")  # the path says profile and dataset
     words = "PROFILE/DATASET whose values hold where this file has none."
     extends = {"extends": {"type": "string", "description": words}}
@@ -127,14 +150,43 @@ def schema() -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
+def _schema() -> dict[str, Any]:
+    """Return the protocol's JSON schema, with what its validators accept besides the fields' types."""
+    document = Protocol.model_json_schema()
+    fields = document["properties"]
+    fields["model"]["enum"] = list(MODELS)
+    noise, number = fields["label_noise"], {"type": "number"}
+    noise["anyOf"] = [noise["items"], {"type": noise.pop("type"), "items": noise.pop("items")}]
+    linspace = {"type": "object", "required": ["linspace"]}
+    grid = {"anyOf": [number, {"type": "array", "items": number}, linspace]}
+    swept = {method.name: grid for method in METHODS.values() if method.knob}
+    fields["grids"] |= {"additionalProperties": False, "properties": swept}
+    settings = {
+        method.name: {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: {"default": setting.default, "description": setting.meaning}
+                for name, setting in method.settings.items()
+            },
+        }
+        for method in METHODS.values()
+        if method.settings
+    }
+    fields["settings"] |= {"additionalProperties": False, "properties": settings}
+    return document
+
+
 def reference() -> str:
     """Return the tables of `params/README.md`: every parameter, every setting, every method's values."""
     lines = ["| parameter | default | meaning |", "|---|---|---|"]
-    for name, facts in Protocol.model_json_schema()["properties"].items():
+    for name, facts in _schema()["properties"].items():
         default = f"`{json.dumps(facts['default'])}`" if "default" in facts else ""
         default = "" if name == "settings" else default
         choices = ", ".join(_choices(facts))
-        meaning = " ".join(facts["description"].split()) + (f" One of {choices}." if choices else "")
+        meaning = " ".join(facts["description"].split()) + (
+            f" One of {choices}." if choices else ""
+        )
         lines.append(f"| `{name}` | {default} | {meaning} |")
     lines += ["", "Settings, `settings: {METHOD: {NAME: VALUE}}`:", ""]
     lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
@@ -144,7 +196,11 @@ def reference() -> str:
             allowed = ", ".join(setting.choices) or bounds
             about = f"`{setting.default}` | {allowed} | {setting.meaning}"
             lines.append(f"| `{method.name}.{name}` | {about} |")
-    lines += ["", "Hyperparameters, swept by `grids: {METHOD: VALUES}`, column `knob` of every table:", ""]
+    lines += [
+        "",
+        "Hyperparameters, swept by `grids: {METHOD: VALUES}`, column `knob` of every table:",
+        "",
+    ]
     lines += ["| method | hyperparameter | values |", "|---|---|---|"]
     for method in METHODS.values():
         if method.knob:
@@ -153,7 +209,23 @@ def reference() -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_references() -> None:
+    """Write `params/schema.json` and the tables between the marks of `params/README.md`."""
+    page = params_dir() / "README.md"
+    head, tail = (page.read_text(encoding="utf-8").split(mark)[i] for i, mark in enumerate(MARKS))
+    write(page, f"{head}{MARKS[0]}\n{reference()}{MARKS[1]}{tail}")
+    write(params_dir() / "schema.json", schema())
+
+
 def _choices(facts: Mapping[str, Any]) -> list[str]:
     """Return the words that a field may be."""
     parts = [facts, *facts.get("anyOf", ())]
-    return [word for part in parts for word in part.get("enum", [part["const"]] if "const" in part else [])]
+    return [
+        word
+        for part in parts
+        for word in part.get("enum", [part["const"]] if "const" in part else [])
+    ]
+
+
+if __name__ == "__main__":
+    write_references()

@@ -7,7 +7,7 @@ from typing import Any
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.store import StudyStore, outputs
+from softadlib.results.store import StudyStore, merge, outputs
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
@@ -79,7 +79,7 @@ def prepare(
         build(protocol.model, splits.shape, splits.classes, seed=0)
         for method in protocol.select_methods(methods):
             store = store_of(protocol, method)
-            rows = store.rows().head(0) if fresh else store.rows()
+            rows = merge([]) if fresh else store.rows()
             plan = plan_study(protocol, method, rows, shard)
             done = not fresh and is_finished(protocol, method, plan, store)
             studies.append(Study(protocol, method, store, plan, done))
@@ -107,9 +107,10 @@ def derive_profile(
         values: dict[str, Any] = {"extends": f"{profile}/{dataset}", **changes}
         if methods is not None:
             chosen = protocol.select_methods(methods)
-            values = {k: v for k, v in values.items() if k.partition(".")[0] != "grids"}
-            values["grids"] = {m: list(protocol.grids[m]) for m in chosen if m in protocol.grids}
-            protocol = protocol.replace(grids=values["grids"])
+            values |= {f"grids.{m}": None for m in protocol.grids if m not in chosen}
+            protocol = protocol.replace(
+                grids={m: protocol.grids[m] for m in chosen if m in protocol.grids}
+            )
         path = _workspace.params_dir() / name / f"{dataset}.yaml"
         if not path.exists():
             files[path] = values

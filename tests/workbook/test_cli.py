@@ -1,370 +1,349 @@
-"""Bad input is one line that names value and choices, exit status 2, and nothing is written."""
+"""The command by its own words: bad input is one line and status 2, and nothing is written."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.workspace import TINY, make_home, tree
 
-from softadlib.data import synthetic
-from softadlib.results import reader as store
-from softadlib.workbook import cli, cli_options
+from softadlib import results
+from softadlib.data import tables
+from softadlib.training.profiles import load
+from softadlib.workbook import cli
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
-    return make_home(tmp_path, ("train", "tab1_3_loss_gaps"))
+SOFTAD = [sys.executable, "-m", "softadlib"]
 
 
 def refused(capsys, *argv):
-    """The one line that `softad ARGV` says before it gives up."""
+    """Return the one line that `softad ARGV` says before it gives up."""
     assert cli.main([str(a) for a in argv]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    lines = err.strip().splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("softad: ")
-    return lines[0]
+    (line,) = err.splitlines()
+    assert line.startswith("softad: ")
+    return line
 
 
-BAD = [
-    (("nosuch",), "profile 'nosuch' unknown; choose from tiny"),
-    (("tiny", "--dataset", "moons"), "dataset 'moons' unknown; choose from gaussian"),
-    (("tiny", "--method", "ishida"), "'ishida' unknown; choose from erm, sam, softad"),
-    (("tiny", "--method", "flooding"), "'flooding' unknown; choose from erm, sam, softad"),
-    (
-        ("tiny", "-p", "epoch", "3"),
-        "parameter 'epoch' unknown; choose from folder, model, optimizer",
-    ),
-    (("tiny", "--dataset", ""), "--dataset and --method need a name; leave them out for all"),
-    (("tiny", "--method", ","), "--dataset and --method need a name; leave them out for all"),
-    (
-        ("tiny", "-p", "epochs", "many"),
-        "epochs must be a whole number of at least 1 and at most 1,000,000, got 'many'",
-    ),
-    (
-        ("tiny", "-p", "settings.softad.sigma", "0"),
-        "sigma must be a number of at least 1e-12, got 0",
-    ),
-    (
-        ("tiny", "-p", "settings.softad.sigma", ".nan"),
-        "sigma must be a number of at least 1e-12, got nan",
-    ),
-    (
-        ("tiny", "-p", "sigma", "2"),
-        "parameter 'sigma' belongs to a method; write settings: {softad: {sigma: 2}}, on the command "
-        "line -p settings.softad.sigma 2",
-    ),
-    (
-        ("tiny", "-p", "settings.softad.sgima", "2"),
-        "setting of softad 'sgima' unknown; choose from",
-    ),
-    (("tiny", "-p", "settings.erm.sigma", "2"), "method in settings 'erm' unknown; choose from"),
-    (("tiny", "-p", "epochs.softad", "2"), "epochs.softad cannot be set: epochs is 4, no mapping"),
-    (
-        ("tiny", "-p", "label_noise", "1.5"),
-        "label_noise must be a number of at least 0 and at most 1, got 1.5",
-    ),
-    (("tiny", "-p", "grids", "{softad: []}"), "grids.softad is empty"),
-    (
-        ("tiny", "-p", "grids", "{softad: [-0.1]}"),
-        "theta in grids.softad must be a number of at least 0, got -0.1",
-    ),
-    (
-        ("tiny", "-p", "grids", "{sam: [a]}"),
-        "radius in grids.sam must be a number of at least 0, got 'a'",
-    ),
-    (("tiny", "-p", "grids", "{sam: ["), "parameter grids: '{sam: [' is not YAML"),
-    (
-        ("tiny", "-p", "device", "cuda"),
-        "device 'cuda' is not available here; choose from auto, cpu",
-    ),
-    (("tiny", "--jobs", "0"), "--jobs must be a whole number of at least 1, got 0"),
-    (("tiny", "--as", "mine", "--jobs", "0"), "--jobs must be a whole number of at least 1, got 0"),
-    (("tiny", "--as", "mine", "-p", "model", "resnet18"), "takes images of 3 channels"),
-    (("tiny", "--as", "bench"), "has other contents; choose another name"),
-    (("tiny", "-p", "epochs", "010"), "at most 1,000,000, got '010'"),
-    (("tiny", "-p", "grids.softda", "null"), "'softda' unknown; choose from"),
+STUDY = [
+    (["nosuch"], "profile 'nosuch' unknown; choose from tiny"),
+    (["tiny", "--dataset", "moons"], "dataset 'moons' unknown; choose from gaussian"),
+    (["tiny", "--dataset", "gaussian,moons"], "dataset 'moons' unknown"),
+    (["tiny", "--method", "flooding"], "'flooding' unknown; choose from erm, sam, softad"),
+    (["tiny", "--method", ","], "--dataset and --method need a name; leave them out for all"),
+    (["tiny", "-p", "epoch", "3"], "parameter 'epoch' unknown; choose from folder, table, target"),
+    (["tiny", "-p", "epochs=many"], "epochs: input should be a valid integer, got 'many'"),
+    (["tiny", "-p", "epochs", "0"], "epochs: input should be greater than or equal to 1, got 0"),
+    (["tiny", "-p", "settings.softad.sigma=0"], "sigma must be a number of at least 1e-12, got 0"),
+    (["tiny", "-p", "settings.softad.sgima=2"], "setting of softad 'sgima' unknown; choose from"),
+    (["tiny", "-p", "epochs.softad=2"], "epochs.softad cannot be set: epochs is 4, no mapping"),
+    (["tiny", "-p", "label_noise=1.5"], "label_noise must be a number of at least 0 and at most 1"),
+    (["tiny", "-p", "grids={softad: []}"], "grids.softad is empty"),
+    (["tiny", "-p", "grids.softad=-1"], "theta in grids.softad must be a number of at least 0"),
+    (["tiny", "-p", "grids", "{sam: ["], "parameter grids: '{sam: [' is not YAML"),
+    (["tiny", "-p", "grids.softda", "null"], "'softda' unknown; choose from"),
+    (["tiny", "-p", "model=resnet18"], "takes images of 3 channels"),
+    (["tiny", "-p", "lr"], "-p lr has no value; give -p lr=VALUE"),
+    (["tiny", "--dryrun"], "unrecognized arguments: --dryrun; softad --help lists"),
+    (["tiny", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
+    (["tiny", "--as", "book"], "has other contents; choose another name"),
+    (["tiny", "--as", "../x"], "use a plain name"),
+    (["tiny", "--scheduler", "nosuch.json"], "must be tcp://HOST:PORT or a file that exists"),
 ]
-
-
-@pytest.mark.parametrize("command", ["run", "train"])
-@pytest.mark.parametrize(
-    ("argv", "words"), BAD, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
-)
-def test_bad_arguments(capsys, home, command, argv, words):
-    if "cuda" in argv and __import__("torch").cuda.is_available():
-        pytest.skip("this machine has what the test misses")
-    before = tree(home)
-    assert words in refused(capsys, command, *argv)
-    assert tree(home) == before
-
-
-@pytest.mark.parametrize("command", ["run", "train"])
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("epochs: [1, 2", "broken YAML"),
-        ("epochs: 3\nteh: 4", "parameter 'teh' unknown"),
-        ("grids: {softad: [.nan]}", "theta in grids.softad"),
-        ("settings: {softad: {sigma: -1}}", "sigma must be a number of at least 1e-12, got -1"),
-        ("sigma: 2", "write settings: {softad: {sigma: 2}}"),
-        ("label_noise: []", "label_noise must be"),
-    ],
-)
-def test_a_bad_file_is_named(capsys, home, command, text, words):
-    path = home / "params" / "tiny" / "gaussian.yaml"
-    path.write_text(text)
-    before = tree(home)
-    line = refused(capsys, command, "tiny")
-    assert words in line
-    assert str(path) in line
-    assert tree(home) == before
-
-
-@pytest.mark.parametrize("command", ["run", "train", "report"])
-def test_outputs_that_cannot_be_written(capsys, home, command):
-    (home / "outputs").write_text("in the way")
-    before = tree(home)
-    line = refused(capsys, command, "tiny")
-    assert "outputs" in line
-    assert tree(home) == before
-
-
-@pytest.mark.parametrize("command", ["run", "train"])
-def test_a_table_cut_in_half_is_named_with_what_to_do(capsys, home, command):
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
-    capsys.readouterr()
-    path = home / "outputs/tiny/gaussian/softad/metrics.parquet"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    before = tree(home)
-    line = refused(capsys, command, "tiny")
-    assert f"{path} is broken" in line
-    again = "softad train tiny --dataset gaussian --method softad"
-    assert f"delete {path.parent} and train it again: {again}" in line
-    assert tree(home) == before
-
-
-@pytest.mark.parametrize("command", ["run", "train"])
-def test_nan_in_the_data(capsys, home, command, monkeypatch):
-    def broken(n, label_noise, rng):
-        x, y = synthetic.sinusoid(n, label_noise, rng)
-        x[3, 1] = np.nan
-        return x, y
-
-    monkeypatch.setitem(synthetic.SYNTHETIC, "gaussian", broken)
-    before = tree(home)
-    assert "the data hold NaN or infinity in 3 of 80 samples, first at sample 3" in refused(
-        capsys, command, "tiny"
-    )
-    assert tree(home) == before
-
-
-def test_a_parameter_file_for_a_notebook_that_is_not_there(capsys, home):
-    folder = home / "params" / "tiny" / "figures"
-    folder.mkdir()
-    (folder / "nosuch.yaml").write_text("a: 1")
-    assert "notebook (named by" in refused(capsys, "run", "tiny")
-    (folder / "nosuch.yaml").unlink()
-    (folder / "tab1_3_loss_gaps.yaml").write_text("profil: x")
-    assert "parameter in" in refused(capsys, "run", "tiny")
-    assert not (home / "outputs").exists()
-
-
-def test_report_without_results_says_what_to_run(capsys, home):
-    assert "first: softad run tiny" in refused(capsys, "report", "tiny")
-    assert "profile 'nosuch' unknown" in refused(capsys, "report", "nosuch")
-
-
-def test_show_describes_the_parameters_of_its_methods(capsys, home):
-    """Names, values and defaults as the profile and the protocol have them."""
-    assert cli.main(["show", "tiny", "--method", "softad"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert lines["epochs"].split()[1:3] == ["4", "500"], "in tiny, and by default"
-    assert "a whole number of at least 1" in lines["epochs"]
-    assert "a number of at least 1e-12" in lines["settings.softad.sigma"]
-    assert "grids.softad" in lines
-    assert "grids.sam" not in lines
-    assert "settings.sam.bn_update" not in lines
-
-
-def test_a_note_says_what_becomes_of_results_with_other_parameters(capsys, home):
-    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
-    for epochs, words in (("3", "stored of gaussian × softad;"), ("4", "they are taken back")):
-        capsys.readouterr()
-        argv = ["train", "tiny", "--method", "softad", "-j", "1", "-p", "epochs", epochs]
-        assert cli.main(argv) == 0
-        assert words in capsys.readouterr().err
-
-
-def test_a_note_that_several_datasets_share_is_said_once(capsys, home):
-    grids = {"softad": [0.1, 0.8]}
-    for name in ("gaussian", "sinusoid"):
-        values = {**TINY, "profile": "tiny", "dataset": name, "grids": grids}
-        (home / "params" / "tiny" / f"{name}.yaml").write_text(json.dumps(values))
-    assert cli.main(["show", "tiny"]) == 0
-    (note,) = [line for line in capsys.readouterr().err.splitlines() if "ln 2" in line]
-    assert note.startswith(
-        "softad: note: gaussian, sinusoid: values of theta at or above ln 2 = 0.6931: 1 of 2 of softad"
-    )
-
-
-NEW = [
-    (("export", "tiny", "--to", "wandb"), "'wandb' unknown; choose from mlflow"),
-    (("report", "tiny", "--format", "pdf"), "'pdf' unknown; choose from html, md, csv"),
-    (("report", "tiny", "--output", "x"), "--output is for --format md and csv"),
-    (("report", "tiny", "--format", "md"), "tiny"),
-    (("run", "figures", "--method", "erm"), "leave --method out"),
-    (("run", "figures", "--as", "mine"), "leave --as out"),
-    (("run", "figures", "--engine", "ray"), "leave --engine out"),
-    (("run", "figures", "--cpus", "2"), "--cpus is for a cluster"),
-    (("report", "nosuch", "--format", "md"), "profile 'nosuch' unknown; choose from tiny"),
-    (("check-device", "--json", "."), "--json '.' is a folder; name a file"),
-    (("bench", "--json", "."), "--json '.' is a folder; name a file"),
-    (("data", "prepare", "digits"), "digits needs no preparation"),
-    (("data", "prepare", "pets"), "for images of your own add --from-folder DIR"),
-    (("show", "nosuch"), "profile 'nosuch' unknown; choose from tiny"),
-    (("show", "tiny", "--method", "ishida"), "'ishida' unknown; choose from erm, sam, softad"),
-    (("slurm", "tiny", "--shards", "0"), "--shards must be a number of jobs from 1 to 10000"),
-    (("train", "tiny", "--as", "../x"), "use a plain name"),
-    (("train", "tiny", "--dataset", "gaussian,moons"), "dataset 'moons' unknown"),
-    (
-        ("slurm", "tiny", "--shards", "2", "-j", "0"),
-        "--jobs must be a whole number of at least 1, got 0",
-    ),
-]
+OTHERS = [
+    ([], "arguments are required: COMMAND"),
+    (["fly"], "invalid choice: 'fly' (choose from"),
+    (["train", "tiny", "--shard", "3/2"], "--shard must be i/N with 1 ≤ i ≤ N, such as 3/16"),
+    (["train", "tiny", "--shard", "1/2", "--fresh"], "leave one of the two out"),
+    (["run", "figures", "--method", "erm"], "leave the other options out"),
+    (["run", "tiny", "--timeout", "0"], "--timeout must be a whole number of at least 1"),
+    (["run", "tiny", "--draw-only"], "nothing is finished in profile 'tiny'; first: softad train tiny"),
+    (["show", "nosuch"], "profile 'nosuch' unknown; choose from tiny"),
+    (["report", "nosuch"], "profile 'nosuch' unknown; choose from tiny"),
+    (["report", "tiny"], "nothing is drawn of profile 'tiny' yet; first: softad run tiny"),
+    (["report", "tiny", "--format", "pdf"], "invalid choice: 'pdf' (choose from"),
+    (["data", "prepare", "fashionmist"], "did you mean 'fashionmnist'?; a table of your own: --from-csv"),
+    (["data", "prepare", "magic", "--target", "x"], "--target names a column of --from-csv FILE"),
+    (["data", "prepare", "pets", "--from-csv", "nosuch.csv"], "nosuch.csv is not there"),
+]  # fmt: skip
+BAD = [([command, *argv], words) for argv, words in STUDY for command in ("run", "train")] + OTHERS
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"), NEW, ids=lambda v: " ".join(v) if isinstance(v, tuple) else ""
+    ("argv", "words"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
 )
-def test_bad_input_of_other_commands(capsys, home, argv, words):
+def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words):
     before = tree(home)
     assert words in refused(capsys, *argv)
     assert tree(home) == before
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["run", "--help"]])
-def test_help_does_not_wait_for_torch(argv):
-    code = (
-        "import sys, time\nfrom softadlib.workbook import cli\n"
-        f"try: cli.main({argv})\nexcept SystemExit: pass\n"
-        "heavy = [m for m in ('torch', 'numpy', 'pandas') if m in sys.modules]\n"
-        "print(heavy, time.process_time(), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    heavy, seconds = done.stderr.splitlines()[-1].rsplit(" ", 1)
-    assert heavy == "[]"
-    assert float(seconds) < 0.5
+FILES = [
+    ("epochs: [1, 2", "line 1: broken YAML"),
+    ("epochs: 3\nteh: 4", "parameter 'teh' unknown"),
+    ("grids: {softad: [.nan]}", "theta in grids.softad"),
+    ("label_noise: []", "label_noise must be"),
+    ("- 1", "must hold `name: value` lines"),
+]
 
 
-def test_a_terminal_without_greek_letters(home):
-    """As Windows has them: θ is in the table of parameters."""
-    environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "SOFTAD_HOME": str(home)}
-    command = [sys.executable, "-m", "softadlib", "show", "tiny"]
-    done = subprocess.run(command, capture_output=True, env=environment)
-    assert done.returncode == 0, done.stderr.decode("cp1252")
-    assert "epochs" in done.stdout.decode("cp1252")
+@pytest.mark.parametrize(("text", "words"), FILES)
+def test_a_bad_profile_is_named(capsys, home, text, words):
+    path = home / "params/tiny/gaussian.yaml"
+    path.write_text(text)
+    line = refused(capsys, "train", "tiny")
+    assert words in line
+    assert str(path) in line
+
+
+def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
+    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
+    capsys.readouterr()
+    (path,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    again = "delete it and train it again: softad train tiny --dataset gaussian --method erm"
+    for command in ("train", "show"):
+        line = refused(capsys, command, "tiny")
+        assert f"{path} is broken" in line
+        assert again in line
+    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1", "--fresh"]) == 0
+    assert len(results.read("tiny", final=True)) == 2
+
+
+def test_outputs_that_cannot_be_written(capsys, home):
+    (home / "outputs").write_text("in the way")
+    assert f"{home}/outputs" in refused(capsys, "train", "tiny")
 
 
 def test_outside_a_workbook(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "elsewhere"))
-    assert "SOFTAD_HOME" in refused(capsys, "run", "tiny")
-    assert "SOFTAD_HOME" in refused(capsys, "show")
+    assert "set it to the repository" in refused(capsys, "train", "tiny")
 
 
-def test_train_writes_the_contracts_files(home):
-    assert cli.main(["train", "tiny", "--method", "softad", "--method", "erm", "-j", "1"]) == 0
-    folder = home / "outputs/tiny/gaussian"
-    assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == ["erm", "softad"]
-    assert sorted(p.name for p in (folder / "erm").iterdir()) == [
-        "metrics.parquet",
-        "provenance.json",
-        "selected.parquet",
-    ]
-    assert json.loads((folder / "erm" / "provenance.json").read_text())["profile"] == "tiny"
+def test_data_that_are_missing_are_not_called_trained(home, capsys):
+    values = json.dumps({**TINY, "dataset": "fashionmnist"})
+    (home / "params/tiny/fashionmnist.yaml").write_text(values)
+    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
+    assert cli.main(["show", "tiny", "--method", "erm"]) == 0
+    out, err = capsys.readouterr()
+    assert "left out: fashionmnist" in err
+    assert out.endswith("everything else is trained\n")
+    line = refused(capsys, "train", "tiny", "--dataset", "fashionmnist")
+    assert "get it: softad data prepare fashionmnist" in line
 
 
-def test_overrides_reach_the_runs(home):
-    assert (
-        cli.main(
-            [
-                "train",
-                "tiny",
-                "--method",
-                "erm",
-                "-p",
-                "epochs",
-                "2",
-                "-p",
-                "label_noise",
-                "[0.1]",
-                "-j",
-                "1",
-            ]
-        )
-        == 0
-    )
-    rows = store.read("tiny")
-    assert rows["epoch"].max() == 2
-    assert rows["label_noise"].unique().tolist() == [0.1]
-
-
-def test_a_cliff_in_the_grid_is_said_and_not_fatal(capsys):
-    grids = "{softad: [0.1, 0.7], iflood: [0.8]}"
-    argv = ["train", "tiny", "--method", "softad", "-p", "grids", grids, "-j", "1"]
-    assert cli.main(argv) == 0
+def test_a_threshold_beyond_ln_2_is_said_and_not_fatal(capsys, home):
+    grids = "grids={softad: [0.1, 0.7], iflood: [0.8]}"
+    assert cli.main(["train", "tiny", "--method", "softad", "-p", grids, "-j", "1"]) == 0
     err = capsys.readouterr().err
     assert "values of theta at or above ln 2 = 0.6931: 1 of 2 of softad; there" in err
     assert "iflood" not in err, "it was not asked for"
 
 
-def test_a_reader_that_closes_ends_the_command_without_a_word():
-    """As `softad data list | head -0` does."""
-    command = [sys.executable, "-m", "softadlib", "data", "list"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 141
-
-
-def test_the_command_is_installed_and_has_help():
-    for argv in (["--help"], ["run", "--help"], ["--version"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "softadlib.workbook.cli", *argv], capture_output=True, text=True
-        )
-        assert done.returncode == 0
-        assert done.stdout
-    done = subprocess.run(
-        [sys.executable, "-m", "softadlib.workbook.cli", "fly"], capture_output=True, text=True
+@pytest.mark.parametrize("change", [["lr=0.5"], ["lr", "0.5"]])
+def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsys, change):
+    erm = ["train", "tiny", "--method", "erm", "-j", "1"]
+    assert cli.main(erm) == 0
+    first = results.read("tiny")
+    assert cli.main([*erm, "-p", *change]) == 0
+    assert (
+        "results with other parameters are stored of gaussian × erm and stay"
+        in capsys.readouterr().err
     )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    faster = results.read("tiny")
+    assert list(faster["epoch"]) == list(first["epoch"])
+    assert (faster["loss_train"] != first["loss_train"])[faster["epoch"] > 0].all()
+    assert cli.main(erm) == 0
+    pd.testing.assert_frame_equal(results.read("tiny"), first)
 
 
-def test_importing_the_library_pulls_torch_and_numpy_only():
-    others = ("pandas", "yaml", "scipy", "matplotlib", "papermill", "torchvision", "joblib")
+def test_more_trials_train_what_is_missing(home, capsys):
+    assert cli.main(["train", "tiny", "-p", "trials=1", "-j", "1"]) == 0
+    before = results.read("tiny", final=True)
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    assert "note: gaussian: 4 of 8 runs are trained already" in capsys.readouterr().err
+    after = results.read("tiny", final=True)
+    assert (len(before), len(after)) == (4, 8)
+    assert len(after.merge(before)) == 4, "no number of the first call has moved"
+
+
+def test_shards_are_put_together(home, capsys):
+    for shard in ("1/2", "2/2"):
+        assert cli.main(["train", "tiny", "--shard", shard, "-j", "1"]) == 0
+        assert f"shard {shard} is trained" in capsys.readouterr().err
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    together = results.read("tiny")
+    assert cli.main(["train", "tiny", "-j", "1", "--fresh"]) == 0
+    pd.testing.assert_frame_equal(results.read("tiny"), together)
+
+
+@pytest.mark.filterwarnings("ignore")  # distributed's own
+def test_a_dask_cluster_gives_the_same_rows(home, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setenv("SOFTAD_DATA", str(home / "data"))  # the worker, in this process, sets it
+    softad = ["train", "tiny", "--method", "softad"]
+    assert cli.main([*softad, "-j", "1"]) == 0
+    here = results.read("tiny")
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "processes": False,
+        "dashboard_address": None,
+    }
+    with distributed.LocalCluster(protocol="tcp", **options) as cluster:
+        assert cli.main([*softad, "--fresh", "--scheduler", cluster.scheduler_address]) == 0
+    pd.testing.assert_frame_equal(results.read("tiny"), here)
+
+
+def test_a_profile_of_changed_parameters_holds_the_changes_alone(home, capsys):
+    erm = ["train", "tiny", "--method", "erm", "-j", "1"]
+    slow = [*erm, "-p", "lr=0.05", "-p", "settings.softad.sigma", "2", "--as", "slow"]
+    assert cli.main(slow) == 0
+    path = home / "params/slow/gaussian.yaml"
+    assert path.read_text().splitlines() == [
+        'extends: "tiny/gaussian"',
+        "lr: 0.05",
+        "settings.softad.sigma: 2",
+        "grids.sam: null",
+        "grids.softad: null",
+    ]
+    changes = {"lr": 0.05, "settings.softad.sigma": 2, "grids": {}}
+    assert load("slow", "gaussian") == load("tiny", "gaussian", changes).replace(profile="slow")
+    assert results.provenances("slow")["method"].tolist() == ["erm"]
+    assert not (home / "outputs/tiny").exists()
+    written = path.stat().st_mtime_ns
+    assert cli.main(slow) == 0, "the same again is no contradiction"
+    assert path.stat().st_mtime_ns == written
+    capsys.readouterr()
+    before = tree(home)
+    line = refused(capsys, *erm, "-p", "lr=0.2", "--as", "slow")
+    assert f"{path} has other parameters; choose another name for --as" in line
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
+    before = tree(home)
+    assert cli.main([command, "tiny", "--dry-run", "-p", "epochs=2", "--as", "short"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].split() == ["gaussian", "softad", "2", "2", "4", "2", "0%", "–"]
+    assert "10 trainings are left" in lines, "8 runs, and of softad's two selected the curves"
+    assert ("notebooks to draw: none" in lines) == (command == "run")
+    assert tree(home) == before
+
+
+# Data
+
+
+def test_own_data_are_listed_and_prepared(home, capsys):
+    assert cli.main(["data", "list"]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["digits"][1:] == ["embedded", "1,797", "of", "8", "×", "8"]
+    assert lines["magic"][1:] == ["missing"]
+    source = home / "flowers.csv"
+    source.write_text("kind,size\n" + "red,1\nblue,2\n" * 10)
+    argv = ["data", "prepare", "flowers", "--from-csv", str(source), "--target", "kind"]
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().out == f"{home}/data/flowers.parquet\n"
+    assert tables.read_table("flowers").classes == ("blue", "red")
+    x = np.zeros((4, 6, 6), dtype=np.uint8)
+    y = np.array([0, 1, 0, 1])
+    np.savez(home / "data/shapes.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert cli.main(["data", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "flowers        prepared    20 rows, 1 inputs, 2 classes" in lines
+    assert "shapes         prepared    8 of 1 × 6 × 6" in lines
+    assert cli.main(["data", "prepare", "digits"]) == 0
+    assert "no preparation" in capsys.readouterr().out
+    assert "'colour' unknown" in refused(capsys, *argv[:-1], "colour")
+
+
+# A process of its own
+
+
+def start(home, *argv, **options):
+    """Start the command as a terminal does: in a process group of its own."""
+    env = {**os.environ, "SOFTAD_HOME": str(home)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    return subprocess.Popen([*SOFTAD, *argv], env=env, start_new_session=True, **pipes)
+
+
+def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatch):
+    values = {
+        "epochs": 40,
+        "trials": 12,
+        "curves": "none",
+        "grids": {"softad": [0.1, 0.2, 0.3, 0.4]},
+    }
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        home = make_home(tmp_path / str(status), gaussian=values)
+        command = start(home, "train", "tiny", "--method", "softad", "-j", "2")
+        parts = home / "outputs/tiny/gaussian/softad/parts"
+        while not list(parts.glob("*.parquet")) and command.poll() is None:
+            time.sleep(0.01)
+        os.killpg(command.pid, number)
+        out, err = command.communicate(timeout=60)
+        assert (command.returncode, out) == (status, "")
+        assert "Traceback" not in err
+        assert err.splitlines()[-1] == "softad: stopped; the same command resumes"
+        kept = {path: path.stat().st_mtime_ns for path in parts.glob("*.parquet")}
+        assert kept
+        monkeypatch.setenv("SOFTAD_HOME", str(home))
+        assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
+        (line,) = results.provenances("tiny").to_dict("records")
+        assert (line["runs"], line["runs_without_session"]) == (48, 0)
+        (facts,) = results.store.finished("tiny").values()
+        assert sum(session.runs_trained for session in facts.sessions) == 48, "none twice"
+
+
+def test_a_reader_that_closes_ends_the_command_without_a_word(home):
+    command = start(home, "data", "list")
+    command.stdout.close()
+    assert command.stderr.read() == ""
+    assert command.wait() == 141
+    command.stderr.close()
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["run", "--help"]])
+def test_help_does_not_wait_for_torch(argv):
     code = (
-        "import sys, softadlib, softadlib.models, softadlib.training.engines.factory; "
-        f"print([m for m in {others} if m in sys.modules])"
+        "import sys\nfrom softadlib.workbook import cli\n"
+        f"try: cli.main({argv})\nexcept SystemExit as end: assert end.code == 0\n"
+        "print([m for m in ('torch', 'numpy', 'pandas') if m in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
-    )
-    assert done.stdout.strip() == "[]", done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert done.stdout
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone tells")
-def test_jobs_by_default_are_the_cores_that_the_process_may_use():
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        assert cli_options.local_jobs(None) == 1
-    finally:
-        os.sched_setaffinity(0, before)
-    assert cli_options.local_jobs(None) == len(before)
-    assert cli_options.local_jobs(7) == 7
+def test_a_terminal_without_greek_letters(home):
+    """As Windows has them: ≥ and – are in the notes and the table."""
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "SOFTAD_HOME": str(home)}
+    command = [*SOFTAD, "show", "tiny", "-p", "grids.softad=0.8"]
+    done = subprocess.run(command, capture_output=True, env=env)
+    assert done.returncode == 0
+    assert b"gaussian" in done.stdout
+
+
+def completions(home, line):
+    """Return what a shell is given for TAB at the end of `line`, as bash's argcomplete asks for it."""
+    answer = home / "answer"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line.encode()))}
+    asked |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    subprocess.run(SOFTAD, env={**os.environ, **asked, "SOFTAD_HOME": str(home)}, check=True)
+    return [word.strip() for word in answer.read_text().splitlines()]
+
+
+def test_tab_completes_profiles_datasets_methods_and_parameters(home):
+    (home / "params/quick").mkdir()
+    assert completions(home, "softad run q") == ["quick"]
+    assert completions(home, "softad train tiny --dataset ") == ["gaussian"]
+    assert completions(home, "softad train tiny --method soft") == ["softad"]
+    assert set(completions(home, "softad train tiny -p lr")) == {"lr=", "lr_schedule="}
+    assert completions(home, "softad train tiny -p lr=0.1 --method tilt") == ["tilted"]
+    assert completions(home, "softad report tiny --format ") == ["html", "md", "csv", "latex"]

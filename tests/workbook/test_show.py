@@ -1,0 +1,147 @@
+"""`softad show`, the tables of params/README.md and the schema that editors read."""
+
+import json
+
+import jsonschema
+import pytest
+from helpers.workspace import REPOSITORY, TINY, make_home
+
+from softadlib._validation import UserError
+from softadlib.methods import METHODS
+from softadlib.training.profiles import read_yaml
+from softadlib.training.protocol import Protocol
+from softadlib.workbook import cli, show
+
+
+def printed(capsys, *argv):
+    """Return the lines that `softad show ARGV` prints."""
+    assert cli.main(["show", *argv]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_profiles_and_how_much_of_each_is_finished(home, capsys):
+    (home / "params/empty").mkdir()
+    (home / "params/.ipynb_checkpoints").mkdir()
+    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
+    lines = [line.split(maxsplit=2) for line in printed(capsys)]
+    assert lines == [
+        ["profile", "finished", "datasets"],
+        ["empty", "0", "none: no DATASET.yaml"],
+        ["tiny", "1", "gaussian"],
+    ]
+
+
+def test_what_is_done_and_what_is_left(home, capsys):
+    assert printed(capsys, "tiny")[1:] == [
+        "gaussian  erm     1       2       2     4       0%    –",
+        "gaussian  sam     1       2       2     4       0%    –",
+        "gaussian  softad  2       2       4     4       0%    –",
+        "10 trainings are left",  # 8 runs, and the curves of softad's two selected ones
+    ]
+    softad = ["train", "tiny", "--method", "softad", "-j", "1"]
+    assert cli.main([*softad, "-p", "curves=none"]) == 0
+    line = printed(capsys, "tiny", "--method", "softad")[1].split()
+    assert line[6] == "66%", "4 of 4 runs without their 2 curves"
+    assert cli.main(softad) == 0
+    lines = printed(capsys, "tiny", "--method", "softad")
+    assert lines[1].split()[6:] == ["100%", "0.0"]
+    assert lines[-1] == "everything is trained"
+
+
+def test_many_studies_fit_one_screen(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    names = [name for name, method in METHODS.items() if method.knob][:11]
+    grids = {"grids": {name: [0.5] for name in names} | {"softad": [0.1, 0.2]}}
+    make_home(tmp_path, gaussian=grids, spiral=grids)
+    lines = printed(capsys, "tiny")
+    assert len(lines) == 4
+    assert lines[0].split()[:3] == ["dataset", "methods", "values"]
+    assert lines[1].split()[:6] == ["gaussian", "12", "1–2", "2", "26", "4"]
+    single = printed(capsys, "tiny", "--dataset", "spiral")
+    assert len(single) == 1 + 12 + 1
+    assert max(map(len, lines + single)) < 80
+
+
+def test_parameters_are_those_that_differ_from_the_default(home, capsys):
+    changed = ["-p", "settings.softad.sigma=2", "--parameters", "--method", "softad"]
+    lines = printed(capsys, "tiny", *changed)
+    values = dict(line.split(maxsplit=1) for line in lines[lines.index("") + 2 :])
+    assert values == {
+        "model": "linear",
+        "optimizer": "sgd",
+        "lr": "0.1",
+        "batch_size": "10",
+        "epochs": "4",
+        "trials": "2",
+        "label_noise": "[0.0]",
+        "n_train": "20",
+        "n_val": "20",
+        "n_test": "40",
+        "settings.softad.sigma": "2.0",
+        "grids.softad": "[0.05, 0.3]",
+        "curve_every": "2",
+        "dtype": "float64",
+    }
+
+
+def test_json_for_programs(home, capsys):
+    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
+    capsys.readouterr()
+    assert cli.main(["show", "tiny", "--method", "erm,softad", "--json"]) == 0
+    erm, softad = json.loads(capsys.readouterr().out)
+    assert (erm["trained"], erm["left"], erm["finished"]) == (2, 0, True)
+    assert (softad["trained"], softad["left"], softad["finished"]) == (0, 6, False)
+    assert softad["protocol"]["grids"] == TINY["grids"]
+    (file,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
+    assert file.stem == erm["fingerprint"]
+
+
+# params/
+
+
+def test_the_reference_and_the_schema_are_current():
+    """Otherwise: python -m softadlib.workbook.show."""
+    params = REPOSITORY / "params"
+    assert (params / "schema.json").read_text(encoding="utf-8") == show.schema()
+    text = (params / "README.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition(show.MARKS[0] + "\n")
+    assert rest.partition(show.MARKS[1])[0] == show.reference()
+    for name in Protocol.names():
+        assert f"| `{name}` |" in rest
+    for method in METHODS.values():
+        assert not method.knob or f"| `{method.name}` ({method.label}) |" in rest
+
+
+CHECKER = jsonschema.validators.validator_for(json.loads(show.schema()))(json.loads(show.schema()))
+FILES = sorted((REPOSITORY / "params").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_schema_accepts_every_profile(path):
+    assert [error.message for error in CHECKER.iter_errors(read_yaml(path))] == []
+
+
+GOOD = [
+    {"grids": {"softad": 0.1}},
+    {"grids.softad": None},
+    {"label_noise": 0.1},
+    {"extends": "a/b"},
+]
+WRONG = [
+    {"epoch": 3},
+    {"epochs": 0},
+    {"epochs": "many"},
+    {"label_noise": 2},
+    {"model": "mlp"},
+    {"grids": {"softda": [1]}},
+    {"grids": {"softad": "0.1"}},
+    {"settings": {"softad": {"sgima": 2}}},
+]
+
+
+@pytest.mark.parametrize("values", GOOD + WRONG, ids=str)
+def test_the_schema_refuses_what_the_protocol_refuses(values):
+    assert CHECKER.is_valid(values) == (values in GOOD)
+    if values in WRONG:
+        with pytest.raises(UserError):
+            Protocol.from_dict({"profile": "tiny", "dataset": "gaussian", **TINY, **values})
