@@ -20,8 +20,11 @@ TITLES = {
     "knob": "Selected values",
 }
 PAPER_TITLES = {"gap": " (Tables 1 and 3)", "knob": " (Tables 2 and 4)"}
-OVERVIEW: tuple[tuple[str, str], ...] = (("erm", ""), ("softad", "smallest"), ("softad", "selected"), ("iflood", "selected"))
-OVERVIEW += (("flooding", "selected"), ("sam", "selected"))
+OVERVIEW = (
+    ("erm", ""),
+    ("softad", "smallest"),
+    *((method, "selected") for method in ("softad", "iflood", "flooding", "sam")),
+)
 """Methods of the overview, and which of their values it shows."""
 
 
@@ -54,7 +57,10 @@ def text(profile: str, form: str = "md") -> str:
     """Return all tables of a profile as Markdown ("md") or LaTeX ("latex")."""
     choose("format", form, ("md", "latex"))
     if form == "latex":
-        parts = [f"% {t}\n{f.to_latex(index=False, escape=True)}" for t, (_, f) in frames(profile).items()]
+        parts = [
+            f"% {t}\n{f.to_latex(index=False, escape=True)}"
+            for t, (_, f) in frames(profile).items()
+        ]
     else:
         parts = [f"#### {t}\n\n{to_markdown(f)}" for t, (_, f) in frames(profile).items()]
     return "\n\n".join(parts) + "\n"
@@ -83,7 +89,9 @@ def write(profile: str, path: Path) -> bool:
     for what, make in (("results", text), ("overview", overview)):
         begin = BEGIN.format(what=what, profile=profile, file=path.name)
         end = END.format(what=what, profile=profile)
-        if filled.count(begin) == 1 == filled.count(end) and filled.index(begin) < filled.index(end):
+        if filled.count(begin) == 1 == filled.count(end) and filled.index(begin) < filled.index(
+            end
+        ):
             head, tail = filled.split(begin)[0], filled.split(end)[1]
             filled, found = f"{head}{begin}\n\n{make(profile)}\n{end}{tail}", True
     if not found:
@@ -121,9 +129,15 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
                 "value", "θ" if METHODS[method].knob == "theta" else "radius"
             )
             means = runs[["gap", "loss_test", "acc_test"]].mean()
-            line: dict[str, object] = {"dataset": f"{dataset}, n = {len(runs)}", "method": label if which else "ERM"}
+            line: dict[str, object] = {
+                "dataset": f"{dataset}, n = {len(runs)}",
+                "method": label if which else "ERM",
+            }
             line |= {"theta": theta, **means, "ece": ece.mean() if len(ece) == len(runs) else None}
-            lines.append(line | {"noisy_loss": side["loss_test"].mean(), "noisy_acc": side["acc_test"].mean()})
+            lines.append(
+                line
+                | {"noisy_loss": side["loss_test"].mean(), "noisy_acc": side["acc_test"].mean()}
+            )
     table = pd.DataFrame(lines).dropna(axis="columns", how="all")
     table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
     return to_markdown(tables.render(table)) + "\n"

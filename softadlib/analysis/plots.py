@@ -51,9 +51,7 @@ def use_style() -> None:
     }
     sns.set_theme(context="notebook", style="ticks", font_scale=0.85, rc=rc)
     # Twice the dots, drawn at half their size; nothing happens outside IPython.
-    set_matplotlib_formats(  # type: ignore[no-untyped-call]
-        "retina", pil_kwargs={"optimize": True}
-    )
+    set_matplotlib_formats("retina", pil_kwargs={"optimize": True})  # type: ignore[no-untyped-call]
 
 
 def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
@@ -263,9 +261,7 @@ def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
         axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     handles = legend_handles(rows, parts=True)
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
-    engine = fig.get_layout_engine()
-    assert engine is not None
-    engine.set(w_pad=0.1)  # type: ignore[call-arg]
+    fig.set_layout_engine("constrained", w_pad=0.1)
     return fig
 
 
@@ -288,7 +284,9 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
         column, of_knob = ("acc_test", "loss_test")[i], rows[axis == shown[j]]
         for name in [m for m in methods if (of_knob["method"] == m).any()]:
             runs = of_knob[of_knob["method"] == name]
-            line = band(runs.pivot(index="knob", columns="trial", values=column)).dropna(subset="mean")
+            line = band(runs.pivot(index="knob", columns="trial", values=column)).dropna(
+                subset="mean"
+            )
             style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
             ax.plot(line.index, line["mean"], **style)
             shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}

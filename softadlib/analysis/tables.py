@@ -211,7 +211,11 @@ def differences(
             line = {**dict(zip(case, key)), name: label}
             for measure in measures:
                 mean = paired(both[measure], both[f"{measure}_reference"])
-                line |= {measure: mean.mean, f"{measure}_low": mean.low, f"{measure}_high": mean.high}
+                line |= {
+                    measure: mean.mean,
+                    f"{measure}_low": mean.low,
+                    f"{measure}_high": mean.high,
+                }
             lines.append(line | {"n": len(both)})
     columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high")]
     return pd.DataFrame(lines, columns=[*case, name, *columns, "n"])

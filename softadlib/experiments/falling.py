@@ -8,6 +8,7 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import nn
 
+from softadlib._validation import choose
 from softadlib.functional import phi
 from softadlib.losses import SoftAD
 from softadlib.models import build
@@ -34,13 +35,13 @@ def climb(loss: float, theta: float, times: np.ndarray) -> np.ndarray:
 
     def slope(_: float, log: np.ndarray) -> np.ndarray:
         now = np.exp(log)
-        rate: np.ndarray = -weight(now, theta) * np.expm1(-now) ** 2 / now
-        return rate
+        return np.asarray(-weight(now, theta) * np.expm1(-now) ** 2 / now)
 
     span = (0.0, float(times[-1]))
-    flow = solve_ivp(slope, span, [np.log(loss)], t_eval=times, method="LSODA", rtol=1e-8, atol=1e-8)
-    losses: np.ndarray = np.exp(flow.y[0])
-    return losses
+    flow = solve_ivp(
+        slope, span, [np.log(loss)], t_eval=times, method="LSODA", rtol=1e-8, atol=1e-8
+    )
+    return np.asarray(np.exp(flow.y[0]))
 
 
 def escape_time(loss: float, theta: float) -> float:
@@ -61,19 +62,21 @@ def train_digits(
     """
     from sklearn.datasets import load_digits
 
+    choose("optimizer", optimizer, ("sgd", "adam"))
     x, y = load_digits(return_X_y=True)
     inputs, targets = torch.from_numpy(x[:1000] / 16), torch.from_numpy(y[:1000])
     model = build("mlp1x1000", (64,), 10, seed).double()
-    stepper: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr)
-    if optimizer == "sgd":
-        stepper = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    criterion = SoftAD(theta)
+    criterion, weights = SoftAD(theta), list(model.parameters())
+    stepper: torch.optim.Optimizer = torch.optim.SGD(weights, lr, momentum=0.9)
+    if optimizer == "adam":
+        stepper = torch.optim.Adam(weights, lr)
     order, lines = torch.Generator().manual_seed(seed), []
     for epoch in range(1, max(epochs) + 1):
         model.train()
         for batch in torch.randperm(1000, generator=order).split(100):
             stepper.zero_grad()
-            criterion(model(inputs[batch]), targets[batch]).backward()
+            loss: torch.Tensor = criterion(model(inputs[batch]), targets[batch])
+            loss.backward()
             stepper.step()
         if epoch in epochs:
             with torch.no_grad():

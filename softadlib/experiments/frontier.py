@@ -33,7 +33,9 @@ def at_training_loss(
     return pd.DataFrame(lines, columns=["method", "trial", "loss_train", "value"])
 
 
-def minus(points: pd.DataFrame, by: str, method: str, rival: str, least: int = 3) -> dict[float, Mean]:
+def minus(
+    points: pd.DataFrame, by: str, method: str, rival: str, least: int = 3
+) -> dict[float, Mean]:
     """Return method − rival paired by trial at each value of column `by`; fewer than `least` pairs are left out.
 
     `points` has columns method, trial, `by` and value.

@@ -70,7 +70,10 @@ def test_a_page_without_marks_is_refused(tmp_path, text):
 
 def test_the_overview_by_independent_sums():
     """README's table of profile paper, from the rows with pandas alone."""
-    lines = [[c.strip() for c in line.strip("|").split("|")] for line in markdown.overview("paper").splitlines()]
+    lines = [
+        [c.strip() for c in line.strip("|").split("|")]
+        for line in markdown.overview("paper").splitlines()
+    ]
     head, spiral = lines[0], next(i for i, line in enumerate(lines) if line[0].startswith("spiral"))
     erm, smallest = (dict(zip(head, lines[i])) for i in (spiral, spiral + 1))
     rows = results.read("paper", "spiral", final=True)

@@ -12,7 +12,9 @@ def test_a_small_loss_grows_as_derived(theta):
     start = 1e-6
     weight = theta / np.sqrt(1 + theta**2)
     times = np.linspace(0, 0.5 / (start * weight), 9)
-    assert falling.climb(start, theta, times) == pytest.approx(1 / (1 / start - weight * times), rel=1e-3)
+    assert falling.climb(start, theta, times) == pytest.approx(
+        1 / (1 / start - weight * times), rel=1e-3
+    )
 
 
 def test_the_escape_time_is_when_the_loss_is_back():

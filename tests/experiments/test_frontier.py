@@ -9,7 +9,13 @@ from softadlib.experiments import frontier
 
 def grid(method, trial, losses, gaps):
     return pd.DataFrame(
-        {"method": method, "trial": trial, "knob": range(len(losses)), "loss_train": losses, "gap": gaps}
+        {
+            "method": method,
+            "trial": trial,
+            "knob": range(len(losses)),
+            "loss_train": losses,
+            "gap": gaps,
+        }
     )
 
 
