@@ -13,7 +13,7 @@ SWEEP = [*CASE, "method"]
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last row of every run: its highest epoch."""
-    runs = [*SWEEP, "trial", "knob"]
+    runs, rows = [*SWEEP, "trial", "knob"], rows.reset_index(drop=True)
     return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
         runs, ignore_index=True
     )
@@ -25,7 +25,7 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     Among all epochs that were measured but the start, which a study with `best_epoch` makes every
     epoch. A run whose validation loss was never finite is left out.
     """
-    measured = rows[(rows["epoch"] > 0) & np.isfinite(rows["loss_val"])]
+    measured = rows[(rows["epoch"] > 0) & np.isfinite(rows["loss_val"])].reset_index(drop=True)
     runs = [*SWEEP, "trial", "knob"]
     return measured.loc[measured.groupby(runs, dropna=False)["loss_val"].idxmin()].sort_values(
         runs, ignore_index=True
