@@ -33,7 +33,7 @@ from softadlib.data.images import data_root, own_folder
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
-from softadlib.results.store import Facts, Session, StudyStore, held_out_name
+from softadlib.results.store import Facts, Session, StudyStore, held_out_name, merge
 from softadlib.training.device import machine, pick_device
 from softadlib.training.device_check import checked_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
@@ -241,15 +241,18 @@ class _StudyRun:
 
         `first_pass`: rows that exist; of a replay its last epoch is not stored again.
         """
+        replayed = []
         for chunk, (rows, losses) in self._chunks(runs, epochs, loss_epochs, pool):
             if first_pass is not None:
-                _compare(rows, first_pass, self.store)
+                replayed.append(rows)
                 rows = rows[rows["epoch"] < self.protocol.epochs]
                 self.replayed += len(chunk)
             else:
                 self.trained += len(chunk)
             self.store.save_part(rows, losses, self._session())
             bar.update(len(chunk))
+        if first_pass is not None and replayed:
+            _compare(merge(replayed), first_pass, self.store)
 
     def _chunks(
         self,

@@ -82,7 +82,9 @@ def test_the_best_epoch_is_that_of_the_lowest_validation_loss_after_the_start():
 
 
 def test_the_last_row_of_every_run():
-    rows = pd.concat([table([(0, np.nan, 0.9)], epochs=(0, 9)), table([(1, 0.1, 0.8)], epochs=(2, 5))])
+    rows = pd.concat(
+        [table([(0, np.nan, 0.9)], epochs=(0, 9)), table([(1, 0.1, 0.8)], epochs=(2, 5))]
+    )
     ends = selection.final(rows.sample(frac=1, random_state=0))
     assert ends[["trial", "epoch", "acc_val"]].to_numpy().tolist() == [[0, 9, 0.9], [1, 5, 0.8]]
 
