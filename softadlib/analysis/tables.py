@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib import results
-from softadlib._validation import MissingData, choose
+from softadlib._validation import MissingData, UserError, choose
 from softadlib.analysis.statistics import Mean, mean_interval, paired
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2

@@ -1,5 +1,6 @@
 """One setting per (dataset, label noise, method, trial), chosen by validation accuracy or loss."""
 
+import numpy as np
 import pandas as pd
 
 from softadlib._validation import choose
@@ -12,7 +13,7 @@ SWEEP = [*CASE, "method"]
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last row of every run: its highest epoch."""
-    runs = [*SWEEP, "trial", "knob"]
+    runs, rows = [*SWEEP, "trial", "knob"], rows.reset_index(drop=True)
     return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
         runs, ignore_index=True
     )
@@ -24,7 +25,7 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     Among all epochs that were measured but the start, which a study with `best_epoch` makes every
     epoch. A run whose validation loss was never finite is left out.
     """
-    measured = rows[(rows["epoch"] > 0) & rows["loss_val"].notna()]
+    measured = rows[(rows["epoch"] > 0) & np.isfinite(rows["loss_val"])].reset_index(drop=True)
     runs = [*SWEEP, "trial", "knob"]
     return measured.loc[measured.groupby(runs, dropna=False)["loss_val"].idxmin()].sort_values(
         runs, ignore_index=True
@@ -48,6 +49,7 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     measure, best = ("loss_val", "min") if rule == "loss" else ("acc_val", "max")
     # Numbers in place of names, and the other columns of the winners alone: there may be millions.
     ends = rows[["trial", "knob", "epoch", measure]].reset_index(drop=True)
+    ends[measure] = ends[measure].where(np.isfinite(ends[measure]))
     ends["case"] = rows.groupby(SWEEP, sort=False).ngroup().to_numpy()
     run = ["case", "trial", "knob"]
     if ends.duplicated(run).any():

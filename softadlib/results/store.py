@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import io
 import json
-import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,13 @@ from softadlib.results.schema import (
     LOSS_ROW,
     ROW_ORDER,
     RUN_KEY,
+    run_keys,
 )
 
 FACTS = b"softad"
 """Key of a parquet file's metadata under which `Facts` stand as JSON."""
+ABANDONED = 3600.0
+"""Seconds after which nobody is writing a file any more that has a temporary name."""
 
 
 class Session(BaseModel):
@@ -64,6 +67,11 @@ class Session(BaseModel):
     runs_replayed: int = 0
     commit: str | None = None
 
+    @property
+    def runs(self) -> int:
+        """How many trainings, replays included."""
+        return self.runs_trained + self.runs_replayed
+
 
 class Facts(BaseModel):
     """Where the rows of a file come from."""
@@ -79,6 +87,13 @@ class Facts(BaseModel):
     seeds: list[int]
     """One a trial."""
     sessions: list[Session]
+    asked: str = ""
+    """When this protocol was last asked for, UTC, ISO format; empty where `sessions` alone say so."""
+
+    @property
+    def last_asked(self) -> str:
+        """When they were last asked for."""
+        return max([self.asked, *(session.finished for session in self.sessions)])
 
     @property
     def seconds(self) -> float:
@@ -114,7 +129,9 @@ def merge_losses(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Return one table of losses, each run, epoch and part once; the last frame wins."""
     frames = [frame for frame in frames if len(frame)]
     if not frames:
-        return pd.DataFrame({c: pd.Series(dtype=LOSS_DTYPES.get(c, "object")) for c in LOSS_COLUMNS})
+        return pd.DataFrame(
+            {c: pd.Series(dtype=LOSS_DTYPES.get(c, "object")) for c in LOSS_COLUMNS}
+        )
     rows = pd.concat(frames, ignore_index=True)[LOSS_COLUMNS].astype(LOSS_DTYPES)
     rows = rows.drop_duplicates(LOSS_ROW, keep="last")
     order = {part: i for i, part in enumerate(PARTS)}
@@ -136,13 +153,11 @@ def _pack(rows: pd.DataFrame, facts: Mapping[str, Any]) -> bytes:
     return content
 
 
-def _broken(path: Path, what: object, advice: str = "") -> UserError:
+def _broken(path: Path, what: object) -> UserError:
     """Return the error to raise for a file that cannot be read."""
     profile, dataset, method = path.parts[-4:-1]
-    advice = advice or (
-        f"delete it and train it again: softad train {profile} --dataset {dataset} --method {method}"
-    )
-    return UserError(f"{path} is broken ({what}); {advice}")
+    command = f"softad train {profile} --dataset {dataset} --method {method}"
+    return UserError(f"{path} is broken ({what}); train it again: {command} --fresh")
 
 
 def _unpack(
@@ -208,9 +223,13 @@ class StudyStore:
     def _parts(self, pattern: str) -> list[Path]:
         return sorted(self.parts.glob(f"{self.fingerprint}-{pattern}"))
 
+    def _finished_parts(self) -> list[Path]:
+        """Return all parts but states of trainings, which may be of runs that are asked for no more."""
+        return [path for path in self._parts("*") if path.suffix != ".pt"]
+
     def has_parts(self) -> bool:
-        """Tell whether anything is stored of the study under way."""
-        return bool(self._parts("*"))
+        """Tell whether results are stored that the finished study lacks."""
+        return bool(self._finished_parts())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -234,6 +253,11 @@ class StudyStore:
         """Return the facts of the finished study; None where there is none."""
         return read_facts(self.file) if self.file.exists() else None
 
+    def other_facts(self) -> list[Facts]:
+        """Return the facts of the same dataset × method under other protocols."""
+        files = [path for path in self.folder.glob("*.parquet") if path != self.file]
+        return [read_facts(path) for path in files if not path.stem.endswith("-losses")]
+
     def _read_parts(self, losses: bool) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
         """Yield the parts of a study under way; a damaged one counts as none: its runs are trained again."""
         columns, dtypes = (LOSS_COLUMNS, LOSS_DTYPES) if losses else (ALL_COLUMNS, DTYPES)
@@ -248,22 +272,22 @@ class StudyStore:
         return merge([*finished, *(rows for rows, _ in self._read_parts(losses=False))])
 
     def losses(self) -> pd.DataFrame:
-        """Return the losses of single samples that are stored; a damaged file counts as none."""
-        frames = []
+        """Return the losses of single samples that are stored."""
+        finished = []
         if self.losses_file.exists():
-            with contextlib.suppress(UserError):
-                frames.append(_unpack(self.losses_file, LOSS_COLUMNS, LOSS_DTYPES)[0])
-        return merge_losses([*frames, *(rows for rows, _ in self._read_parts(losses=True))])
+            finished = [_unpack(self.losses_file, LOSS_COLUMNS, LOSS_DTYPES)[0]]
+        return merge_losses([*finished, *(rows for rows, _ in self._read_parts(losses=True))])
 
     def sessions(self) -> list[Session]:
         """Return the sessions so far in order; of one that was killed, its last part's state."""
         facts = self.facts()
         found = {session.id: session for session in (facts.sessions if facts else ())}
         for _, metadata in self._read_parts(losses=False):
-            session = Session.model_validate(metadata["session"])
-            known = found.get(session.id)
-            if known is None or known.seconds < session.seconds:
-                found[session.id] = session
+            with contextlib.suppress(KeyError, ValidationError):  # a damaged part
+                session = Session.model_validate(metadata["session"])
+                known = found.setdefault(session.id, session)
+                if known.runs < session.runs:
+                    found[session.id] = session
         return sorted(found.values(), key=lambda session: session.finished)
 
     def save_part(self, rows: pd.DataFrame, losses: pd.DataFrame, session: Session) -> None:
@@ -277,15 +301,19 @@ class StudyStore:
 
     def finish(self, rows: pd.DataFrame, losses: pd.DataFrame, facts: Facts) -> None:
         """Write the study's files, then delete the parts that they replace."""
-        replaced = self._parts("*.parquet")
+        replaced = self._finished_parts()
         if len(losses):
             write(self.losses_file, _pack(losses, {"fingerprint": self.fingerprint}))
+        if self._parts("held-out-*"):
+            write(self.held_out_file, _pack_arrays(self.held_out()))
         write(self.file, _pack(rows, facts.model_dump()))
         self._delete(replaced)
 
     def clear(self) -> None:
         """Delete everything that is stored of this study."""
-        self._delete([self.file, self.losses_file, self.held_out_file, self.notebook, *self._parts("*")])
+        self._delete(
+            [self.file, self.losses_file, self.held_out_file, self.notebook, *self._parts("*")]
+        )
 
     def _delete(self, paths: Iterable[Path]) -> None:
         with os_error_as_user_error(self.folder):
@@ -294,51 +322,63 @@ class StudyStore:
         with contextlib.suppress(OSError):  # it stays where other studies' parts lie
             self.parts.rmdir()
 
+    def delete_temporary_files(self) -> None:
+        """Delete files, `.NAME.PID`, that killed processes left half-written an hour ago or earlier."""
+        for path in self.folder.rglob(f".{self.fingerprint}*"):
+            with contextlib.suppress(OSError):
+                if path.suffix[1:].isdigit() and time.time() - path.stat().st_mtime > ABANDONED:
+                    path.unlink()
+
     # Losses of training samples under models that were not trained on them, for AdaFlood. They stay
     # beside the finished study: more trials or values of the grid need them again.
 
     @property
     def held_out_file(self) -> Path:
-        """Held-out losses of all trials."""
+        """Held-out losses of all trials of the finished study."""
         return self.folder / f"{self.fingerprint}-held-out.npz"
 
-    def held_out(self) -> dict[tuple[float, int], np.ndarray]:
-        """Return the held-out losses (n,) by label noise and trial; a damaged file counts as none."""
-        try:
-            with np.load(io.BytesIO(self.held_out_file.read_bytes())) as file:
-                found = {}
-                for name in file:
-                    noise, trial = name.split()
-                    found[float(noise), int(trial)] = file[name]
-            return found
-        except Exception:  # numpy and zipfile raise many types; it is computed again, to the same bits
-            return {}
+    def held_out(self) -> dict[str, np.ndarray]:
+        """Return the held-out losses (n,) that are stored, by `held_out_name`."""
+        files = [self.held_out_file, *self._parts("held-out-*.npz")]
+        return {name: losses for file in files for name, losses in _unpack_arrays(file).items()}
 
     def save_held_out(self, label_noise: float, trial: int, losses: np.ndarray) -> None:
-        """Add the held-out losses of a trial; they replace those of its folds."""
-        found = {**self.held_out(), (label_noise, trial): losses}
-        content = io.BytesIO()
-        arrays: dict[str, Any] = {f"{q!r} {i}": v for (q, i), v in sorted(found.items())}
-        np.savez(content, **arrays)
-        write(self.held_out_file, content.getvalue())
+        """Store the held-out losses of a trial; they replace those of its folds."""
+        path = self.parts / f"{self.fingerprint}-held-out-{label_noise!r}-{trial}.npz"
+        write(path, _pack_arrays({held_out_name(label_noise, trial): losses}))
         self._delete(self._parts(f"fold-{label_noise!r}-{trial}-*"))
 
     def _fold(self, label_noise: float, trial: int, fold: str) -> Path:
-        return self.parts / f"{self.fingerprint}-fold-{label_noise!r}-{trial}-{fold}.npy"
+        return self.parts / f"{self.fingerprint}-fold-{label_noise!r}-{trial}-{fold}.npz"
 
     def read_fold(self, label_noise: float, trial: int, fold: str) -> np.ndarray | None:
         """Read the held-out losses of one fold of a trial under way; None without."""
-        try:
-            losses: np.ndarray = np.load(self._fold(label_noise, trial, fold))
-            return losses
-        except (OSError, ValueError, EOFError):
-            return None
+        return _unpack_arrays(self._fold(label_noise, trial, fold)).get("losses")
 
     def save_fold(self, label_noise: float, trial: int, fold: str, losses: np.ndarray) -> None:
         """Store the held-out losses of one fold."""
-        content = io.BytesIO()
-        np.save(content, losses)
-        write(self._fold(label_noise, trial, fold), content.getvalue())
+        write(self._fold(label_noise, trial, fold), _pack_arrays({"losses": losses}))
+
+
+def held_out_name(label_noise: float, trial: int) -> str:
+    """Return the name of a trial's held-out losses."""
+    return f"{label_noise!r} {trial}"
+
+
+def _pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return an npz file, which carries checksums."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def _unpack_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read an npz file. One that is damaged counts as none: it is computed again, to the same bits."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as file:
+            return dict(file)
+    except Exception:  # numpy and zipfile raise many types
+        return {}
 
 
 # Finished results
@@ -373,15 +413,11 @@ def finished(profile: str) -> dict[Path, Facts]:
         facts, pair = read_facts(path), (path.parts[-3], path.parts[-2])
         if (facts.dataset, facts.method) != pair:
             raise _broken(path, f"it has rows of {facts.dataset} × {facts.method}")
-        if pair not in latest or _last(latest[pair][1]) < _last(facts):
+        if pair not in latest or latest[pair][1].last_asked < facts.last_asked:
             latest[pair] = path, facts
     order = {method: i for i, method in enumerate(METHODS)}
     chosen = sorted(latest, key=lambda pair: (pair[0], order[pair[1]]))
     return dict(latest[pair] for pair in chosen)
-
-
-def _last(facts: Facts) -> str:
-    return max((session.finished for session in facts.sessions), default="")
 
 
 def read(
@@ -425,9 +461,15 @@ def read_losses(
     """
     frames = []
     for path, facts in finished(profile).items():
-        losses = path.with_name(f"{path.stem}-losses.parquet")
-        if dataset in (None, facts.dataset) and losses.exists():
-            frames.append(_wanted(_unpack(losses, LOSS_COLUMNS, LOSS_DTYPES)[0], facts))
+        file = path.with_name(f"{path.stem}-losses.parquet")
+        if dataset in (None, facts.dataset) and file.exists():
+            losses = _wanted(_unpack(file, LOSS_COLUMNS, LOSS_DTYPES)[0], facts)
+            if facts.protocol["curves"] == "selected" and not facts.protocol.get("best_epoch"):
+                # A file may also hold runs that were selected among other values, or by other ties.
+                rows = _wanted(_unpack(path, ALL_COLUMNS, DTYPES)[0], facts)
+                chosen = set(run_keys(selection.select(rows, facts.protocol["ties"])))
+                losses = losses[[key in chosen for key in run_keys(losses)]]
+            frames.append(losses)
     rows = merge_losses(frames)
     if label_noise is not None:
         rows = rows[rows["label_noise"] == label_noise].reset_index(drop=True)
@@ -466,7 +508,7 @@ def provenances(profile: str) -> pd.DataFrame:
                 "torch": ", ".join(dict.fromkeys(s.torch for s in facts.sessions)),
                 "seconds": facts.seconds,
                 "runs_without_session": max(len(ends) - trained, 0),
-                "finished": _last(facts)[:16],
+                "finished": max((s.finished for s in facts.sessions), default="")[:16],
             }
         )
     return pd.DataFrame(lines)
@@ -478,12 +520,3 @@ def _training_words(facts: Facts) -> str:
     words = {name: facts.protocol[name] for name in names}
     words |= facts.protocol["settings"].get(facts.method, {})
     return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in words.items())
-
-
-def delete_temporary_files(folder: Path) -> None:
-    """Delete files that killed processes left half-written below `folder`: `.NAME.PID`."""
-    for path in folder.rglob(".*"):
-        pid = path.suffix[1:]
-        if path.is_file() and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with contextlib.suppress(OSError):
-                os.unlink(path)

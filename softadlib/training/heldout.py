@@ -17,7 +17,7 @@ import torch.nn.functional as nnF
 from softadlib._validation import UserError
 from softadlib.data.splits import Splits, check_batches
 from softadlib.methods import get_method
-from softadlib.results.store import StudyStore
+from softadlib.results.store import StudyStore, held_out_name
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
@@ -37,7 +37,7 @@ def stored_samples(
 ) -> Samples:
     """Return the stored losses as (T, n), NaN in the other trials."""
     stored = store.held_out()
-    losses = {trial: stored[label_noise, trial] for trial in trials}
+    losses = {trial: stored[held_out_name(label_noise, trial)] for trial in trials}
     aux = np.full((protocol.trials, len(next(iter(losses.values())))), np.nan)
     for trial, values in losses.items():
         aux[trial] = values
@@ -102,7 +102,7 @@ def _fold_losses(
     data = dataclasses.replace(splits, train=positions(rest), val=held, test=held)
     run = Run("erm", label_noise, trial, math.nan)
     facts: dict[str, object] = {"trained on": rest.tolist()}
-    checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts)
+    checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts, "adaflood")
     engine = make_engine(protocol, [run], data)
     engine.train(protocol.recipe, protocol.seeds, (), checkpoint=checkpoint)
     checkpoint.delete()

@@ -9,6 +9,7 @@ at once.
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
 import warnings
@@ -18,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import table_file
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
-from softadlib.results.store import Facts, Session, StudyStore, merge
+from softadlib.results.store import Facts, Session, StudyStore, held_out_name, merge
 from softadlib.training.device import machine, pick_device
 from softadlib.training.device_check import checked_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
@@ -43,6 +45,7 @@ CPU_CHUNK = 8
 """Most runs that a process takes at a time on a CPU: what an accident may cost."""
 MALLOC = {"mmap_threshold": 2**25, "trim_threshold": 2**28, "hugetlb": 1}
 """glibc's limits in bytes for workers: they keep freed memory, where a step would ask for it anew."""
+_ONE_TASK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,11 @@ def run_study(
     store = store_of(protocol, method)
     _workspace.check_writable(store.folder)
     if shard != (1, 1):
+        if not resume:
+            raise UserError("resume=False deletes what other shards did; leave one of the two out")
         return _StudyRun(protocol, method, store, jobs, executor, shard).run()
     with store.lock():
+        store.delete_temporary_files()
         if not resume:
             store.clear()
         return _StudyRun(protocol, method, store, jobs, executor, shard).run()
@@ -174,7 +180,8 @@ class _StudyRun:
         if executor is None:
             device = checked_device(protocol.device)
         else:  # workers may have another device than this machine
-            device = executor.submit(checked_device, protocol.device).result()
+            home = str(_workspace.home())
+            device = executor.submit(_device_of_worker, home, protocol.device).result()
         # Workers may have another workbook's root.
         changes = {"device": device}
         if protocol.folder:
@@ -213,8 +220,8 @@ class _StudyRun:
             bar.total = bar.n + len(plan.replays)
             self._hold_out(plan.replays, pool)
             epochs = protocol.curve_epochs
-            replayed = self._train(plan.replays, epochs, protocol.loss_epochs, pool, bar, rows)
-        rows = merge([*replayed, store.rows()])
+            self._train(plan.replays, epochs, protocol.loss_epochs, pool, bar, rows)
+        rows = store.rows()
         if self.shard == (1, 1):
             self._finish(rows)
         return self._rows_of(rows, plan)
@@ -232,24 +239,23 @@ class _StudyRun:
         pool: Executor | None,
         bar: Any,
         first_pass: pd.DataFrame | None = None,
-    ) -> list[pd.DataFrame]:
-        """Train runs in chunks and store each chunk as it ends; return their rows.
+    ) -> None:
+        """Train runs in chunks and store each chunk as it ends.
 
         `first_pass`: rows that exist; of a replay its last epoch is not stored again.
         """
-        frames = []
+        replayed = []
         for chunk, (rows, losses) in self._chunks(runs, epochs, loss_epochs, pool):
             if first_pass is not None:
-                _compare(rows, first_pass, self.store)
+                replayed.append(rows)
                 rows = rows[rows["epoch"] < self.protocol.epochs]
                 self.replayed += len(chunk)
             else:
                 self.trained += len(chunk)
-            if len(rows) or len(losses):
-                self.store.save_part(rows, losses, self._session())
-            frames.append(rows)
+            self.store.save_part(rows, losses, self._session())
             bar.update(len(chunk))
-        return frames
+        if first_pass is not None and replayed:
+            _compare(merge(replayed), first_pass, self.store)
 
     def _chunks(
         self,
@@ -301,7 +307,7 @@ class _StudyRun:
             return
         trials = sorted({(run.label_noise, run.trial) for run in runs})
         stored = self.store.held_out()
-        missing = [trial for trial in trials if trial not in stored]
+        missing = [trial for trial in trials if held_out_name(*trial) not in stored]
         tasks = [(self.worker_protocol, trial, self.store) for trial in missing]
         for (noise, trial), losses in self._map(_hold_out_trial, tasks, pool):
             self.store.save_held_out(noise, trial, losses)
@@ -312,7 +318,7 @@ class _StudyRun:
         if self.executor is not None or self.jobs < 2:
             yield self.executor
             return
-        import loky
+        import loky  # type: ignore[import-untyped]
 
         settings = ":".join(f"glibc.malloc.{name}={value}" for name, value in MALLOC.items())
         env = {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", settings), "OMP_NUM_THREADS": "1"}
@@ -327,6 +333,10 @@ class _StudyRun:
         except BaseException:
             pool.shutdown(kill_workers=True)
             raise
+
+    @cached_property
+    def _commit(self) -> str | None:
+        return commit()
 
     def _session(self) -> Session:
         """Describe this call so far."""
@@ -343,7 +353,7 @@ class _StudyRun:
                 "cores": os.cpu_count(),
                 "load": load,  # of the last 15 minutes: above `cores`, other work was under way
                 "softadlib": __version__,
-                "commit": commit(),
+                "commit": self._commit,
             }
         )
 
@@ -360,20 +370,18 @@ class _StudyRun:
             protocol=self.protocol.to_dict(),
             seeds=list(self.protocol.seeds),
             sessions=sessions,
+            asked=datetime.now(UTC).isoformat(),
         )
         self.store.finish(rows, self.store.losses(), facts)
 
 
 def mark_as_last(store: StudyStore) -> None:
     """Where another protocol's results were asked for later, note that a finished study is the last one."""
-    others = [path for path in store.folder.glob("*.parquet") if path != store.file]
-    if all(path.stem.endswith("-losses") for path in others):
-        return
     facts = store.facts()
     assert facts is not None
-    last = facts.sessions[-1].model_copy(update={"finished": _now()})
-    facts = facts.model_copy(update={"sessions": [*facts.sessions[:-1], last]})
-    store.finish(store.rows(), store.losses(), facts)
+    if any(facts.last_asked <= other.last_asked for other in store.other_facts()):
+        facts = facts.model_copy(update={"asked": datetime.now(UTC).isoformat()})
+        store.finish(store.rows(), store.losses(), facts)
 
 
 def _now() -> str:
@@ -397,12 +405,21 @@ def _hold_out_trial(protocol: Protocol, trial: tuple[float, int], store: StudySt
     return held_out_losses(protocol, *trial, store, store.parts)
 
 
+def _device_of_worker(home: str, name: str) -> str:
+    os.environ["SOFTAD_HOME"] = home
+    return checked_device(name)
+
+
 def _in_worker(
     home: str, data: str, function: Callable[..., Any], task: tuple[Any, ...]
 ) -> tuple[dict[str, str], Any]:
-    """Run a task in another process, which may have had another workbook when it started."""
-    os.environ.update(SOFTAD_HOME=home, SOFTAD_DATA=data)
-    return machine(pick_device(task[0].device)), function(*task)
+    """Run a task in another process, which may have had another workbook when it started.
+
+    A dask worker may have several threads, but torch's number of threads is the process's.
+    """
+    with _ONE_TASK:
+        os.environ.update(SOFTAD_HOME=home, SOFTAD_DATA=data)
+        return machine(pick_device(task[0].device)), function(*task)
 
 
 def _compare(replayed: pd.DataFrame, first_pass: pd.DataFrame, store: StudyStore) -> None:

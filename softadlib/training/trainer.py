@@ -1,7 +1,7 @@
 """Train a few runs of one method on one device and return their rows."""
 
 import gc
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +79,9 @@ def train_runs(
             if measured is None:
                 waiting = [*_halves(group), *waiting]
             else:
-                tables.append((_rows(group, measured, protocol), _losses(group, measured, protocol)))
+                tables.append(
+                    (_rows(group, measured, protocol), _losses(group, measured, protocol))
+                )
                 checkpoint.delete()
     rows, losses = zip(*tables)
     return merge(rows), merge_losses(losses)
@@ -120,15 +122,20 @@ def checkpoint_of(
     runs: Sequence[Run],
     device: torch.device,
     folder: Path | None,
-    facts: dict[str, object],
+    facts: Mapping[str, object],
+    study: str | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint of runs that are trained together; `facts` decide their bits too."""
+    """Return the checkpoint of runs that are trained together; `facts` decide their bits too.
+
+    `study`: the method for whose study they are trained, where it is another than theirs.
+    """
     keys = [list(run.key) for run in runs]
     machine = {"device": device_name(device), "torch": str(torch.__version__)}
     fingerprint = protocol.fingerprint(runs[0].method)
     decisive = {"fingerprint": fingerprint, "runs": keys, **machine, **facts}
     name = "-".join(str(value) for key in (keys[0], keys[-1]) for value in key)
-    path = folder / f"{fingerprint}-{name}.pt" if folder else None
+    prefix = protocol.fingerprint(study) if study else fingerprint
+    path = folder / f"{prefix}-{name}.pt" if folder else None
     return Checkpoint(path, decisive, protocol.checkpoint_every)
 
 

@@ -53,7 +53,7 @@ def test_ties_go_where_they_are_sent():
     assert selection.select(rows, "largest")["tied"].tolist() == [3]
     assert selection.select(rows, "largest")["at_edge"].tolist() == [False]
     assert selection.select(rows, "smallest")["at_edge"].tolist() == [True]
-    with pytest.raises(UserError, match="'median' unknown; choose from largest, smallest"):
+    with pytest.raises(UserError, match="'median' unknown; choose from largest, smallest, loss"):
         selection.select(rows, "median")
 
 
@@ -61,6 +61,32 @@ def test_diverged_runs_are_passed_over():
     rows = table([(0, 0.1, np.nan), (0, 0.2, 0.6), (1, 0.1, np.nan), (1, 0.2, np.nan)])
     chosen = selection.select(rows)
     assert chosen[["trial", "knob"]].to_numpy().tolist() == [[0, 0.2]]
+
+
+def test_by_loss_the_lowest_validation_loss_wins_and_of_equals_the_smallest_value():
+    rows = table([(0, 0.1, 0.9), (0, 0.2, 0.8), (0, 0.3, 0.7), (1, 0.1, 0.9), (1, 0.2, 0.9)])
+    rows.loc[rows["epoch"] == 9, "loss_val"] = [0.3, 0.2, 0.2, np.inf, 0.9]
+    rows.loc[rows["epoch"] == 0, "loss_val"] = 0.01
+    chosen = selection.select(rows, "loss")
+    assert chosen["knob"].tolist() == [0.2, 0.2]
+    assert chosen["tied"].tolist() == [2, 1]
+    assert chosen["at_edge"].tolist() == [False, True]
+    assert chosen["loss_val"].tolist() == [0.2, 0.9]
+    assert selection.select(rows.assign(loss_val=np.inf), "loss").empty
+
+
+def test_the_best_epoch_is_that_of_the_lowest_validation_loss_after_the_start():
+    rows = table([(0, 0.1, 0.9), (0, 0.2, 0.9), (1, np.nan, 0.9)], epochs=(0, 3, 6, 9))
+    rows["loss_val"] = [0.0, 0.4, 0.2, 0.3, 0.0, np.inf, np.inf, np.nan, 0.0, np.nan, 0.5, 0.5]
+    assert selection.best(rows)[["trial", "epoch"]].to_numpy().tolist() == [[0, 6], [1, 6]]
+
+
+def test_the_last_row_of_every_run():
+    rows = pd.concat(
+        [table([(0, np.nan, 0.9)], epochs=(0, 9)), table([(1, 0.1, 0.8)], epochs=(2, 5))]
+    )
+    ends = selection.final(rows.sample(frac=1, random_state=0))
+    assert ends[["trial", "epoch", "acc_val"]].to_numpy().tolist() == [[0, 9, 0.9], [1, 5, 0.8]]
 
 
 def test_a_method_without_a_knob_is_never_at_an_edge():

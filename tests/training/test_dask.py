@@ -1,0 +1,91 @@
+"""A study on a dask cluster of two processes, of which one is killed: the rows are the same."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+from helpers.workspace import make_home
+
+from softadlib import results
+from softadlib.training.profiles import load
+from softadlib.training.study import run_study, store_of
+
+SETTINGS = {
+    "epochs": 100,
+    "curve_every": 50,
+    "trials": 3,
+    "grids": {"softad": [0.05, 0.1, 0.3, 0.6]},
+}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """Return the rows of an undisturbed study; a workbook in which nothing is trained is left set."""
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "whole", gaussian=SETTINGS)))
+    rows = run_study(load("tiny", "gaussian"), "softad")
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "tiny", gaussian=SETTINGS)))
+    return rows
+
+
+def await_part():
+    """Wait until a chunk of runs is stored."""
+    parts, until = store_of(load("tiny", "gaussian"), "softad").parts, time.monotonic() + 120
+    while not list(parts.glob("*.parquet")) and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def test_a_worker_of_a_local_cluster_is_killed(whole):
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**options, silence_logs=50) as cluster, Client(cluster) as client:
+        workers = client.run(os.getpid)
+
+        def kill():
+            await_part()
+            os.kill(next(iter(workers.values())), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        executor = client.get_executor(retries=3, pure=False)
+        rows = run_study(load("tiny", "gaussian"), "softad", executor=executor)
+        killer.join()
+        assert client.run(os.getpid) != workers, "another process has taken its place"
+    pd.testing.assert_frame_equal(rows, whole, check_exact=True)
+
+
+def test_the_command_on_a_scheduler_one_of_whose_two_workers_is_killed(whole, tmp_path):
+    file = tmp_path / "scheduler.json"
+    dask = (sys.executable, "-m", "dask")
+    place = ("--scheduler-file", str(file))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    worker = (*dask, "worker", *place, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+    commands = [(*dask, "scheduler", *place, "--port", "0", "--no-dashboard"), worker, worker]
+    processes = [subprocess.Popen(command, cwd=tmp_path, **quiet) for command in commands]
+    try:
+        while not file.exists():
+            assert processes[0].poll() is None
+            time.sleep(0.05)
+        address = json.loads(file.read_text())["address"]
+        with Client(address) as client:
+            client.wait_for_workers(2, timeout=120)
+        train = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
+        command = subprocess.Popen([sys.executable, *train, "--scheduler", address])
+        await_part()
+        processes[1].kill()
+        assert command.wait(timeout=200) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)

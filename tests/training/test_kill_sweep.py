@@ -1,0 +1,178 @@
+"""A study is killed at every single file operation, and the same call then ends with the same rows.
+
+A child process works on a study, and is killed by SIGKILL right before its k-th change of a file or
+folder below `outputs/`, for k = 1, 2, … to the last one. What is on the disk after the k-th change is
+what is there before the next one, so every state that a kill can leave is seen. Then the call is made
+again, to its end. Changes are counted by Python's audit events: no function is replaced.
+
+`python test_kill_sweep.py FOLDER` does it all and prints JSON. It is a process of its own with one
+thread, so that it can be forked after torch was imported once.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import pytest
+
+ONE = {"trials": 1, "epochs": 2}
+TWO = {"trials": 2, "epochs": 2}
+AUX = {"grids": {"adaflood": [0.2]}, "settings": {"adaflood": {"aux_folds": 2}}}
+CASES = {
+    "first pass and replay": {"method": "softad", "changes": ONE},
+    "states inside of a run": {"method": "erm", "changes": ONE | {"checkpoint_every": 1}},
+    "held-out losses, of one more trial": {
+        "method": "adaflood",
+        "earlier": [{"changes": ONE | AUX}],
+        "changes": TWO | AUX,
+    },
+    "a protocol asked for again": {
+        "method": "erm",
+        "earlier": [{"changes": ONE}, {"changes": ONE | {"lr": 0.2}}],
+        "changes": ONE,
+    },
+    "a shard beside another": {
+        "method": "erm",
+        "earlier": [{"changes": TWO, "shard": (1, 2)}],
+        "changes": TWO,
+        "shard": (2, 2),
+    },
+    "shards put together": {
+        "method": "erm",
+        "earlier": [{"changes": TWO, "shard": (i, 2)} for i in (1, 2)],
+        "changes": TWO,
+    },
+}
+"""What is called, after earlier calls that are not disturbed."""
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Return (kills, numbers of the operations after which the study ended otherwise) by case."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # writes wait for no disk
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        command = [sys.executable, __file__, folder]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_any_file_operation_the_same_call_ends_with_the_same_rows(outcomes, case):
+    kills, different = outcomes[case]
+    assert kills > 5
+    assert not different
+
+
+def run(case, kill_at=None):
+    """Make a call in a child process, killed right before its `kill_at`-th operation; return its status."""
+    from softadlib.training.study import run_study
+
+    child = os.fork()
+    if not child:
+        try:
+            if kill_at is not None:
+                kill_before(kill_at)
+            run_study(protocol(case), case["method"], shard=case.get("shard", (1, 1)))
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_before(operation):
+    """Kill this process right before its n-th change of a file or folder below `outputs/`."""
+    folder, count = os.path.join(os.environ["SOFTAD_HOME"], "outputs"), 0
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def hook(event, args):
+        nonlocal count
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+        if changes or (event == "open" and args[2] & writing):
+            count += os.fspath(args[0]).startswith(folder) if not isinstance(args[0], int) else 0
+            if count == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def protocol(case):
+    from helpers.workspace import TINY
+
+    from softadlib.training.protocol import Protocol
+
+    values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY}
+    return Protocol.from_dict(values | case.get("changes", {}))
+
+
+def stored(case):
+    """Describe all that is stored, numbers to the last digit."""
+    from softadlib import results
+    from softadlib.training.study import store_of
+
+    store = store_of(protocol(case), case["method"])
+    sessions = store.sessions()
+    files = [path for path in store.folder.rglob("*") if path.is_file() and path.name[0] != "."]
+    return {
+        "rows": store.rows().to_csv(),
+        "read": results.read("tiny").to_csv(),
+        "losses": store.losses().to_csv(),
+        "held out": {name: values.tolist() for name, values in store.held_out().items()},
+        "trained": sum(session.runs_trained for session in sessions),
+        "replayed": sum(session.runs_replayed for session in sessions),
+        "files": sorted(str(path.relative_to(store.folder)) for path in files),
+    }
+
+
+def import_everything(folder):
+    """Train every method once here: modules that a training imports late are not imported by each child."""
+    from helpers.workspace import make_home
+
+    from softadlib.training.study import run_study
+
+    os.environ["SOFTAD_HOME"] = str(make_home(folder))
+    for case in CASES.values():
+        run_study(protocol(case), case["method"])
+
+
+def sweep(case, folder):
+    """Kill a call at every operation; return how many there are, and after which the outcome differs."""
+    from helpers.workspace import make_home
+
+    home = make_home(folder)
+    os.environ["SOFTAD_HOME"] = str(home)
+    outputs, start = home / "outputs", home / "start"
+    outputs.mkdir()
+    for earlier in case.get("earlier", []):
+        assert run({"method": case["method"], **earlier}) == 0
+    shutil.copytree(outputs, start)
+    assert run(case) == 0
+    expected, different, operation = stored(case), [], 0
+    while True:
+        operation += 1
+        shutil.rmtree(outputs)
+        shutil.copytree(start, outputs)
+        if run(case, kill_at=operation) == 0:
+            return operation - 1, different
+        if run(case) != 0 or stored(case) != expected:
+            different.append(operation)
+
+
+if __name__ == "__main__":
+    import torch
+    from tqdm import tqdm
+
+    torch.set_num_threads(1)
+    tqdm.monitor_interval = 0  # no thread
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import_everything(Path(sys.argv[1]) / "imports")
+    print(json.dumps({name: sweep(CASES[name], Path(sys.argv[1]) / name) for name in CASES}))
