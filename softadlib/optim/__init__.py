@@ -5,3 +5,4 @@ from softadlib.optim.sharpness import FDGR as FDGR
 from softadlib.optim.sharpness import GNP as GNP
 from softadlib.optim.sharpness import SAM as SAM
 from softadlib.optim.sharpness import MSAM as MSAM
+from softadlib.optim.huggingface import SAMTrainerMixin as SAMTrainerMixin

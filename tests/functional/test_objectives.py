@@ -542,3 +542,46 @@ def test_flooding_has_one_level_for_the_batch():
 def test_a_sigma_that_is_no_positive_number_is_refused(sigma):
     with pytest.raises(ValueError, match="sigma must be a number of at least 1e-12"):
         F.softad(torch.ones(3), 0.1, sigma)
+
+
+# Focal loss
+
+
+@given(losses, st.floats(0, 5))
+def test_focal_and_its_weights_are_the_formulas(values, gamma):
+    """By a loop; a loss of 0 has the value 0, and the slope 0^γ, which is 1 for γ = 0."""
+    expected, slopes = [], []
+    for loss in values.tolist():
+        miss = -math.expm1(-loss)
+        expected.append(miss**gamma * loss)
+        inner = loss * math.exp(-loss) / miss if loss else 1.0
+        slopes.append(miss**gamma * (1 + gamma * inner))
+    close(F.focal(values, gamma), np.mean(expected))
+    close(F.focal(values, gamma, reduction="none"), expected)
+    close(F.focal_weights(values, gamma), slopes)
+    close(weights(F.focal, values, gamma), slopes)
+    assert F.WEIGHTS[F.focal] is F.focal_weights
+
+
+def test_focal_at_the_ends_and_out_of_range():
+    close(F.focal(SPREAD, 0.0), SPREAD.mean())
+    each = vmap(F.focal, in_dims=(None, 0))(SPREAD, torch.tensor([0.0, 0.5, 2.0]).double())
+    close(each, [F.focal(SPREAD, g) for g in (0.0, 0.5, 2.0)])
+    for bad in (-0.1, math.nan, "2"):
+        with pytest.raises(ValueError, match="gamma must be a number of at least 0"):
+            F.focal(SPREAD, bad)
+
+
+# SoftAD over a robust loss
+
+
+@pytest.mark.parametrize("theta", [0.1, 1.6])
+def test_softad_over_cvar_and_chi_square_is_rho_of_their_value(theta):
+    """CVaR of the worst two of five by sorting; χ² by the mean and √(2r·variance), where all keep weight."""
+    worst = np.sort(SPREAD.numpy())[-2:].mean()
+    chi = SPREAD.mean().item() + math.sqrt(2 * 0.02 * SPREAD.var(correction=0).item())
+    for inner, value in ((F.cvar(SPREAD, 0.6), worst), (F.chi2_dro(SPREAD, 0.02), chi)):
+        close(F.softad(inner.view(1), theta), theta + math.sqrt(1 + (value - theta) ** 2) - 1)
+    composed = lambda v: F.softad(F.cvar(v, 0.6).view(1), theta)  # noqa: E731
+    slope = (worst - theta) / math.sqrt(1 + (worst - theta) ** 2)  # negative: the tail ascends
+    close(weights(composed, SPREAD), 5 * slope * np.array([0, 0, 0.5, 0, 0.5]))

@@ -2,7 +2,6 @@
 
 import math
 import re
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import nn
 
-from softadlib import ERM, CalibrationWarning, IFlood, SoftAD
+from softadlib import ERM, IFlood, SoftAD
 from softadlib.experiments.other_losses import bias, unbiased_below
-from softadlib.losses.levels import cross_entropy_levels, hinge_levels
+from softadlib.losses.levels import cross_entropy_levels
 
 
 def entropy_loss(smoothing):
@@ -57,21 +56,15 @@ def test_levels_by_hand():
     half = cross_entropy_levels(2, 0.5)  # targets (3/4, 1/4)
     assert half.minimum == pytest.approx(2 * math.log(2) - 0.75 * math.log(3))
     assert half.calibrated_below == pytest.approx(math.log(2))
-    assert hinge_levels(4, 2.0).calibrated_below == 0.5
-    assert hinge_levels(4, 2.0).inverted_from == 1.5
 
 
 @given(
     st.lists(st.floats(-3, 3, width=32), min_size=2, max_size=6),
-    st.sampled_from(["plain", "smoothed", "hinge"]),
+    st.sampled_from([0.0, 0.2]),
 )
-def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, kind):
+def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, smoothing):
     classes, x = len(scores), torch.tensor([scores], dtype=torch.float64)
-    loss, levels = {
-        "plain": (entropy_loss(0.0), cross_entropy_levels(classes)),
-        "smoothed": (entropy_loss(0.2), cross_entropy_levels(classes, 0.2)),
-        "hinge": (nn.MultiMarginLoss(margin=1.5, reduction="none"), hinge_levels(classes, 1.5)),
-    }[kind]
+    loss, levels = entropy_loss(smoothing), cross_entropy_levels(classes, smoothing)
     losses = loss(x.expand(classes, -1), torch.arange(classes))
     equal = loss(torch.zeros(1, classes, dtype=torch.float64), torch.tensor([0])).item()
     assert equal == pytest.approx(levels.uniform)
@@ -86,23 +79,15 @@ def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, kind):
             assert losses[y] + losses[k] >= 2 * levels.calibrated_below - 1e-9
 
 
+@pytest.mark.filterwarnings("ignore::softadlib.CalibrationWarning")
+@pytest.mark.filterwarnings("ignore::softadlib.InertWarning")
 @pytest.mark.parametrize("criterion", [SoftAD, IFlood])
-@pytest.mark.parametrize("kind", ["smoothed", "hinge"])
-def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion, kind):
-    loss, levels = {
-        "smoothed": (entropy_loss(0.2), cross_entropy_levels(2, 0.2)),
-        "hinge": (nn.MultiMarginLoss(reduction="none"), hinge_levels(2)),
-    }[kind]
+def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion):
+    loss, levels = entropy_loss(0.2), cross_entropy_levels(2, 0.2)
     margin = torch.linspace(-4, 4, 1601, dtype=torch.float64)
     scores = torch.stack([margin, torch.zeros_like(margin)], 1)
     for factor, side in ((0.5, 1), (0.95, 1), (1.05, -1), (1.5, -1)):
-        theta = factor * levels.calibrated_below
-        with (
-            pytest.warns(CalibrationWarning)
-            if kind == "smoothed" and theta >= math.log(2)
-            else nullcontext()
-        ):
-            made = criterion(theta, base=loss, reduction="none")
+        made = criterion(factor * levels.calibrated_below, base=loss, reduction="none")
         risk = 0.7 * made(scores, torch.zeros(1601).long())
         risk = risk + 0.3 * made(scores, torch.ones(1601).long())
         assert np.sign(margin[risk.argmin()].item()) == side
@@ -149,8 +134,6 @@ def test_without_a_threshold_there_is_no_bias():
             "smoothing must be a number of at least 0 and below 1",
         ),
         (lambda: cross_entropy_levels(3, -0.1), "smoothing must be a number of at least 0"),
-        (lambda: hinge_levels(1), "classes must be a whole number of at least 2, got 1"),
-        (lambda: hinge_levels(3, 0.0), "margin must be a number above 0, got 0.0"),
     ],
 )
 def test_bad_numbers_are_refused(call, words):
