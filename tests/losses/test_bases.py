@@ -314,6 +314,7 @@ def test_hooks_of_the_base_see_the_losses_of_single_samples(base):
         (lambda: hf_loss(CVaR(0.5)), "CVaR is no sum over samples, and the Trainer adds up"),
         (lambda: hf_loss(nn.MSELoss()), "MSELoss is no sum over samples"),
         (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(torch.ones(3)))), "counts labels and not class weights"),
+        (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(ignore_index=0))), "base ignores 0; mark them by -100"),
         (lambda: ThetaSchedule(CVaR(0.5), "warmup", steps=2), "CVaR has no theta to move"),
         (lambda: ThetaSchedule(SoftAD(0.1), "warm-up", steps=2), "did you mean 'warmup'"),
         (lambda: ThetaSchedule(SoftAD(0.1), "warmup"), "steps must be a whole number of at least 1, got None"),
@@ -325,6 +326,17 @@ def test_the_message_names_the_way_out(call, words):
     with pytest.raises((TypeError, ValueError), match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_the_loss_for_the_trainer_counts_samples_and_not_the_entries_of_soft_labels():
+    """The Trainer counts each of K probabilities as a label; two micro-batches make the mean of all."""
+    z, soft = torch.randn(6, 3), torch.rand(6, 3).softmax(1)
+    whole = 0.1 + ((((-soft * z.log_softmax(1)).sum(1) - 0.1) ** 2 + 1).sqrt() - 1).mean()
+    loss = hf_loss(SoftAD(0.1))
+    parts = [(z[:2], soft[:2]), (z[2:], soft[2:])]
+    given = [loss({"logits": a.requires_grad_()}, b, num_items_in_batch=18) for a, b in parts]
+    torch.testing.assert_close(sum(given), whole)
+    torch.testing.assert_close(loss({"logits": z.clone().requires_grad_()}, soft), whole)
 
 
 def test_criteria_by_name():
