@@ -59,7 +59,7 @@ class AdaFlood(OverBase):
     def _apply(self, fn: Any, recurse: bool = True) -> "AdaFlood":
         """Move and cast as modules do, but keep the levels in float32 at least."""
         levels = self.theta
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.theta.dtype in HALF:
             self.theta = levels.to(self.theta.device)
         return self

@@ -194,7 +194,7 @@ def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tens
             f"base {base!r} must give one loss per sample, shape (n,); it gave a single value: "
             "use reduction='none', or a callable without the mean"
         )
-    ignored = getattr(base, "ignore_index", None)
+    ignored: Any = getattr(base, "ignore_index", None)
     if not hasattr(ignored, "__index__") or isinstance(ignored, bool) or target.is_floating_point():
         return losses, None
     if losses.ndim == 1 and losses.numel() == target.numel():  # as where tokens were flattened

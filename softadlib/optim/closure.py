@@ -382,7 +382,7 @@ class RadiusOptimizer(ClosureOptimizer):
 # Passes of a closure: what is around them, and the weights and gradients of each.
 
 
-class _Skip(Exception):  # noqa: N818  (no error)
+class _Skip(Exception):
     """Ends a step: the closure gave no gradient, or the gradient of a pass overflowed."""
 
 
@@ -409,7 +409,7 @@ def watched_scalers() -> Iterator[list[object]]:
             seen.append(self)
         return scale(self, outputs)
 
-    cls.scale = watched  # type: ignore[method-assign,assignment]
+    cls.scale = watched  # type: ignore[method-assign]
     try:
         yield seen
     finally:

@@ -319,8 +319,8 @@ def test_gradients_that_the_closure_or_the_last_step_leaves_are_no_objection(wra
 
 @pytest.mark.parametrize("make", [SAM, partial(ASAM, variant="davda54")])
 def test_no_first_exchange_needs_the_module_that_exchanges(make):
+    model = network()
     with pytest.raises(ValueError, match="first_sync=False needs model=, the Distributed"):
-        model = network()
         make(SGD(model.parameters(), lr=0.1), first_sync=False, model=model)
 
 
