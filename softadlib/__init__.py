@@ -38,6 +38,7 @@ _HOMES = {
     ".optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
     ".calibration": ("expected_calibration_error", "fit_temperature"),
     ".monitor": ("LossMonitor",),
+    ".training.many": ("train_many",),  # not in `__all__`: it needs the workbook's packages
 }
 """Where names are that are not in `losses`."""
 __all__ = [
@@ -77,10 +78,17 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("functional", "losses", "optim", "calibration", "monitor"):
         return importlib.import_module(f".{name}", __name__)
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), ".losses")
-    value = getattr(importlib.import_module(home, __name__), name)
+    if home == ".losses" and name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(home, __name__), name)
+    except ModuleNotFoundError as error:
+        if home != ".training.many":
+            raise
+        raise ImportError(
+            f"train_many needs {error.name}; run: pip install 'softadlib[workbook]'"
+        ) from error
     globals()[name] = value
     return value
 

@@ -27,8 +27,8 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         A function (outputs, labels, num_items_in_batch=None) → (), of `outputs.logits`.
 
     Raises:
-        ValueError: for a criterion of the whole batch, and for class weights, whose sum over the
-            whole batch the Trainer does not know.
+        ValueError: for a criterion of the whole batch, for another `ignore_index` than -100, and for
+            class weights, whose sum over the whole batch the Trainer does not know.
 
     Example:
         >>> from types import SimpleNamespace
@@ -51,6 +51,12 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
             "Trainer a compute_loss of your own"
         )
 
+    if getattr(base, "ignore_index", -100) != -100:
+        raise UserError(
+            f"the Trainer counts the labels that are not -100, and base ignores {base.ignore_index}; mark them "  # type: ignore[attr-defined]
+            "by -100 and leave out ignore_index="
+        )
+
     def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
         if shift:
@@ -66,9 +72,12 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         finally:
             criterion.reduction = reduction
         if num_items_in_batch is None:
-            num_items_in_batch = (labels != getattr(base, "ignore_index", -100)).sum()
+            num_items_in_batch = (labels != -100).sum()
         if torch.is_tensor(num_items_in_batch):
             num_items_in_batch = num_items_in_batch.to(total.device)
-        return total / num_items_in_batch
+        if is_classification(base) and labels.is_floating_point():  # K labels are one sample
+            num_items_in_batch = num_items_in_batch / labels.shape[-1]
+        value: Tensor = total / num_items_in_batch
+        return value
 
     return compute_loss
