@@ -105,7 +105,7 @@ class LossMonitor:
         """Return n·∂value/∂ℓ of every sample, NaN for AccumulatedFlooding, whose parts do not know it."""
         criterion = self.criterion
         if not isinstance(criterion, Criterion):  # AdaFlood: a level for each loss
-            return torch.cat([(v - t).sign() for v, _, t in batches]).float()
+            return torch.cat([(v - torch.as_tensor(t)).sign() for v, _, t in batches]).float()
         if criterion.decomposes:  # batches with the same θ at once
             joined: dict[Any, list[Tensor]] = {}
             for v, _, t in batches:
@@ -190,7 +190,7 @@ class LossMonitor:
 
     def save(self, path: str | Path) -> None:
         """Draw `plot` into a file, whose ending says the format."""
-        self.plot().figure.savefig(path)
+        self.plot().get_figure(root=True).savefig(path)  # type: ignore[union-attr]
 
     def remove(self) -> None:
         """Collect nothing more; rows stay."""

@@ -8,11 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2
 from torch import nn
 
-from softadlib import ERM, IFlood, SoftAD
-from softadlib.experiments.other_losses import bias, unbiased_below
+from softadlib import IFlood, SoftAD
 from softadlib.losses.levels import cross_entropy_levels
 
 
@@ -91,30 +89,6 @@ def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion):
         risk = 0.7 * made(scores, torch.zeros(1601).long())
         risk = risk + 0.3 * made(scores, torch.ones(1601).long())
         assert np.sign(margin[risk.argmin()].item()) == side
-
-
-def squared(criterion, *settings):
-    base = nn.MSELoss(reduction="none")
-    return lambda theta: criterion(theta, *settings, base=base, reduction="none")
-
-
-@pytest.mark.parametrize("sd", [1.0, 0.6])
-def test_where_the_conditional_mean_is_lost(sd):
-    flood = unbiased_below(squared(IFlood), sd)
-    assert flood == pytest.approx(sd**2 * chi2(3).median(), rel=1e-3)
-    soft = unbiased_below(squared(SoftAD, 100.0), sd)
-    assert soft == pytest.approx(3 * sd**2, rel=1e-3)
-    assert unbiased_below(squared(SoftAD, 0.01), sd) == pytest.approx(flood, rel=1e-2)
-    for make, limit in ((squared(IFlood), flood), (squared(SoftAD, 100.0), soft)):
-        assert bias(make(0.95 * limit), sd) == 0
-        assert bias(make(1.05 * limit), sd) > 0.05 * sd
-    wide = squared(SoftAD, 100.0)(4 * sd**2)  # E (e² − θ)² is least at b² = θ − 3 sd²
-    assert bias(wide, sd) == pytest.approx(sd, rel=0.02)
-
-
-def test_without_a_threshold_there_is_no_bias():
-    for base in (nn.MSELoss(), nn.HuberLoss()):
-        assert bias(ERM(base, reduction="none")) == 0
 
 
 @pytest.mark.parametrize(
