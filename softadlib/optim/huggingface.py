@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
+from softadlib.functional.gradient_rules import Grads
 from softadlib.functional.reduction import HALF
 from softadlib.optim.closure import set_weights, take_gradient
 
@@ -41,11 +42,15 @@ class SAMTrainerMixin:
         parent = torch.enable_grad()(super().training_step)  # type: ignore[misc]
         kept = self.__dict__.setdefault("_micro_batches", [])
         kept.append((copy.copy(inputs), args, settings))
-        loss: Tensor = parent(model, inputs, *args, **settings)
+        try:
+            loss: Tensor = parent(model, inputs, *args, **settings)
+        except BaseException:
+            kept.clear()  # the Trainer may start anew, with smaller batches
+            raise
         if not trainer.accelerator.sync_gradients:
             return loss
-        batches, self._micro_batches = kept, []
-        named = {n: p for n, p in model.named_parameters() if p.grad is not None}
+        batches, self.__dict__["_micro_batches"] = kept, []
+        named: Grads = {n: p for n, p in model.named_parameters() if p.grad is not None}
         if any(p.dtype in HALF for p in named.values()):
             raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(
@@ -54,7 +59,8 @@ class SAMTrainerMixin:
             raise UserError(
                 "SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP"
             )
-        if trainer.accelerator.scaler and not F.global_norm({n: p.grad for n, p in named.items()}).isfinite():  # fmt: skip
+        found = {n: p.grad for n, p in named.items() if p.grad is not None}
+        if trainer.accelerator.scaler and not F.global_norm(found).isfinite():
             return loss  # the scaler sees the overflow and skips the step
         start = {n: p.clone() for n, p in named.items()}
         grads = {n: take_gradient(p) for n, p in named.items()}

@@ -28,45 +28,8 @@ from softadlib import (
 from softadlib.losses.levels import cross_entropy_levels
 
 LN2 = 0.6931471805599453
+TWO = torch.tensor([0, 1])
 CROSS_ENTROPIES = [nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss]
-
-
-# ERM equals torch's loss, or is refused
-
-
-@given(
-    data=st.data(),
-    classes=st.integers(2, 4),
-    weighted=st.booleans(),
-    smoothing=st.sampled_from([0.0, 0.2]),
-    soft=st.booleans(),
-    reduction=st.sampled_from(["mean", "sum", "none"]),
-)
-def test_erm_is_torchs_cross_entropy_in_value_and_gradient_or_refused(
-    data, classes, weighted, smoothing, soft, reduction
-):
-    n = data.draw(st.integers(1, 5))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    logits = torch.randn(n, classes, generator=generator, dtype=torch.float64)
-    target = torch.randint(classes, (n,), generator=generator)
-    if soft:
-        target = torch.rand(n, classes, generator=generator, dtype=torch.float64).softmax(1)
-    weight = torch.rand(classes, generator=generator, dtype=torch.float64) + 0.1
-    base = nn.CrossEntropyLoss(
-        weight if weighted else None, reduction=reduction, label_smoothing=smoothing
-    )
-
-    def value_and_slope(make):
-        leaf = logits.clone().requires_grad_()
-        value = make()(leaf, target)
-        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
-
-    if weighted and (soft or smoothing):
-        with pytest.raises(ValueError, match="with class weights: torch weighs the classes inside"):
-            value_and_slope(lambda: ERM(base=base, reduction=reduction))
-        return
-    ours = value_and_slope(lambda: ERM(base=base, reduction=reduction))
-    torch.testing.assert_close(ours, value_and_slope(lambda: base))
 
 
 @pytest.mark.filterwarnings("ignore:.*reduction:UserWarning")
@@ -109,11 +72,6 @@ def test_a_base_with_parameters_is_taken_as_it_is_or_refused():
     assert next(SoftAD(0.1, base=base).parameters()) is base.scale
     with pytest.raises(ValueError, match="make it with reduction='none'"):
         SoftAD(0.1, base=Scaled("mean"))
-
-
-def test_an_empty_batch_is_nan():
-    for criterion in (ERM(), Flooding(0.1), IFlood(0.1), SoftAD(0.1)):
-        assert criterion(torch.ones(0, 3), torch.ones(0).long()).isnan()
 
 
 # The cliff
@@ -307,9 +265,9 @@ def test_hooks_of_the_base_see_the_losses_of_single_samples(base):
         (lambda: SoftAD(0.1, base=nn.GaussianNLLLoss()), "takes input, target, var, and .* lambda outputs, target"),
         (lambda: SoftAD(0.1, base=nn.CTCLoss()), "takes log_probs, targets, input_lengths, target_lengths"),
         (lambda: SoftAD(0.1, base=nn.TripletMarginLoss()), "takes anchor, positive, negative"),
-        (lambda: SoftAD(0.1, base=nn.CrossEntropyLoss(torch.tensor([1.0, -2.0]))), "class weights must be at least 0, got -2"),
-        (lambda: SoftAD(0.1, base=nn.NLLLoss())(torch.randn(4, 3), torch.tensor([0, 1, 2, 0])), "for logits give base=nn.CrossEntropyLoss"),
-        (lambda: SoftAD(0.1)(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([1.0, -1.0])), "weights must be a number of at least 0, got -1"),
+        (lambda: SoftAD(0.1, base=nn.CrossEntropyLoss(-torch.ones(3))), "class weights must be at least 0, got -1"),
+        (lambda: SoftAD(0.1, base=nn.NLLLoss())(torch.zeros(2, 2), TWO), "for logits give base=nn.CrossEntropyLoss"),
+        (lambda: SoftAD(0.1)(torch.zeros(2, 2), TWO, torch.tensor([1.0, -1.0])), "weights must be .* 0, got -1"),
         (lambda: get_criterion("softAD", theta=0.1), "did you mean 'softad'"),
         (lambda: hf_loss(CVaR(0.5)), "CVaR is no sum over samples, and the Trainer adds up"),
         (lambda: hf_loss(nn.MSELoss()), "MSELoss is no sum over samples"),
