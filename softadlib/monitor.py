@@ -38,12 +38,17 @@ class LossMonitor:
     - `mean_weight`: the mean of n·∂value/∂ℓ, which is 1 for ERM;
     - `q05` … `q95`: quantiles of the losses; `samples`, `batches` and `theta` (of the last batch).
 
+    Shape:
+        losses (n,) of each batch → one row of numbers.
+
     Args:
         criterion: any criterion of softadlib.
         every: batches in a row, at least 1; as many losses are kept. `len(loader)` gives epochs.
 
     Raises:
         ValueError: for what is no criterion of softadlib, and where a row is asked for before a batch.
+
+    Losses around θ and their weights φ: Holland & Nakatani (2024), Sec. 3.
 
     Example:
         >>> from softadlib import SoftAD

@@ -15,7 +15,7 @@ KINDS = ("warmup", "linear", "quantile")
 class ThetaSchedule:
     """Moves the θ of a criterion; call `step()` after every step of the optimizer.
 
-    "warmup" goes from 0 to the criterion's θ in `steps` steps, "linear" from it to `end`. "quantile"
+    "warmup" goes 0 → θ, the criterion's own, in `steps` steps, and "linear" θ → `end`. "quantile"
     sets θ to the q-quantile of the losses of the last `window` batches, at most the criterion's θ as
     it was given: a share q of the samples ascends until losses grow beyond that. It reads the quantile,
     one synchronisation a step; the others need none. θ itself is in the criterion's `state_dict`.
@@ -30,6 +30,8 @@ class ThetaSchedule:
 
     Raises:
         ValueError: for a criterion without one θ, another kind, and numbers missing or out of range.
+
+    A θ that stays is that of Ishida et al. (2020) and Holland & Nakatani (2024).
 
     Example:
         >>> from softadlib import SoftAD

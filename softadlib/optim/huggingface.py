@@ -26,6 +26,9 @@ class SAMTrainerMixin:
     Raises:
         ValueError: for parameters in half precision, under DeepSpeed and FSDP.
 
+    Shape:
+        `training_step` takes a micro-batch → its loss at w, ().
+
     Foret et al. (2021).
 
     Example:
