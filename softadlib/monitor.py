@@ -170,9 +170,9 @@ class LossMonitor:
         if not rows:
             self.summary()
         if ax is None:
-            from matplotlib.figure import Figure
+            from matplotlib import pyplot
 
-            ax = Figure(figsize=(6, 4), layout="constrained").add_subplot()
+            ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
         x = [row["batches"] for row in rows]
         column = {
             name: [row.get(name, float("nan")) for row in rows] for name in (*COLUMNS, "theta")
@@ -186,7 +186,7 @@ class LossMonitor:
             ax.plot(x, column["theta"], "--", color="0.3", label="θ")
         ax.set_xlabel("batch")
         ax.set_ylabel("loss of a sample")
-        ax.legend(loc="upper right")
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=8)
         share = ax.twinx()
         share.plot(x, column["share_in_ascent"], ":", color="C3", marker=marker)
         share.set_ylim(0, 1)
@@ -195,7 +195,11 @@ class LossMonitor:
 
     def save(self, path: str | Path) -> None:
         """Draw `plot` into a file, whose ending says the format."""
-        self.plot().get_figure(root=True).savefig(path)  # type: ignore[union-attr]
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        self.plot(figure.add_subplot())
+        figure.savefig(path)
 
     def remove(self) -> None:
         """Collect nothing more; rows stay."""

@@ -109,6 +109,23 @@ def test_the_monitor_and_the_schedule_of_the_recipe():
     assert found["criterion"].theta == 0.1
 
 
+def test_many_networks_of_the_recipe_have_a_row_each():
+    many = pytest.importorskip("softadlib.training.many")
+    x = torch.randn(1300, 64, generator=torch.Generator().manual_seed(0))
+    space = recipe(
+        "many",
+        x=x,
+        y=torch.arange(1300) % 10,
+        x_test=x[:50],
+        y_test=torch.arange(50) % 10,
+        epochs=2,
+    )
+    assert space["train_many"] is many.train_many
+    rows = space["rows_of_runs"]
+    assert sorted(rows.theta.unique()) == [2.0**-i for i in range(10, 0, -1)]
+    assert rows.groupby("theta").seed.nunique().eq(5).all()
+
+
 # Lightning
 
 
