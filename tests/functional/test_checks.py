@@ -169,10 +169,12 @@ CLASSES = {
     "asam": optim.ASAM,
     "gnp": optim.GNP,
     "fdgr": optim.FDGR,
+    "focal": losses.Focal,
+    "msam": optim.MSAM,
 }
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.knob])
+@pytest.mark.parametrize("name", [name for name in CLASSES if name in METHODS])
 def test_a_knob_has_one_name_in_sweeps_functions_and_classes(name):
     method = METHODS[name]
     function = method.objective if method.rule is F.plain_gradient else method.rule
