@@ -18,15 +18,29 @@ if TYPE_CHECKING:
         CVaR,
         DistributionWarning,
         Flooding,
+        Focal,
         IFlood,
+        InertWarning,
         SoftAD,
+        ThetaSchedule,
         Tilted,
         cross_entropy_levels,
         gather_losses,
+        get_criterion,
+        hf_loss,
+        list_criteria,
     )
-    from softadlib.optim import ASAM, FDGR, GNP, MSAM, SAM
+    from softadlib.monitor import LossMonitor
+    from softadlib.optim import ASAM, FDGR, GNP, MSAM, SAM, SAMTrainerMixin
 
 __version__ = "0.2.0"
+_HOMES = {
+    ".optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
+    ".calibration": ("expected_calibration_error", "fit_temperature"),
+    ".monitor": ("LossMonitor",),
+    ".training.many": ("train_many",),  # not in `__all__`: it needs the workbook's packages
+}
+"""Where names are that are not in `losses`."""
 __all__ = [
     "ASAM",
     "ERM",
@@ -41,8 +55,13 @@ __all__ = [
     "ChiSquareDRO",
     "DistributionWarning",
     "Flooding",
+    "Focal",
     "IFlood",
+    "InertWarning",
+    "LossMonitor",
+    "SAMTrainerMixin",
     "SoftAD",
+    "ThetaSchedule",
     "Tilted",
     "__version__",
     "cross_entropy_levels",
@@ -50,23 +69,26 @@ __all__ = [
     "fit_temperature",
     "functional",
     "gather_losses",
+    "get_criterion",
+    "hf_loss",
+    "list_criteria",
 ]
 
 
-_HOMES = {
-    ".optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM"),
-    ".calibration": ("expected_calibration_error", "fit_temperature"),
-}
-"""Where names are that are not in `losses`."""
-
-
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "losses", "optim"):
+    if name in ("functional", "losses", "optim", "calibration", "monitor"):
         return importlib.import_module(f".{name}", __name__)
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), ".losses")
-    value = getattr(importlib.import_module(home, __name__), name)
+    if home == ".losses" and name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(home, __name__), name)
+    except ModuleNotFoundError as error:
+        if home != ".training.many":
+            raise
+        raise ImportError(
+            f"train_many needs {error.name}; run: pip install 'softadlib[workbook]'"
+        ) from error
     globals()[name] = value
     return value
 

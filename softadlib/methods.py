@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
@@ -56,12 +55,6 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Ten
     """Return (1 − α) × cross-entropy + α × its mean over all classes as targets; α is the knob."""
     uniform = -logits.log_softmax(-1).mean(-1)
     return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
-
-
-def focal(losses: Tensor, gamma: Tensor) -> Tensor:
-    """Return the mean of (1 − p)^γ ℓ with p = e^(−ℓ), the probability of the target. Lin et al. (2017)."""
-    mean: Tensor = ((1 - torch.exp(-losses)) ** gamma * losses).mean()
-    return mean
 
 
 BN_UPDATE = Setting(
@@ -201,7 +194,9 @@ METHODS: dict[str, Method] = {
             "λ",
             settings={
                 "bn_update": BN_UPDATE,
-                "step_size": Setting(0.01, "step of the finite difference", above=0, used_by="rule"),
+                "step_size": Setting(
+                    0.01, "step of the finite difference", above=0, used_by="rule"
+                ),
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
@@ -232,7 +227,7 @@ METHODS: dict[str, Method] = {
             losses=smoothed_cross_entropy,
             below=1.0,
         ),
-        Method("focal", "Focal", "xkcd:brick", "gamma", "γ", focal),
+        Method("focal", "Focal", "xkcd:brick", "gamma", "γ", F.focal),
         Method(
             "msam",
             "MSAM",

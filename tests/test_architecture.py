@@ -151,7 +151,9 @@ def test_imports_go_one_way():
 
 def test_inside_training_imports_go_one_way():
     level = {name: i for i, layer in enumerate(TRAINING) for name in layer}
-    inside = {n.removeprefix("training."): t for n, t in graph(ROOT).items() if n.startswith("training.")}
+    inside = {
+        n.removeprefix("training."): t for n, t in graph(ROOT).items() if n.startswith("training.")
+    }
     assert set(inside) == set(level)
     upward_arrows = [
         f"{name} imports {target}"

@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import inspect
-import itertools
 import operator
 import os
 import re
@@ -14,8 +13,6 @@ import tomllib
 import pytest
 import yaml
 from helpers.workspace import REPOSITORY
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import softadlib
 

@@ -1,7 +1,7 @@
 """Objectives on per-sample losses, and gradient rules: pure functions of tensors, without state.
 
-`objectives` holds SoftAD, Flooding, iFlood, AdaFlood and ERM; `robust` CVaR, chi-square DRO and tilted
-losses; `gradient_rules` SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
+`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM; `robust` CVaR, chi-square
+DRO and tilted losses; `gradient_rules` SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
 """
 
 from softadlib.functional.gradient_rules import ASAM_VARIANTS as ASAM_VARIANTS
@@ -29,6 +29,8 @@ from softadlib.functional.objectives import erm_weights as erm_weights
 from softadlib.functional.objectives import flood_levels as flood_levels
 from softadlib.functional.objectives import flooding as flooding
 from softadlib.functional.objectives import flooding_weights as flooding_weights
+from softadlib.functional.objectives import focal as focal
+from softadlib.functional.objectives import focal_weights as focal_weights
 from softadlib.functional.objectives import iflood as iflood
 from softadlib.functional.objectives import iflood_weights as iflood_weights
 from softadlib.functional.objectives import phi as phi

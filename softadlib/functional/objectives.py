@@ -1,4 +1,4 @@
-"""Objectives of per-sample losses: SoftAD, Flooding, iFlood, AdaFlood, ERM. Functions without state.
+"""Objectives of per-sample losses: SoftAD, Flooding, iFlood, AdaFlood, focal, ERM. Functions without state.
 
 Every objective takes `losses` of shape (n,) and returns a 0-d tensor. All of them are traceable by
 `torch.func` (grad, vmap) and `torch.compile`. Half-precision losses are computed in float32.
@@ -119,13 +119,17 @@ def softad(
     φ((ℓ−θ)/σ) under "text", the paper's figures; they coincide at σ = 1. `theta` in nats, float, ()
     or (n,); `sigma` > 0 in nats, likewise. η moves the value only, never the gradient in the weights.
     Raises ValueError for σ below 1e-12 or an unknown scale. A tensor σ that cannot be read (under
-    `vmap`, `compile`, a trace or on a GPU) gives NaN where it is not positive. NaN for a loss of ∞.
-    Holland & Nakatani (2024), Sec. 3.
+    `vmap`, `compile` or on a GPU) gives NaN where it is not positive. NaN for a loss of ∞.
+    Holland & Nakatani (2024), Sec. 3. A value of the whole batch counts as one loss, so that SoftAD
+    goes over CVaR or χ²-DRO too (Holland & Hamada 2025): `softad(cvar(losses, 0.5).view(1), 0.1)`.
 
     >>> softad(torch.tensor([0.25, 1.75]), 1.0)  # 1 + ρ(0.75)
     tensor(1.2500)
     >>> softad(torch.tensor([0.25, 1.75]), 1.0, reduction="none")
     tensor([1.2500, 1.2500])
+    >>> from softadlib.functional import cvar
+    >>> softad(cvar(torch.tensor([0.25, 1.75]), 0.5).view(1), 1.0)  # the worse half is 1.75
+    tensor(1.2500)
     """
     choose("scale", scale, SCALES)
     check_number("eta", eta)
@@ -208,11 +212,50 @@ def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
     return (in_float32(losses) - theta).sign()
 
 
+def focal(
+    losses: Tensor,
+    gamma: float | Tensor,
+    *,
+    weights: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """mean((1 − p)^γ·ℓ) with p = e^−ℓ, (n,) → (): the focal loss of cross-entropies ℓ.
+
+    `gamma` at least 0, float, () or (n,); 0 is the mean. Losses of at least 0. Lin et al. (2017).
+
+    >>> focal(torch.tensor([math.log(2)]), 2.0)  # ¼·ln 2
+    tensor(0.1733)
+    """
+    check_number("gamma", gamma, low=0)
+    losses = check_losses(losses, gamma, name="gamma")
+    return reduce(_miss(losses, gamma)[1] * losses, weights, reduction)
+
+
+def _miss(losses: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
+    """1 − e^−ℓ, 1 where ℓ is 0, and its power γ, 0^γ where ℓ is 0: no infinite slope meets a 0."""
+    zero = losses == 0
+    miss = torch.where(zero, 1, -torch.expm1(-losses))
+    at_zero = torch.zeros_like(losses) ** gamma
+    return miss, torch.where(zero, at_zero, miss**gamma)
+
+
+def focal_weights(losses: Tensor, gamma: float | Tensor) -> Tensor:
+    """∂focal/∂ℓ_i · n = (1 − p)^γ·(1 + γpℓ/(1 − p)), p = e^−ℓ, same shape as `losses`.
+
+    >>> focal_weights(torch.tensor([0.0, math.log(2)]), 2.0)  # ¼·(1 + 2·ln 2)
+    tensor([0.0000, 0.5966])
+    """
+    losses = in_float32(losses)
+    miss, power = _miss(losses, gamma)
+    return power * (1 + gamma * torch.where(losses == 0, 1, losses * torch.exp(-losses) / miss))
+
+
 WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     erm: erm_weights,
     flooding: flooding_weights,
     iflood: iflood_weights,
     softad: softad_weights,
+    focal: focal_weights,
 }
 """Objective → its gradient in the losses, n·∂/∂ℓ_i written out, of the same arguments."""
 

@@ -37,25 +37,21 @@ def in_float32(values: Tensor) -> Tensor:
 
 
 def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
-    """Return the weights in float32 at least; raise `UserError` unless there is one for each loss."""
-    fits = isinstance(weights, Tensor) and (_is_jit_traced() or weights.shape == losses.shape)
-    if not fits:
+    """Return the weights in float32 at least; raise `UserError` unless there is one ≥ 0 for each loss."""
+    if not isinstance(weights, Tensor) or weights.shape != losses.shape:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise UserError(
             f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {got}"
         )
+    if weights.is_floating_point():  # a mask and counts are read by nobody
+        check_number("weights", weights, low=0)
     return in_float32(weights)
-
-
-def is_empty(values: Tensor) -> bool:
-    """Tell whether there is no value at all; False in a trace, which holds for batches of other sizes."""
-    return not _is_jit_traced() and not values.numel()
 
 
 def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean") -> Tensor:
     """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; the mean of nothing is NaN."""
     choose("reduction", reduction, REDUCTIONS)
-    if reduction == "mean" and (weights is None or is_empty(values)):
+    if reduction == "mean" and (weights is None or not values.numel()):
         return values.mean()
     if weights is not None:
         weights = check_weights(weights, values)
@@ -73,30 +69,23 @@ def number_like(losses: Tensor, value: float | Tensor) -> Tensor:
     return losses.new_full((), value)
 
 
-def is_traced() -> bool:
-    """Tell whether this call is recorded, so that no look at a value may decide anything."""
-    return torch.compiler.is_compiling() or _is_jit_traced()
-
-
-def _is_jit_traced() -> bool:
-    """Tell whether `torch.jit.trace` records this call: shapes are tensors in it, and branches are lost."""
-    return torch._C._get_tracing_state() is not None
+def is_hidden(value: Tensor) -> bool:
+    """Tell whether no look at this value may decide anything: under `compile`, `vmap` and `grad`."""
+    return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
     """Raise `UserError` unless `value` lies within `bounds`, those of `_validation.real`.
 
-    A tensor is read on a CPU only, and not under `vmap`, `compile` or a trace: elsewhere a look
-    would wait for the device, or there is no value to look at. A number is not checked under `compile`.
+    A tensor is read on a CPU only, and not under `vmap` or `compile`: elsewhere a look would wait for
+    the device, or there is no value to look at. A number is not checked under `compile`.
     """
     if not isinstance(value, Tensor):
         # From its second value on a number is a symbol in a compiled function.
         if not (torch.compiler.is_compiling() and type(value) in (int, float)):
             real(name, value, **bounds)
         return
-    if is_traced() or value.device.type != "cpu" or not value.numel():
-        return
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # under `vmap` or `grad`
+    if is_hidden(value) or value.device.type != "cpu" or not value.numel():
         return
     try:
         extremes = [extreme.item() for extreme in value.detach().aminmax()]

@@ -15,7 +15,6 @@ from softadlib.functional.reduction import (
     check_losses,
     check_number,
     check_weights,
-    is_empty,
     number_like,
 )
 
@@ -32,7 +31,7 @@ def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None)
     """
     check_number("beta", beta, low=0, below=1)
     losses = check_losses(losses, beta, per_sample=False, name="beta")
-    if is_empty(losses):
+    if not losses.numel():
         return losses.mean()
     ranked = _rank(losses, weights)
     total = (1 - beta) * ranked.total
@@ -70,9 +69,7 @@ def _rank(losses: Tensor, weights: Tensor | None) -> Ranked:
 
 def _counts(weights: Tensor, losses: Tensor) -> Tensor:
     """Return the weights (n,) in the losses' dtype; `UserError` for one below 0, where it can be read."""
-    weights = check_weights(weights, losses).flatten().to(losses.dtype)
-    check_number("weights", weights, low=0)
-    return weights
+    return check_weights(weights, losses).flatten().to(losses.dtype)
 
 
 def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -88,7 +85,7 @@ def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None =
     """
     check_number("radius", radius, low=0)
     losses = check_losses(losses, radius, per_sample=False, name="radius")
-    if is_empty(losses):
+    if not losses.numel():
         return losses.mean()
     worst, each, before, n = _rank(losses, weights)
     top = worst[0].detach()  # subtracted, so that losses which share the maximum are exactly 0
@@ -127,7 +124,7 @@ def tilted(losses: Tensor, t: float | Tensor, *, weights: Tensor | None = None) 
     """
     check_number("t", t)
     losses = check_losses(losses, t, per_sample=False, name="t")
-    if is_empty(losses):
+    if not losses.numel():
         return losses.mean()
     t = number_like(losses, t)
     if weights is None:

@@ -1,8 +1,7 @@
 """AdaFlood: a criterion with a flood level for every sample."""
 
 import reprlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,15 +9,15 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.losses.base import Base, OverBase, per_sample_losses
+from softadlib.functional.reduction import HALF
+from softadlib.losses.base import Base, OverBase
 
 
 class AdaFlood(OverBase):
     """mean(θ_i + |ℓ_i − θ_i|): flooding with a level of its own for every sample, by its index.
 
     Args:
-        theta: levels in nats: a vector whose i-th entry is sample i's, or a mapping index → level,
-            a pandas Series among them.
+        theta: levels in nats, (N,): the i-th is sample i's, for every sample of the data set.
             `functional.flood_levels` makes them of the losses of auxiliary models.
         base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
         reduction: "mean", "sum" or "none", of the weighted values.
@@ -34,33 +33,42 @@ class AdaFlood(OverBase):
 
     Example:
         >>> import torch
-        >>> criterion = AdaFlood({7: 0.1, 3: 0.4})
-        >>> criterion(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([3, 7]))
+        >>> criterion = AdaFlood([0.1, 0.2, 0.4])
+        >>> criterion(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([2, 0]))
         tensor(0.6931)
     """
 
-    ids: Tensor
     theta: Tensor
 
     if TYPE_CHECKING:
 
-        def __call__(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor: ...
+        def __call__(
+            self, input: Tensor, target: Tensor, index: Tensor, weights: Tensor | None = None
+        ) -> Tensor: ...
 
     def __init__(
         self,
-        theta: Tensor | np.ndarray | Mapping[int, float],
+        theta: Tensor | np.ndarray | list[float],
         *,
         base: Base | None = None,
         reduction: str = "mean",
     ):
         super().__init__(base, reduction=reduction)
-        ids, levels = _levels_by_index(theta)
-        self.register_buffer("ids", ids)
-        self.register_buffer("theta", levels)
+        self.register_buffer("theta", _levels(theta))
 
-    def forward(self, input: Tensor, target: Tensor, index: Tensor) -> Tensor:
+    def _apply(self, fn: Any, recurse: bool = True) -> "AdaFlood":
+        """Move and cast as modules do, but keep the levels in float32 at least."""
+        levels = self.theta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.theta.dtype in HALF:
+            self.theta = levels.to(self.theta.device)
+        return self
+
+    def forward(
+        self, input: Tensor, target: Tensor, index: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
         """Map logits, targets and the samples' indices (n,), in whatever order, to ()."""
-        losses, weights = per_sample_losses(self.base, input, target)
+        losses, counts = self._losses(input, target, weights)
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
             raise UserError(f"index must be a tensor of whole numbers, one per sample, got {kind}")
@@ -68,40 +76,39 @@ class AdaFlood(OverBase):
             raise UserError(
                 f"index must have shape {tuple(losses.shape)}, one per loss, got {tuple(index.shape)}"
             )
-        index = index.to(self.ids)
-        position = torch.searchsorted(self.ids, index).clamp(max=len(self.ids) - 1)
-        has_level = self.ids[position] == index
+        index = index.to(self.theta.device, torch.int64)
+        has_level = (index >= 0) & (index < len(self.theta))
         if torch.compiler.is_compiling():
             torch._assert_async(has_level.all(), "an index has no flood level")
         elif len(missing := index[~has_level]):
             raise IndexError(
-                f"index {missing[0].item()} has no flood level; {len(self.ids)} samples have one"
+                f"index {missing[0].item()} has no flood level; {len(self.theta)} samples have one"
             )
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        levels = self.theta[position].to(losses.device, dtype)
-        return F.adaflood(losses, levels, weights=weights, reduction=self.reduction)
+        levels = self.theta[index.clamp(0, len(self.theta) - 1)].to(losses.device, dtype)
+        if self._losses_hooks:
+            self._show(losses, counts, levels)
+        return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
 
     def extra_repr(self) -> str:
-        return ", ".join(filter(None, [f"{len(self.ids)} levels", super().extra_repr()]))
+        return ", ".join(filter(None, [f"{len(self.theta)} levels", super().extra_repr()]))
 
 
-def _levels_by_index(theta: Tensor | np.ndarray | Mapping[int, float]) -> tuple[Tensor, Tensor]:
-    """Return indices (N,), ascending, and their levels (N,); `UserError` for what cannot be levels."""
-    wanted = "theta must be a vector of finite levels or a mapping from index to level"
+def _levels(theta: Tensor | np.ndarray | list[float]) -> Tensor:
+    """Return levels (N,) of the caller's dtype; `UserError` for what cannot be levels by position."""
+    wanted = "theta must be a vector of finite levels, the i-th of sample i"
+    if hasattr(theta, "keys"):
+        raise UserError(
+            f"{wanted}, got {type(theta).__name__}: make a vector, with a level for each"
+        )
     try:
-        if hasattr(theta, "keys"):  # a pandas Series maps its index to levels, too
-            keys = sorted(theta.keys())
-            levels, ids = torch.as_tensor([float(theta[i]) for i in keys]), torch.as_tensor(keys)
-        else:
-            dense = np.ascontiguousarray(theta) if isinstance(theta, np.ndarray) else theta
-            levels = torch.as_tensor(dense)  # of an array without negative strides
-            ids = torch.arange(len(levels))
+        # without negative strides, which no tensor has
+        dense = np.ascontiguousarray(theta) if isinstance(theta, np.ndarray) else theta
+        levels = torch.as_tensor(dense)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{wanted}, got {reprlib.repr(theta)}") from error
     if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
         raise UserError(f"{wanted}, got {levels.dtype} of shape {tuple(levels.shape)}")
-    if ids.dtype != torch.int64:
-        raise UserError(f"{wanted}, got indices of {ids.dtype}")
     if not levels.isfinite().all():
         raise UserError(f"{wanted}, got {levels[~levels.isfinite()][0].item()}")
-    return ids, levels.detach().clone()
+    return levels.detach().clone()

@@ -1,18 +1,26 @@
 """What all criteria share: a base loss with one value per sample, and how much each sample counts."""
 
 import copy
+import functools
+import inspect
+import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
-from softadlib.functional.reduction import HALF, is_traced
+from softadlib.functional.reduction import HALF, check_weights, is_hidden
+from softadlib.losses.levels import cross_entropy_levels
 
 Base = Callable[[Tensor, Tensor], Tensor]
+LossesHook = Callable[[Tensor, Tensor | None, float | Tensor | None], None]
+"""Takes losses (n,), how much each counts (n,) or None, and θ: one, one for each loss, or None."""
 
 
 class DistributionWarning(UserWarning):
@@ -20,6 +28,25 @@ class DistributionWarning(UserWarning):
 
     Given by Flooding, CVaR, ChiSquareDRO and Tilted in a process group of several processes.
     """
+
+
+class InertWarning(UserWarning):
+    """θ lies below the smallest loss that smoothed or mixed targets allow: no sample ever ascends."""
+
+
+class CalibrationWarning(UserWarning):
+    """θ is so high that the minimiser of cross-entropy may predict a class that is not the likeliest."""
+
+
+def caller() -> int:
+    """Return the `stacklevel` of the line that called into this package, for the function that warns."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "softadlib",
+        "torch",
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class _SummedPerSample(nn.Module):
@@ -42,12 +69,24 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
     base = nn.CrossEntropyLoss(reduction="none") if base is None else base
     if not callable(base) or isinstance(base, type):
         raise UserError(f"base must be a callable (input, target) → losses, got {base!r}")
-    if (
-        is_classification(base)
-        and base.weight is not None
-        and getattr(base, "label_smoothing", False)
-    ):
-        raise UserError(_mixed_weights("label_smoothing="))
+    _check_arguments(base)
+    if isinstance(base, functools.partial) and not base.args:
+        torchs = {
+            nn.functional.cross_entropy: nn.CrossEntropyLoss,
+            nn.functional.nll_loss: nn.NLLLoss,
+        }
+        base = torchs[base.func](**base.keywords) if base.func in torchs else base
+    if isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss)) and base.weight is not None:
+        if not is_classification(base):
+            raise UserError(
+                f"{type(base).__name__} has class weights and a forward of its own, which leaves no weight "
+                "of the sample to divide by; leave out weight=, and call criterion(logits, targets, "
+                "weights=w[targets])"
+            )
+        if getattr(base, "label_smoothing", False):
+            raise UserError(_mixed_weights("label_smoothing="))
+        if (base.weight < 0).any():
+            raise UserError(f"class weights must be at least 0, got {base.weight.min().item():g}")
     reduction = getattr(base, "reduction", "none")
     if reduction == "none":
         return base
@@ -60,7 +99,7 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
         warnings.warn(
             f"{base!r} has reduction='sum', and a criterion takes the mean of its losses unless "
             "it gets reduction='sum' itself; give reduction= to the criterion",
-            stacklevel=5,
+            stacklevel=caller(),
         )
     copied: Any = copy.deepcopy(base)  # a shallow copy would share the user's buffers
     copied.reduction = "none"
@@ -76,8 +115,25 @@ def is_classification(base: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLos
 def _mixed_weights(option: str) -> str:
     return (
         f"{option} with class weights: torch weighs the classes inside each sample, which leaves no "
-        "loss in nats and no weight of the sample; leave out weight=, or give base= a callable"
+        "loss in nats and no weight of the sample; leave out weight=, and weigh the samples: "
+        "criterion(logits, targets, weights=w[targets])"
     )
+
+
+def _check_arguments(base: Base) -> None:
+    """Raise UserError for a loss that needs more than input and target, such as GaussianNLLLoss."""
+    try:
+        found = inspect.signature(base.forward if isinstance(base, nn.Module) else base).parameters
+    except (TypeError, ValueError):  # written in C
+        return
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [n for n, a in found.items() if a.default is a.empty and a.kind in positional]
+    if len(needed) > 2:
+        raise UserError(
+            f"base {base!r} takes {', '.join(needed)}, and a criterion gives it input and target: give a "
+            "callable of two, such as lambda outputs, target: loss(*outputs, target), where loss has "
+            "reduction='none'"
+        )
 
 
 def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -102,22 +158,18 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
     if not is_classification(base):
         return _losses_of_callable(base, input, target)
     ignored, weight = base.ignore_index, base.weight
-    if isinstance(base, nn.CrossEntropyLoss):
-        losses = nn.functional.cross_entropy(
-            input,
-            target,
-            ignore_index=ignored,
-            reduction="none",
-            label_smoothing=base.label_smoothing,
-        )
-    else:
-        losses = nn.functional.nll_loss(input, target, ignore_index=ignored, reduction="none")
-    if target.is_floating_point():  # class probabilities: none can be ignored
-        if weight is not None:
-            raise UserError(_mixed_weights("class probabilities"))
-        return losses, None
     if weight is None:
-        return losses, None if _all_count(target, ignored) else target != ignored
+        losses = base(input, target)
+        if target.is_floating_point() or _all_count(target, ignored):  # probabilities all count
+            return losses, None
+        return losses, target != ignored
+    if target.is_floating_point():
+        raise UserError(_mixed_weights("class probabilities"))
+    base.weight = None  # for the loss in nats; hooks of the base see it too
+    try:
+        losses = base(input, target)
+    finally:
+        base.weight = weight
     classes = input.shape[1] if input.ndim > 1 else input.shape[0]
     if weight.shape != (classes,):
         raise UserError(
@@ -142,20 +194,19 @@ def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tens
             f"base {base!r} must give one loss per sample, shape (n,); it gave a single value: "
             "use reduction='none', or a callable without the mean"
         )
-    ignored = getattr(base, "ignore_index", None)
-    if not isinstance(ignored, int) or target.is_floating_point() or losses.shape != target.shape:
+    ignored: Any = getattr(base, "ignore_index", None)
+    if not hasattr(ignored, "__index__") or isinstance(ignored, bool) or target.is_floating_point():
         return losses, None
-    return losses, target != ignored
+    if losses.ndim == 1 and losses.numel() == target.numel():  # as where tokens were flattened
+        return losses, target.flatten() != ignored
+    return losses, None if losses.shape != target.shape else target != ignored
 
 
 def _all_count(target: Tensor, ignored: int) -> bool:
     """Tell whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
-    if ignored >= 0 or target.device.type != "cpu" or is_traced():
+    if ignored >= 0 or target.device.type != "cpu" or is_hidden(target):
         return False
-    try:
-        return target.numel() > 0 and target.amin().item() >= 0
-    except RuntimeError:  # under `vmap` there is no single value to look at
-        return False
+    return target.numel() > 0 and target.amin().item() >= 0
 
 
 def warn_if_distributed(name: str, instead: str) -> None:
@@ -166,7 +217,7 @@ def warn_if_distributed(name: str, instead: str) -> None:
             f"{name} is a function of the whole batch, and each of {group.get_world_size()} "
             f"processes takes it of its own part; {instead}",
             DistributionWarning,
-            stacklevel=6,  # past the two frames in which a module calls `forward`
+            stacklevel=caller(),
         )
 
 
@@ -174,11 +225,80 @@ class OverBase(nn.Module):
     """A base loss that gives one value per sample, and the reduction of what is made of them."""
 
     base: Base
+    _fresh = True
+    """Whether no batch was seen yet that could be looked at."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        arguments = [*inspect.signature(cls.__init__).parameters.values()][1:]
+        cls.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+
+    def __new__(cls, *args: Any, **settings: Any) -> "OverBase":
+        """Say where options of cross-entropy belong; copies come without arguments."""
+        known = inspect.signature(cls).parameters
+        takes_any = any(a.kind is a.VAR_KEYWORD for a in known.values())
+        for option in ("weight", "ignore_index", "label_smoothing"):
+            if option in settings and option not in known and not takes_any:
+                raise TypeError(
+                    f"{cls.__name__} has no {option}=; it is an option of the loss inside: "
+                    f"{cls.__name__}(…, base=nn.CrossEntropyLoss({option}=…))"
+                )
+        return super().__new__(cls)
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
         choose("reduction", reduction, F.REDUCTIONS)
         self.base, self.reduction = per_sample(base, reduction), reduction
+        self._losses_hooks: OrderedDict[int, LossesHook] = OrderedDict()
+
+    def register_losses_hook(self, hook: LossesHook) -> RemovableHandle:
+        """Call `hook(losses, counts, theta)` at every training batch, without a second forward pass.
+
+        `losses` (n,) are those of the base, detached. `counts` (n,) say how much each counts, None
+        where all count 1. θ is a float, (n,) or None. Calls without gradients are left out, as are the
+        later passes of SAM, whose weights are not the model's. `handle.remove()` ends it.
+
+        >>> from softadlib import SoftAD
+        >>> criterion, seen = SoftAD(0.1), []
+        >>> handle = criterion.register_losses_hook(lambda losses, counts, theta: seen.append(losses))
+        >>> loss = criterion(torch.zeros(2, 2, requires_grad=True), torch.tensor([0, 1]))
+        >>> seen
+        [tensor([0.6931, 0.6931])]
+        """
+        handle = RemovableHandle(self._losses_hooks)
+        self._losses_hooks[handle.id] = hook
+        return handle
+
+    def _losses(
+        self, input: Tensor, target: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return per-sample losses, and how much each counts, the caller's weights among it."""
+        losses, counts = per_sample_losses(self.base, input, target)
+        if weights is not None:
+            weights = check_weights(weights, losses)
+            counts = weights if counts is None else counts * weights
+        if self._fresh and not torch.compiler.is_compiling():
+            self._fresh = False
+            self._look(input, target)
+        return losses, counts
+
+    def _look(self, input: Tensor, target: Tensor) -> None:
+        """Look at the first batch for what only a batch shows; one synchronisation at most."""
+        if not isinstance(self.base, nn.NLLLoss) or not input.numel() or is_hidden(input):
+            return
+        sums = input.detach().double().exp().sum(1 if input.ndim > 1 else 0)
+        if (sums - 1).abs().max() > 0.05:
+            raise UserError(
+                "NLLLoss takes log-probabilities, whose exponentials sum to one, and these sum to "
+                f"{sums.flatten()[0].item():.3g}; for logits give base=nn.CrossEntropyLoss()"
+            )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _show(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
+        """Call the hooks of a batch that is trained on."""
+        if losses.requires_grad and not F.AWAY:
+            for hook in self._losses_hooks.values():
+                hook(losses.detach(), counts, theta)
 
     def extra_repr(self) -> str:
         return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
@@ -201,7 +321,7 @@ class Criterion(OverBase):
     Raises:
         ValueError: for a base that is no callable, for one that gives a single value, for one with
             parameters that reduces, for class weights together with label smoothing or class
-            probabilities, for another `reduction`.
+            probabilities, for another `reduction`, and for `weights` of another shape or below 0.
     """
 
     decomposes = True
@@ -209,13 +329,22 @@ class Criterion(OverBase):
 
     if TYPE_CHECKING:  # type checkers know of a module only that it can be called
 
-        def __call__(self, input: Tensor, target: Tensor) -> Tensor: ...
+        def __call__(
+            self, input: Tensor, target: Tensor, weights: Tensor | None = None
+        ) -> Tensor: ...
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Map (n, C) logits and (n,) targets to (), or whatever shapes `base` takes."""
-        losses, weights = per_sample_losses(self.base, input, target)
+    def forward(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Map (n, C) logits and (n,) targets to (), or whatever shapes `base` takes.
+
+        `weights` in the shape of the per-sample losses, at least 0, say how much each sample counts,
+        beside class weights and ignored targets: the mean is Σ w·f(ℓ)/Σ w.
+        """
+        losses, counts = self._losses(input, target, weights)
         flat = losses if losses.ndim == 1 else losses.flatten()
-        value = self.reduce(flat, None if weights is None else weights.flatten())
+        counts = None if counts is None else counts.flatten()
+        if self._losses_hooks:
+            self._show(flat, counts, getattr(self, "theta", None))
+        value = self.reduce(flat, counts)
         if not self.decomposes and not torch.compiler.is_compiling():
             self._warn_of_parts()
         return value.reshape(losses.shape) if self.reduction == "none" else value
@@ -232,11 +361,81 @@ class Criterion(OverBase):
 
 
 class Thresholded(Criterion):
-    """A criterion with one level θ for all samples."""
+    """A criterion with one level θ for all samples, which may be assigned and is in `state_dict`."""
+
+    theta: float
+    pointwise = False
+    """Whether each sample is held against θ by itself, so that a high θ can turn its prediction."""
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
-        self.theta = real("theta", theta)
+        self.theta = theta
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "theta":
+            return super().__setattr__(name, value)
+        if value is None:
+            raise UserError(
+                "theta must be a finite number, got None: give a level in the unit of the loss, such as "
+                "0.1 nats; without any level take ERM() or nn.CrossEntropyLoss()"
+            )
+        self.__dict__["theta"], self._fresh = real("theta", value), True
+        self.check_theta()
+        return None
+
+    def check_theta(self) -> None:
+        """Warn of a θ that is wrong for the base, as far as it shows without a batch."""
+
+    def get_extra_state(self) -> Tensor:
+        """Return θ, so that a checkpoint holds it; called by `state_dict`."""
+        return torch.tensor(self.theta, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Set θ; called by `load_state_dict`."""
+        self.theta = state.item()
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, local: Any, strict: Any, missing: list[str], *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state, prefix, local, strict, missing, *rest)
+        missing[:] = [
+            key for key in missing if key != f"{prefix}_extra_state"
+        ]  # of older checkpoints
+
+    def _look(self, input: Tensor, target: Tensor) -> None:
+        """Warn of a θ below the smallest loss, or above the level, of smoothed and mixed targets."""
+        super()._look(input, target)
+        base = self.base
+        if not isinstance(base, nn.CrossEntropyLoss) or is_hidden(target) or not target.numel():
+            return
+        classes, name = input.shape[1 if input.ndim > 1 else 0], type(self).__name__
+        smoothing = base.label_smoothing
+        said = f"{name}(theta={self.theta:g}): "
+        if target.is_floating_point():
+            p = target.detach().float() * (1 - smoothing) + smoothing / classes
+            least = torch.special.entr(p).sum(1 if input.ndim > 1 else 0).median().item()
+            why = f"half of the targets are mixed so that their loss is at least {least:.4f}"
+        elif smoothing and classes > 1:
+            levels = cross_entropy_levels(classes, smoothing)
+            least = levels.minimum
+            why = f"cross-entropy smoothed by {smoothing:g} is at least {least:.4f} with {classes} classes"
+            if self.pointwise and self.theta >= levels.calibrated_below:
+                warnings.warn(
+                    f"{said}from theta = {levels.calibrated_below:.4f} on the minimiser of cross-entropy "
+                    f"smoothed by {smoothing:g} may predict the wrong one of {classes} classes "
+                    "(softadlib.cross_entropy_levels); use a smaller theta",
+                    CalibrationWarning,
+                    stacklevel=caller(),
+                )
+        else:
+            return
+        if 0 < self.theta < least:
+            warnings.warn(
+                f"{said}{why}, so none of them ever ascends; theta = {least + self.theta:.4f} lies as far "
+                "above that as yours above 0 (softadlib.cross_entropy_levels)",
+                InertWarning,
+                stacklevel=caller(),
+            )
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"theta={self.theta:g}", super().extra_repr()]))

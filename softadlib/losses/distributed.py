@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softadlib import functional as F
-from softadlib.losses.base import Base, Thresholded, per_sample_losses
+from softadlib.losses.base import Base, Thresholded
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -53,11 +53,13 @@ class AccumulatedFlooding(Thresholded):
         super().__init__(theta, base=base)
         self._sums: Tensor | None = None
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet scaled."""
-        losses, weights = per_sample_losses(self.base, input, target)
+        losses, weights = self._losses(input, target, weights)
         losses = losses.flatten()
         weights = torch.ones_like(losses) if weights is None else weights.flatten()
+        if self._losses_hooks:
+            self._show(losses, weights, self.theta)
         total = F.erm(losses, weights=weights, reduction="sum")
         if total.requires_grad:
             sums = torch.stack([total.detach(), weights.sum().to(total)])

@@ -7,39 +7,37 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.objectives import MIN_SIGMA
-from softadlib.losses.base import Base, Criterion, Thresholded
+from softadlib.losses.base import Base, CalibrationWarning, Criterion, Thresholded, caller
 
 
-class CalibrationWarning(UserWarning):
-    """θ ≥ ln 2 (nats) with cross-entropy: the minimiser may predict a class that is not the likeliest."""
+class Pointwise(Thresholded):
+    """A criterion that holds each sample against θ by itself, and warns where that turns predictions."""
 
+    pointwise = True
 
-def _warn_uncalibrated(theta: float, base: object, name: str) -> None:
-    """Warn where θ reaches the level at which cross-entropy loses its guarantee."""
-    binary = isinstance(base, (nn.BCELoss, nn.BCEWithLogitsLoss))
-    if not binary and not isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        return
-    level = F.LN2 * _smallest_weight(base) if binary else F.LN2
-    if theta < level:
-        return
-    smoothing = getattr(base, "label_smoothing", 0.0)
-    loss = f"cross-entropy smoothed by {smoothing:g}" if smoothing else "cross-entropy"
-    if binary:
-        why = (
-            f"from theta = {level:.4f} on (ln 2 times the smallest weight) the minimiser of binary "
-            "cross-entropy predicts the wrong class"
-        )
-    else:
-        why = f"from theta = ln 2 = {level:.4f} on the minimiser of {loss} predicts the wrong one of two classes; "
-        if smoothing:
-            why += (
-                "with K > 2 classes it may predict a wrong one from "
-                f"softadlib.cross_entropy_levels(K, {smoothing:g}).calibrated_below on"
+    def check_theta(self) -> None:
+        """Warn where θ reaches the level at which torch's plain cross-entropies lose their guarantee."""
+        base, said = self.base, f"{type(self).__name__}(theta={self.theta:g}): from theta = "
+        if isinstance(base, (nn.BCELoss, nn.BCEWithLogitsLoss)):
+            level = F.LN2 * _smallest_weight(base)
+            why = (
+                f"{level:.4f} on (ln 2 times the smallest weight) the minimiser of binary "
+                "cross-entropy predicts the wrong class"
+            )
+        elif isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            if getattr(base, "label_smoothing", 0.0):  # the level depends on the number of classes
+                return
+            level = F.LN2
+            why = (
+                f"ln 2 = {level:.4f} on the minimiser of cross-entropy predicts the wrong one of two "
+                "classes; with K > 2 classes it may predict a wrong one, and from ln K on it does"
             )
         else:
-            why += "with K > 2 classes it may predict a wrong one, and from ln K on it does"
-    message = f"{name}(theta={theta:g}): {why}; use a smaller theta"
-    warnings.warn(message, CalibrationWarning, stacklevel=3)
+            return
+        if self.theta >= level:
+            warnings.warn(
+                f"{said}{why}; use a smaller theta", CalibrationWarning, stacklevel=caller()
+            )
 
 
 def _smallest_weight(base: object) -> float:
@@ -74,6 +72,39 @@ class ERM(Criterion):
         return F.erm(losses, weights=weights, reduction=self.reduction)
 
 
+class Focal(Criterion):
+    """mean((1 − p)^γ·ℓ), p = e^−ℓ: samples that are right already count less. Never ascends.
+
+    Args:
+        gamma: at least 0 and without a unit; 0 is ERM.
+        base: per-sample loss of at least 0, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+        reduction: "mean", "sum" or "none", of the weighted values.
+
+    Shape:
+        input (n, C), target (n,) → ().
+
+    Raises:
+        ValueError: for a γ below 0, and as `Criterion`.
+
+    Lin et al. (2017).
+
+    Example:
+        >>> import torch
+        >>> Focal(gamma=2)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ¼·ln 2
+        tensor(0.1733)
+    """
+
+    def __init__(self, gamma: float = 2.0, *, base: Base | None = None, reduction: str = "mean"):
+        super().__init__(base, reduction=reduction)
+        self.gamma = real("gamma", gamma, low=0)
+
+    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        return F.focal(losses, self.gamma, weights=weights, reduction=self.reduction)
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, [f"gamma={self.gamma:g}", super().extra_repr()]))
+
+
 class Flooding(Thresholded):
     """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, the whole batch at once.
 
@@ -82,7 +113,7 @@ class Flooding(Thresholded):
 
     Args:
         theta: flood level in nats, any finite number. 0 or less is ERM, of losses that are at least
-            0. It cannot be learned.
+            0. It cannot be learned; assign `criterion.theta`.
         base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
 
     Shape:
@@ -90,6 +121,7 @@ class Flooding(Thresholded):
 
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
+        InertWarning: θ below the smallest loss of smoothed or mixed targets.
 
     Ishida et al. (2020).
 
@@ -108,7 +140,7 @@ class Flooding(Thresholded):
         return F.flooding(losses, self.theta, weights=weights)
 
 
-class IFlood(Thresholded):
+class IFlood(Pointwise):
     """mean(θ + |ℓ − θ|): flooding sample by sample.
 
     Args:
@@ -121,7 +153,9 @@ class IFlood(Thresholded):
 
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, or above the level of a
+            smoothed one.
+        InertWarning: θ below the smallest loss of smoothed or mixed targets.
 
     Xie et al. (2022).
 
@@ -133,21 +167,20 @@ class IFlood(Thresholded):
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(theta, base=base, reduction=reduction)
-        _warn_uncalibrated(self.theta, self.base, "IFlood")
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.iflood(losses, self.theta, weights=weights, reduction=self.reduction)
 
 
-class SoftAD(Thresholded):
+class SoftAD(Pointwise):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
     samples below ascend, those near θ hardly move.
 
     Args:
-        theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69, or see `suggest_theta`. It
-            cannot be learned.
+        theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
+            `criterion.theta`, or see `ThetaSchedule`.
         sigma: width in nats of the region around θ in which steps are short, at least 1e-12.
         eta: factor of θ in the value. It never changes a gradient in the weights.
         scale: "code" has σ² before the mean and weights σφ, as the paper's code; "text" has σ and
@@ -160,7 +193,9 @@ class SoftAD(Thresholded):
 
     Raises:
         ValueError: for numbers out of range, an unknown scale, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, or above the level of a
+            smoothed one.
+        InertWarning: θ below the smallest loss of smoothed or mixed targets.
 
     Holland & Nakatani (2024).
 
@@ -188,7 +223,6 @@ class SoftAD(Thresholded):
         self.eta = real("eta", eta)
         choose("scale", scale, F.SCALES)
         self.scale = scale
-        _warn_uncalibrated(self.theta, self.base, "SoftAD")
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.softad(

@@ -55,17 +55,3 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     tie = _entropy((2, (a + b) / 2), (classes - 2, b))
     uniform = math.log(classes)
     return Levels(minimum, tie, math.inf if smoothing else uniform, uniform)
-
-
-def hinge_levels(classes: int, margin: float = 1.0) -> Levels:
-    """Return the levels of `nn.MultiMarginLoss(margin=margin)`, Σ_{i≠y} max(0, margin − x_y + x_i)/K.
-
-    Classified wrongly, one of the K − 1 terms is at least the margin; rightly, all are below it.
-    ValueError for less than two classes and for a margin that is not above 0.
-
-    >>> hinge_levels(4).uniform  # three terms of 1 over 4 classes
-    0.75
-    """
-    classes, margin = whole("classes", classes, 2), real("margin", margin, above=0)
-    uniform = margin * (classes - 1) / classes
-    return Levels(0.0, margin / classes, uniform, uniform)

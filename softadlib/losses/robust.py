@@ -19,7 +19,10 @@ class BatchCriterion(Criterion):
         super().__init__(base)
         if is_classification(self.base) and self.base.weight is not None:
             name = type(self).__name__
-            raise UserError(f"{name} takes no class weights; leave out weight= of {self.base!r}")
+            raise UserError(
+                f"{name} takes no class weights; leave out weight= of {self.base!r}, and to count a sample "
+                "several times call criterion(logits, targets, weights=…)"
+            )
 
 
 class CVaR(BatchCriterion):

@@ -382,7 +382,7 @@ class RadiusOptimizer(ClosureOptimizer):
 # Passes of a closure: what is around them, and the weights and gradients of each.
 
 
-class _Skip(Exception):  # noqa: N818  (no error)
+class _Skip(Exception):
     """Ends a step: the closure gave no gradient, or the gradient of a pass overflowed."""
 
 

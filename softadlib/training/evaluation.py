@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
-from softadlib.data.splits import PARTS
 from softadlib.calibration import expected_calibration_error, fit_temperature
+from softadlib.data.splits import PARTS
 from softadlib.results.schema import FITS, LEVELS, MEASURES
 
 

@@ -108,9 +108,7 @@ def train_many(
     splits = splits.to(target, splits.x.dtype)
     with deterministic_math(target, "fp32"):
         for (method, rate), group in todo.items():
-            config = TrainConfig(
-                optimizer, rate, batch_size, epochs, momentum, weight_decay
-            )
+            config = TrainConfig(optimizer, rate, batch_size, epochs, momentum, weight_decay)
             alone = target.type == "cpu" or is_convolutional(networks[seeds[0]])
             for part in [[run] for run in group] if alone else [group]:
                 batch = RunBatch(
@@ -123,7 +121,9 @@ def train_many(
                 )
                 by_hand = len(part) == 1 and MLPEngine.supports(batch.networks[0], target)
                 engine = MLPEngine(batch) if by_hand else VmapEngine(batch)
-                for run, rows in zip(part, _tables(engine.train(config, seeds, measured_epochs), part)):
+                for run, rows in zip(
+                    part, _tables(engine.train(config, seeds, measured_epochs), part)
+                ):
                     frames.append(rows)
                     if (path := _file(folder, identity, run)) is not None:
                         content = io.BytesIO()
@@ -139,12 +139,16 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
     """Return a run with its defaults, checked."""
     method = get_method(run.get("method", "erm"))
     if method.samples:
-        raise UserError(f"run {i}: {method.name} needs held-out losses; use a profile of the workbook")
+        raise UserError(
+            f"run {i}: {method.name} needs held-out losses; use a profile of the workbook"
+        )
     if method.knob and method.knob not in run:
         raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
     symbols = {m.knob for m in METHODS.values() if m.knob} - {method.knob}
     for name in symbols & set(run):
-        raise UserError(f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob}")
+        raise UserError(
+            f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob}"
+        )
     knob = math.nan
     if method.knob:
         knob = real(f"run {i}: {method.knob}", run[method.knob], **method.bounds)

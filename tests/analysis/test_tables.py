@@ -159,7 +159,12 @@ def test_a_method_beyond_the_paper_is_no_cut():
 
 
 def test_effort_says_what_was_trained():
-    lines = [made(), made(method="sam", grid=6, trials=3), made(method="erm", grid=1), made("spiral")]
+    lines = [
+        made(),
+        made(method="sam", grid=6, trials=3),
+        made(method="erm", grid=1),
+        made("spiral"),
+    ]
     table = tables.effort(pd.DataFrame(lines)).set_index("dataset")
     assert table.index.tolist() == ["spiral", "fashionmnist"], "the paper's order"
     fashion = table.loc["fashionmnist"]

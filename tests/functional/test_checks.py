@@ -97,8 +97,8 @@ def test_tensors_and_words_out_of_range_are_refused(call, words):
         call()
 
 
-@pytest.mark.parametrize("objective", [F.cvar, F.chi2_dro, F.tilted])
-def test_weights_below_zero_are_refused_where_they_rank(objective):
+@pytest.mark.parametrize("objective", [F.cvar, F.chi2_dro, F.tilted, F.softad, F.erm, F.focal])
+def test_weights_below_zero_are_refused(objective):
     with pytest.raises(ValueError, match="weights must be a number of at least 0, got -1"):
         objective(torch.ones(2), 0.5, weights=torch.tensor([1.0, -1.0]))
 
@@ -169,10 +169,12 @@ CLASSES = {
     "asam": optim.ASAM,
     "gnp": optim.GNP,
     "fdgr": optim.FDGR,
+    "focal": losses.Focal,
+    "msam": optim.MSAM,
 }
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.knob])
+@pytest.mark.parametrize("name", [name for name in CLASSES if name in METHODS])
 def test_a_knob_has_one_name_in_sweeps_functions_and_classes(name):
     method = METHODS[name]
     function = method.objective if method.rule is F.plain_gradient else method.rule

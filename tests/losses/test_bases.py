@@ -2,56 +2,34 @@
 
 import math
 import warnings
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from softadlib import ERM, AccumulatedFlooding, CalibrationWarning, Flooding, IFlood, SoftAD
+from softadlib import (
+    ERM,
+    AccumulatedFlooding,
+    CalibrationWarning,
+    CVaR,
+    Flooding,
+    IFlood,
+    InertWarning,
+    SoftAD,
+    ThetaSchedule,
+    get_criterion,
+    hf_loss,
+    list_criteria,
+)
 from softadlib.losses.levels import cross_entropy_levels
 
 LN2 = 0.6931471805599453
+TWO = torch.tensor([0, 1])
 CROSS_ENTROPIES = [nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss]
-
-
-# ERM equals torch's loss, or is refused
-
-
-@given(
-    data=st.data(),
-    classes=st.integers(2, 4),
-    weighted=st.booleans(),
-    smoothing=st.sampled_from([0.0, 0.2]),
-    soft=st.booleans(),
-    reduction=st.sampled_from(["mean", "sum", "none"]),
-)
-def test_erm_is_torchs_cross_entropy_in_value_and_gradient_or_refused(
-    data, classes, weighted, smoothing, soft, reduction
-):
-    n = data.draw(st.integers(1, 5))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    logits = torch.randn(n, classes, generator=generator, dtype=torch.float64)
-    target = torch.randint(classes, (n,), generator=generator)
-    if soft:
-        target = torch.rand(n, classes, generator=generator, dtype=torch.float64).softmax(1)
-    weight = torch.rand(classes, generator=generator, dtype=torch.float64) + 0.1
-    base = nn.CrossEntropyLoss(
-        weight if weighted else None, reduction=reduction, label_smoothing=smoothing
-    )
-
-    def value_and_slope(make):
-        leaf = logits.clone().requires_grad_()
-        value = make()(leaf, target)
-        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
-
-    if weighted and (soft or smoothing):
-        with pytest.raises(ValueError, match="with class weights: torch weighs the classes inside"):
-            value_and_slope(lambda: ERM(base=base, reduction=reduction))
-        return
-    ours = value_and_slope(lambda: ERM(base=base, reduction=reduction))
-    torch.testing.assert_close(ours, value_and_slope(lambda: base))
 
 
 @pytest.mark.filterwarnings("ignore:.*reduction:UserWarning")
@@ -94,21 +72,6 @@ def test_a_base_with_parameters_is_taken_as_it_is_or_refused():
     assert next(SoftAD(0.1, base=base).parameters()) is base.scale
     with pytest.raises(ValueError, match="make it with reduction='none'"):
         SoftAD(0.1, base=Scaled("mean"))
-
-
-def test_an_empty_batch_is_nan():
-    for criterion in (ERM(), Flooding(0.1), IFlood(0.1), SoftAD(0.1)):
-        assert criterion(torch.ones(0, 3), torch.ones(0).long()).isnan()
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:FutureWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
-def test_a_trace_counts_ignored_targets_that_it_has_not_seen():
-    logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    holes = torch.tensor([0, -100, 2, -100])
-    criterion = SoftAD(0.1)
-    traced = torch.jit.trace(criterion, (logits, targets), check_trace=False)
-    torch.testing.assert_close(traced(logits, holes), criterion(logits, holes))
 
 
 # The cliff
@@ -222,3 +185,169 @@ def test_each_parameter_is_scaled_once_and_one_may_be_given_alone():
         whole = nn.Parameter(torch.zeros(2, 2))
         Flooding(0.1)(x @ whole, y).backward()
         torch.testing.assert_close(weight.grad, whole.grad)
+
+
+# What torch's options mean, however the base is spelled
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+@pytest.mark.parametrize("kind", ["subclass", "partial"])
+def test_class_weights_in_another_spelling_are_torchs_mean_or_refused(kind, ignored):
+    class Own(nn.CrossEntropyLoss):
+        def forward(self, input, target):
+            return super().forward(input, target)
+
+    weight = torch.tensor([1.0, 5.0, 2.0])
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 1, ignored, 1])
+    options = {"weight": weight, "ignore_index": ignored}
+    if kind == "subclass":
+        with pytest.raises(ValueError, match=r"a forward of its own, .*weights=w\[targets\]"):
+            ERM(base=Own(weight))
+        base = Own(reduction="none")
+        assert (
+            ERM(base=base)(logits, target)
+            == pytest.approx(
+                nn.functional.cross_entropy(logits, target, reduction="none").mean().item()
+            )
+            or ignored == -100
+        )
+        return
+    found = ERM(base=partial(nn.functional.cross_entropy, **options))(logits, target)
+    assert found == nn.CrossEntropyLoss(**options)(logits, target)
+
+
+@pytest.mark.parametrize("index", [np.int64(-100), -100], ids=["numpy", "int"])
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_callable_with_an_ignore_index_ignores_it(index, flat):
+    """Also where it flattens its losses, and where the index is an integer of numpy."""
+    targets = torch.tensor([[0, 1, -100], [1, -100, -100]])
+    logits = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(0)).double()
+
+    def base(input, target):
+        losses = nn.functional.cross_entropy(input.mT, target, reduction="none")
+        return losses.flatten() if flat else losses
+
+    base.ignore_index = index
+    expected = nn.functional.cross_entropy(logits.mT, targets)
+    torch.testing.assert_close(ERM(base=base)(logits, targets), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("base", [
+    nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), nn.NLLLoss(), nn.MSELoss(),
+    nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 2.0])),
+], ids=str)  # fmt: skip
+def test_hooks_of_the_base_see_the_losses_of_single_samples(base):
+    criterion, seen = ERM(base=base), []
+    criterion.base.register_forward_hook(lambda module, args, losses: seen.append(losses))
+    target = torch.tensor([0, 1, 1, 2])
+    if isinstance(base, nn.MSELoss):
+        target = nn.functional.one_hot(target).double()
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double().log_softmax(1)
+    value = criterion(logits, target)
+    if getattr(base, "weight", None) is None:
+        torch.testing.assert_close(seen[0].mean(), value)
+    else:  # in nats, without the class weights
+        torch.testing.assert_close(seen[0], -logits[torch.arange(4), target])
+        assert criterion.base.weight is not None
+
+
+# The way out
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: SoftAD(0.1, weight=torch.ones(3)), r"SoftAD\(…, base=nn.CrossEntropyLoss\(weight=…\)\)"),
+        (lambda: Flooding(0.1, label_smoothing=0.1), r"base=nn.CrossEntropyLoss\(label_smoothing=…"),
+        (lambda: ERM(ignore_index=0), r"ERM\(…, base=nn.CrossEntropyLoss\(ignore_index=…"),
+        (lambda: SoftAD(theta=None), "got None: give a level .*, such as 0.1 nats; .* take ERM"),
+        (lambda: SoftAD(0.1, base=nn.GaussianNLLLoss()), "takes input, target, var, and .* lambda outputs, target"),
+        (lambda: SoftAD(0.1, base=nn.CTCLoss()), "takes log_probs, targets, input_lengths, target_lengths"),
+        (lambda: SoftAD(0.1, base=nn.TripletMarginLoss()), "takes anchor, positive, negative"),
+        (lambda: SoftAD(0.1, base=nn.CrossEntropyLoss(-torch.ones(3))), "class weights must be at least 0, got -1"),
+        (lambda: SoftAD(0.1, base=nn.NLLLoss())(torch.zeros(2, 2), TWO), "for logits give base=nn.CrossEntropyLoss"),
+        (lambda: SoftAD(0.1)(torch.zeros(2, 2), TWO, torch.tensor([1.0, -1.0])), "weights must be .* 0, got -1"),
+        (lambda: get_criterion("softAD", theta=0.1), "did you mean 'softad'"),
+        (lambda: hf_loss(CVaR(0.5)), "CVaR is no sum over samples, and the Trainer adds up"),
+        (lambda: hf_loss(nn.MSELoss()), "MSELoss is no sum over samples"),
+        (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(torch.ones(3)))), "counts labels and not class weights"),
+        (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(ignore_index=0))), "base ignores 0; mark them by -100"),
+        (lambda: ThetaSchedule(CVaR(0.5), "warmup", steps=2), "CVaR has no theta to move"),
+        (lambda: ThetaSchedule(SoftAD(0.1), "warm-up", steps=2), "did you mean 'warmup'"),
+        (lambda: ThetaSchedule(SoftAD(0.1), "warmup"), "steps must be a whole number of at least 1, got None"),
+        (lambda: ThetaSchedule(SoftAD(0.1), "linear", steps=2), "end must be a finite number, got None"),
+        (lambda: ThetaSchedule(SoftAD(0.1), "quantile", q=1.5), "q must be a number of at least 0 and at most 1"),
+    ],
+)  # fmt: skip
+def test_the_message_names_the_way_out(call, words):
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_loss_for_the_trainer_counts_samples_and_not_the_entries_of_soft_labels():
+    """The Trainer counts each of K probabilities as a label; two micro-batches make the mean of all."""
+    z, soft = torch.randn(6, 3), torch.eye(3)[[0, 1, 2, 0, 2, 1]]
+    whole = 0.1 + ((((-soft * z.log_softmax(1)).sum(1) - 0.1) ** 2 + 1).sqrt() - 1).mean()
+    loss = hf_loss(SoftAD(0.1))
+    parts = [(z[:2], soft[:2]), (z[2:], soft[2:])]
+    given = [loss({"logits": a.requires_grad_()}, b, num_items_in_batch=18) for a, b in parts]
+    torch.testing.assert_close(sum(given), whole)
+    torch.testing.assert_close(loss({"logits": z.clone().requires_grad_()}, soft), whole)
+
+
+def test_criteria_by_name():
+    assert set(list_criteria()) >= {"erm", "softad", "focal", "cvar", "adaflood"}
+    assert repr(get_criterion("softad", theta=0.1, sigma=2.0)) == repr(SoftAD(0.1, 2.0))
+
+
+# Smoothed and mixed targets
+
+
+@pytest.mark.parametrize("make", [SoftAD, IFlood, Flooding])
+def test_a_theta_below_the_smallest_smoothed_loss_is_warned_of_with_the_level(make):
+    """Ten classes, ε = .1: −.91 ln .91 − 9 · .01 ln .01 = .5003 nats at least."""
+    criterion = make(0.1, base=nn.CrossEntropyLoss(label_smoothing=0.1))
+    logits, target = 3 * torch.randn(8, 10), torch.arange(8)
+    with pytest.warns(InertWarning, match=r"at least 0\.5003 with 10 .*theta = 0\.6003") as caught:
+        criterion(logits, target)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        criterion(logits, target)  # once
+        make(0.6, base=nn.CrossEntropyLoss(label_smoothing=0.1))(logits, target)
+        make(0.0, base=nn.CrossEntropyLoss(label_smoothing=0.1))(logits, target)
+        make(0.6)(logits, target)
+        criterion.theta = 0.6
+        criterion(logits, target)
+    criterion.theta = 0.1
+    with pytest.warns(InertWarning):
+        criterion(logits, target)
+
+
+def test_mixed_targets_are_held_against_their_entropy():
+    share = torch.tensor([0.5, 0.9, 0.5, 1.0])[:, None]
+    hot = nn.functional.one_hot(torch.tensor([[0, 1], [1, 2], [2, 0], [0, 1]]), 3).float()
+    mixed = share * hot[:, 0] + (1 - share) * hot[:, 1]  # entropies ln 2, .3251, ln 2, 0
+    with pytest.warns(InertWarning, match=r"half of the targets are mixed so .* at least 0\.3251"):
+        SoftAD(0.1)(torch.randn(4, 3), mixed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SoftAD(0.4)(torch.randn(4, 3), mixed)
+
+
+def test_smoothed_cross_entropy_is_warned_of_from_its_own_level_on():
+    """Smoothed by .3 with ten classes every loss is above 1.17: a θ beyond ln 2 is the only useful one."""
+    levels = cross_entropy_levels(10, 0.3)
+    assert levels.minimum > 1.17 > LN2
+    base, logits, target = (
+        nn.CrossEntropyLoss(label_smoothing=0.3),
+        torch.randn(4, 10),
+        torch.arange(4),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SoftAD(levels.calibrated_below - 1e-4, base=base)(logits, target)
+    with pytest.warns(CalibrationWarning, match=f"from theta = {levels.calibrated_below:.4f} on"):
+        SoftAD(levels.calibrated_below + 1e-4, base=base)(logits, target)

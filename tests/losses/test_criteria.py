@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-import pickle
 import warnings
 from functools import partial
 
@@ -15,9 +14,16 @@ from torch import nn
 from torch.func import vmap
 
 from softadlib import functional as F
-from softadlib.losses import levels
-from softadlib.losses.adaflood import AdaFlood
-from softadlib.losses.flooding import ERM, CalibrationWarning, Flooding, IFlood, SoftAD
+from softadlib.losses import (
+    ERM,
+    AccumulatedFlooding,
+    AdaFlood,
+    CalibrationWarning,
+    Flooding,
+    IFlood,
+    SoftAD,
+    ThetaSchedule,
+)
 
 LN2 = 0.6931471805599453
 LOGITS = torch.tensor([[0.2, -1.0, 0.5], [2.0, 0.1, -0.3], [-0.4, 0.0, 0.4], [1.0, 1.0, 1.0]])
@@ -63,13 +69,6 @@ def test_softad_options_reach_the_formula():
     assert text.item() == pytest.approx(2 * spread, rel=1e-5)
 
 
-def test_erm_is_cross_entropy_in_value_and_gradient():
-    one, two = LOGITS.clone().requires_grad_(), LOGITS.clone().requires_grad_()
-    ERM()(one, TARGETS).backward()
-    nn.CrossEntropyLoss()(two, TARGETS).backward()
-    torch.testing.assert_close(one.grad, two.grad)
-
-
 # The base loss
 
 
@@ -92,19 +91,6 @@ def test_moving_a_criterion_leaves_the_users_own_base_alone():
     mine = nn.CrossEntropyLoss(weight=torch.ones(3))
     SoftAD(0.1, base=mine).double()
     assert mine.weight.dtype == torch.float32
-
-
-@pytest.mark.parametrize("make", ALL.values())
-def test_a_base_that_gives_one_value_is_refused(make):
-    criterion = make(base=lambda x, y: nn.functional.cross_entropy(x, y))
-    with pytest.raises(ValueError, match=r"one loss per sample.*reduction='none'"):
-        criterion(LOGITS, TARGETS)
-
-
-def test_losses_per_pixel_count_as_samples():
-    logits = LOGITS.T.reshape(1, 3, 4)  # one image of four pixels
-    flat, pixels = SoftAD(0.4)(LOGITS, TARGETS), SoftAD(0.4)(logits, TARGETS[None])
-    torch.testing.assert_close(flat, pixels)
 
 
 # Arguments
@@ -151,22 +137,6 @@ def test_repr_shows_the_numbers():
     assert "theta=0.25" in repr(IFlood(0.25))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_copies_pickles_and_saves(name):
-    criterion = ALL[name]()
-    stored = io.BytesIO()
-    torch.save(criterion, stored)
-    stored.seek(0)
-    twins = (
-        copy.deepcopy(criterion),
-        pickle.loads(pickle.dumps(criterion)),
-        torch.load(stored, weights_only=False),
-    )
-    for twin in twins:
-        assert torch.equal(twin(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
-        assert repr(twin) == repr(criterion)
-
-
 # AdaFlood, by the samples' indices
 
 LEVELS = torch.tensor([0.1, 2.0, 0.3, 0.9])
@@ -190,38 +160,11 @@ def test_adaflood_levels_follow_their_samples_through_shuffling(order):
     assert abs(result - batch_order) > 1e-3, "not by the place in the batch"
 
 
-def test_adaflood_through_a_shuffling_loader_is_the_same_epoch():
-    torch.manual_seed(0)
-    x, y, levels = torch.randn(40, 3), torch.randint(3, (40,)), torch.rand(40) * 3
-    data = torch.utils.data.TensorDataset(x, y, torch.arange(40))
-    criterion = AdaFlood(levels)
-    whole = criterion(x, y, torch.arange(40)).item()
-    for _ in range(3):
-        loader = torch.utils.data.DataLoader(data, 10, shuffle=True)
-        mean = np.mean([criterion(*batch).item() for batch in loader])
-        assert mean == pytest.approx(whole, rel=1e-6)
-
-
-def test_adaflood_takes_a_mapping_with_gaps():
-    criterion = AdaFlood({100: 0.9, 7: 0.1, 12: 2.0, 10**12: 0.3})
-    index = torch.tensor([7, 12, 10**12, 100])
-    reference = AdaFlood(LEVELS)(LOGITS, TARGETS, torch.arange(4))
-    assert criterion(LOGITS, TARGETS, index) == reference
-    assert repr(criterion).startswith("AdaFlood(\n  4 levels")
-
-
 @pytest.mark.parametrize("strange", [4, -1, 10**9])
-@pytest.mark.parametrize("levels", [LEVELS, dict(enumerate(LEVELS.tolist()))], ids=["all", "some"])
-def test_an_index_without_a_level_is_an_error_and_never_zero(levels, strange):
+def test_an_index_without_a_level_is_an_error_and_never_zero(strange):
     index = torch.tensor([0, 1, strange, 3])
     with pytest.raises(IndexError, match=f"index {strange} has no flood level; 4 samples have one"):
-        AdaFlood(levels)(LOGITS, TARGETS, index)
-
-
-def test_an_index_in_a_gap_is_an_error_too():
-    criterion = AdaFlood({0: 0.1, 1: 0.2, 3: 0.3})
-    with pytest.raises(IndexError, match="index 2 has no flood level; 3 samples have one"):
-        criterion(LOGITS, TARGETS, torch.arange(4))
+        AdaFlood(LEVELS)(LOGITS, TARGETS, index)
 
 
 @pytest.mark.parametrize(
@@ -234,30 +177,26 @@ def test_bad_indices_are_refused(bad):
         AdaFlood(LEVELS)(LOGITS, TARGETS, bad)
 
 
-BAD_LEVELS = [0.5, None, "x", [], {}, [0, 1], [[0.1]], [0.1, math.nan], {0: math.inf}, {0: "a"},
-              {"a": 0.1}, {0: 0.1, "b": 0.1}, {0.5: 0.1}]  # fmt: skip
-
-
-@pytest.mark.parametrize("bad", BAD_LEVELS, ids=repr)
-def test_bad_levels_are_refused(bad):
-    with pytest.raises(ValueError, match="theta must be a vector of finite levels or a mapping"):
+@pytest.mark.parametrize(
+    "bad",
+    [0.5, None, "x", [], {}, [0, 1], [[0.1]], [0.1, math.nan], {0: 0.1}, pd.Series([0.1, 0.2])],
+)
+def test_levels_that_are_no_vector_are_refused(bad):
+    with pytest.raises(ValueError, match="theta must be a vector of finite levels, the i-th of"):
         AdaFlood(bad)
 
 
-def test_levels_of_reversed_arrays_and_of_series_belong_to_their_samples():
-    args = (torch.zeros(3, 2), torch.tensor([0, 1, 1]), torch.tensor([2, 0, 5]))
-    wanted = AdaFlood({0: 0.1, 2: 0.4, 5: 0.9})(*args)
-    assert AdaFlood(pd.Series([0.9, 0.1, 0.4], index=[5, 0, 2]))(*args) == wanted
-    levels = np.array([0.9, 0.0, 0.0, 0.4, 0.0, 0.1])[::-1]
-    assert AdaFlood(levels)(*args).item() == pytest.approx(wanted.item(), rel=1e-6)
-    with pytest.raises(IndexError, match="index 2 has no flood level"):
-        AdaFlood(pd.Series([0.9, 0.1], index=[5, 0]))(*args)
+def test_levels_of_reversed_arrays_belong_to_their_samples():
+    args = (LOGITS[:3], TARGETS[:3], torch.tensor([2, 0, 3]))
+    reversed_view = LEVELS.double().numpy()[::-1].copy()[::-1]
+    assert AdaFlood(reversed_view)(*args) == AdaFlood(LEVELS.tolist())(*args)
 
 
 def test_adaflood_moves_and_saves_its_levels():
     criterion = AdaFlood(LEVELS)
     assert criterion.theta is not LEVELS
-    assert list(criterion.state_dict()) == ["ids", "theta"]
+    assert list(criterion.state_dict()) == ["theta"]
+    assert torch.equal(copy.deepcopy(criterion).half().bfloat16().theta, LEVELS)  # kept in float32
     assert copy.deepcopy(criterion).double().theta.dtype == torch.float64
     assert criterion(LOGITS.half(), TARGETS, torch.arange(4)).dtype == torch.float32
     assert criterion(LOGITS.double(), TARGETS, torch.arange(4)).dtype == torch.float64
@@ -316,33 +255,12 @@ def test_theta_from_ln_2_up_warns_with_cross_entropy(make, theta, base):
 
 
 @pytest.mark.parametrize("make", [IFlood, SoftAD])
-def test_smoothed_it_names_the_level_of_more_classes(make):
-    """Three classes, ε = .1: (a + b)/2 = .48333 twice and b = .03333, 0.81619 nats: above ln 2."""
-    with pytest.warns(CalibrationWarning) as caught:
-        make(0.7, base=nn.CrossEntropyLoss(label_smoothing=0.1))
-    message = str(caught[0].message)
-    assert "predicts the wrong one of two classes; with K > 2 classes it may" in message
-    assert "softadlib.cross_entropy_levels(K, 0.1).calibrated_below" in message
-    assert caught[0].filename == __file__
-    level = levels.cross_entropy_levels(3, 0.1).calibrated_below
-    assert level == pytest.approx(
-        -2 * 0.4833333 * math.log(0.4833333) - 0.0333333 * math.log(0.0333333)
-    )
-    assert level == pytest.approx(0.81619, abs=1e-5)
-
-
-@pytest.mark.parametrize("make", [IFlood, SoftAD])
 def test_silent_below_ln_2_and_with_another_base(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(math.nextafter(LN2, 0))
         make(-1.0)
         make(3.0, base=nn.MSELoss())
-
-
-def test_flooding_never_warns():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
         Flooding(5.0)
 
 
@@ -358,6 +276,103 @@ def test_a_base_that_cannot_be_called_is_refused(base):
 def test_values_that_only_look_like_numbers_are_refused(theta):
     with pytest.raises(ValueError, match="theta must be a finite number"):
         Flooding(theta)
+
+
+# θ that is assigned
+
+
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD, AccumulatedFlooding])
+@pytest.mark.parametrize("bad", ["0.1", math.nan, True, nn.Parameter(torch.tensor(0.1))], ids=repr)
+def test_an_assigned_theta_is_checked_as_the_constructors(make, bad):
+    criterion = make(0.3)
+    with pytest.raises(ValueError, match="theta must be a finite number, got "):
+        criterion.theta = bad
+    assert criterion.theta == 0.3
+    assert not list(criterion.parameters())
+    criterion.theta = np.float32(0.25)
+    assert type(criterion.theta) is float
+
+
+@pytest.mark.parametrize("make", [IFlood, SoftAD])
+def test_an_assigned_theta_from_ln_2_up_warns(make):
+    criterion = make(0.3)
+    with pytest.warns(
+        CalibrationWarning, match=f"{make.__name__}.theta=0.8.: from theta = ln 2"
+    ) as c:
+        criterion.theta = 0.8
+    assert c[0].filename == __file__
+
+
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD, AccumulatedFlooding])
+def test_theta_is_in_the_state_of_a_model_and_older_states_load(make):
+    model, other = nn.ModuleDict({"loss": make(0.3)}), nn.ModuleDict({"loss": make(0.1)})
+    state = io.BytesIO()
+    torch.save(model.state_dict(), state)
+    state.seek(0)
+    other.load_state_dict(torch.load(state))
+    assert other["loss"].theta == 0.3
+    other.load_state_dict({})  # of a checkpoint from before: θ stays
+    assert other["loss"].theta == 0.3
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        other.load_state_dict({"loss.other": torch.ones(1)})
+
+
+# θ that moves
+
+
+def test_warm_up_and_linear_go_in_equal_steps_and_stay():
+    for kind, settings, path in (
+        ("warmup", {}, [0.0, 0.1, 0.2, 0.3, 0.4, 0.4]),
+        ("linear", {"end": 0.0}, [0.4, 0.3, 0.2, 0.1, 0.0, 0.0]),
+    ):
+        criterion = SoftAD(0.4)
+        schedule = ThetaSchedule(criterion, kind, steps=4, **settings)
+        seen = [criterion.theta]
+        for _ in range(5):
+            schedule.step()
+            seen.append(criterion.theta)
+        assert seen == pytest.approx(path)
+
+
+def test_the_quantile_follows_the_losses_of_the_window_and_stays_below_theta():
+    criterion = IFlood(5.0, base=nn.L1Loss())
+    schedule = ThetaSchedule(criterion, "quantile", q=0.25, window=2)
+    schedule.step()
+    assert criterion.theta == 5.0  # no batch yet
+    batches = [torch.tensor([0.0, 1.0, 2.0, 3.0]) + i for i in range(3)]
+    for i, losses in enumerate(batches):
+        criterion(losses.requires_grad_(), torch.zeros(4)).backward()
+        criterion(torch.full((4,), 99.0), torch.zeros(4))  # validation does not count
+        schedule.step()
+        window = torch.cat(batches[max(0, i - 1) : i + 1]).detach().numpy()
+        assert criterion.theta == pytest.approx(np.quantile(window, 0.25))
+    criterion(torch.full((4,), 99.0, requires_grad=True), torch.zeros(4)).backward()
+    criterion(torch.full((4,), 99.0, requires_grad=True), torch.zeros(4)).backward()
+    schedule.step()
+    assert criterion.theta == 5.0
+
+
+def test_the_quantile_is_of_targets_that_count():
+    criterion = SoftAD(0.6)
+    schedule = ThetaSchedule(criterion, "quantile", q=0.5)
+    logits = torch.tensor([[2.0, 0.0], [0.0, 9.0], [9.0, 0.0]], requires_grad=True)
+    criterion(logits, torch.tensor([0, -100, -100])).backward()
+    schedule.step()
+    assert criterion.theta == pytest.approx(math.log(1 + math.exp(-2)))
+
+
+def test_a_schedule_goes_on_from_its_state():
+    one, two = SoftAD(0.4), SoftAD(0.4)
+    first = ThetaSchedule(one, "warmup", steps=4)
+    for _ in range(3):
+        first.step()
+    second = ThetaSchedule(two, "warmup", steps=4)
+    second.load_state_dict(first.state_dict())
+    two.load_state_dict(one.state_dict())
+    assert two.theta == one.theta
+    for schedule in (first, second):
+        schedule.step()
+    assert two.theta == one.theta == 0.4
 
 
 def test_extra_repr_says_what_differs():

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as tf
 
 from softadlib import functional as F
-from softadlib.losses.adaflood import AdaFlood
+from softadlib.losses import AccumulatedFlooding, AdaFlood, Focal
 from softadlib.losses.base import per_sample_losses
 from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
@@ -62,31 +62,6 @@ def test_ignored_targets_are_no_samples_of_nll_and_adaflood():
     torch.testing.assert_close(whole, AdaFlood(levels)(LOGITS[KEPT], HOLES[KEPT], index[KEPT]))
 
 
-class Focal(nn.Module):
-    """A loss of one's own, which gives 0 for what it ignores."""
-
-    def __init__(self, ignore_index):
-        super().__init__()
-        self.ignore_index = ignore_index
-
-    def forward(self, logits, targets):
-        losses = tf.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
-        return (1 - (-losses).exp()) ** 2 * losses
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_callable_says_by_its_ignore_index_what_does_not_count(name):
-    focal = Focal(-100)
-    found = EVERY[name](base=focal)(LOGITS, HOLES)
-    torch.testing.assert_close(found, EVERY[name](base=focal)(LOGITS[KEPT], HOLES[KEPT]))
-    silent = EVERY[name](base=Focal(None))(LOGITS, HOLES)
-    zeros = focal(LOGITS, HOLES)
-    torch.testing.assert_close(silent, EVERY[name](base=lambda a, b: zeros)(LOGITS, HOLES))
-    assert not torch.isclose(silent, found)
-    pooled = EVERY[name](base=lambda a, b: focal(a, b)[KEPT])  # its own samples
-    torch.testing.assert_close(pooled(LOGITS, HOLES), found)
-
-
 def test_nothing_but_ignored_targets_is_nan_as_in_torch():
     none = torch.full((6,), -100)
     assert nn.CrossEntropyLoss()(LOGITS, none).isnan()
@@ -122,13 +97,15 @@ def test_flooding_with_class_weights_is_of_the_weighted_mean():
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weight"])
 def test_erm_is_cross_entropy_with_its_options(targets, reduction, weight):
     base = nn.CrossEntropyLoss(weight=weight, reduction=reduction)
-    found = ERM(base=base, reduction=reduction)(LOGITS, targets)
-    torch.testing.assert_close(found, base(LOGITS, targets))
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction=reduction)
-    found = ERM(base=smooth, reduction=reduction)(LOGITS, targets)
-    torch.testing.assert_close(found, smooth(LOGITS, targets))
+    for loss in (base, smooth):
+        ours = ERM(base=loss, reduction=reduction)
+        torch.testing.assert_close(ours(LOGITS, targets), loss(LOGITS, targets))
+        slopes = (slope(lambda *a, c=c: c(*a).sum(), LOGITS, targets) for c in (ours, loss))
+        torch.testing.assert_close(*slopes)
 
 
+@pytest.mark.filterwarnings("ignore::softadlib.InertWarning")
 def test_class_probabilities_count_alike_and_take_no_class_weights():
     chances = torch.rand(6, 3, generator=SEED, dtype=torch.float64).softmax(1)
     values = -(chances * LOGITS.log_softmax(1)).sum(1)
@@ -209,6 +186,52 @@ def test_whole_weights_are_repeated_samples(function):
     leaf = values.clone().requires_grad_()
     again = function(leaf.repeat_interleave(times), 0.4)
     torch.testing.assert_close(slope, torch.autograd.grad(again, leaf)[0])
+
+
+# Weights of single samples
+
+
+@pytest.mark.parametrize("base", ["plain", "class weights"])
+@pytest.mark.parametrize("name", [*EVERY, "focal", "adaflood"])
+def test_weights_count_beside_ignored_targets_and_class_weights(name, base):
+    """Whole weights are repeated samples; the function of the losses is the independent value."""
+    if base != "plain" and name in CONTRASTS:
+        return
+    times = torch.tensor([1, 5, 2, 0, 3, 1])
+    option = nn.CrossEntropyLoss(weight=WEIGHT) if base != "plain" else None
+    levels = torch.linspace(0, 1, 6, dtype=torch.float64)
+    make = {**EVERY, "focal": partial(Focal, 2.0), "adaflood": partial(AdaFlood, levels)}[name]
+    args = [torch.arange(6)] if name == "adaflood" else []
+    criterion = make(base=option)
+    rows = torch.arange(6).repeat_interleave(times)
+    expected = criterion(LOGITS[rows], HOLES[rows], *(a[rows] for a in args))
+    found = criterion(LOGITS, HOLES, *args, weights=times.double())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"weights must be a tensor of shape \(6,\), one per loss"):
+        criterion(LOGITS, HOLES, *args, weights=torch.ones(3))
+
+
+def test_weights_by_class_are_the_recipe_for_smoothing_and_soft_targets():
+    """Σ w_y·ℓ/Σ w_y with ℓ smoothed, by a loop."""
+    criterion = ERM(base=nn.CrossEntropyLoss(label_smoothing=0.2))
+    total = norm = 0.0
+    for z, y in zip(LOGITS, TARGETS):
+        logp = z.log_softmax(0)
+        loss = -(0.8 * logp[y] + 0.2 * logp.mean())
+        total, norm = total + WEIGHT[y] * loss, norm + WEIGHT[y]
+    found = criterion(LOGITS, TARGETS, weights=WEIGHT[TARGETS])
+    torch.testing.assert_close(found, total / norm, rtol=0, atol=1e-12)
+
+
+def test_weights_of_pixels_and_of_accumulated_parts():
+    w = torch.tensor([1.0, 0.0, 2.0, 1.0, 3.0, 1.0], dtype=torch.float64)
+    whole = Flooding(0.4)(LOGITS, TARGETS, w)
+    pixels = Flooding(0.4)(LOGITS.T.reshape(1, 3, 2, 3), TARGETS.view(1, 2, 3), w.view(1, 2, 3))
+    torch.testing.assert_close(pixels, whole, rtol=0, atol=1e-12)
+    leaf, parts = LOGITS.clone().requires_grad_(), AccumulatedFlooding(0.4)
+    for part in (slice(0, 2), slice(2, 6)):
+        parts(leaf[part], TARGETS[part], w[part]).backward()
+    torch.testing.assert_close(parts.scale_gradients(leaf), whole, rtol=0, atol=1e-12)
 
 
 # Precision
@@ -342,7 +365,7 @@ def test_options_survive_copies_pickles_and_states(name):
 
 def test_class_weights_are_in_the_state():
     criterion = SoftAD(0.1, base=nn.CrossEntropyLoss(weight=WEIGHT))
-    assert list(criterion.state_dict()) == ["base.weight"]
+    assert set(criterion.state_dict()) == {"base.weight", "_extra_state"}  # θ
     other = SoftAD(0.1, base=nn.CrossEntropyLoss(weight=torch.ones(3).double()))
     other.load_state_dict(criterion.state_dict())
     assert other(LOGITS, TARGETS) == criterion(LOGITS, TARGETS)

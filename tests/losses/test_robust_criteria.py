@@ -133,15 +133,6 @@ def test_knob_zero_is_erm(name, knob, values):
     close(weights(FUNCTIONS[name], values, level), torch.ones(len(values)))
 
 
-@every
-@given(values=losses)
-def test_equal_losses_give_their_value_and_weight_one(name, values):
-    level = torch.full_like(values, values[0])
-    close(FUNCTIONS[name](level, MODERATE[name]), level[0])
-    if name != "cvar":  # CVaR's weights are not unique there
-        close(weights(FUNCTIONS[name], level, MODERATE[name]), torch.ones(len(values)))
-
-
 def test_tilted_by_hand_where_exp_overflows():
     pair = torch.tensor([0.0, 50.0])
     assert torch.isinf((2 * pair).exp().mean().log())  # the formula as it is written
@@ -188,30 +179,6 @@ def never_falls(function, values, place, rise):
 def test_monotone_in_every_loss(name, values, place, rise, data):
     knob = data.draw(KNOBS[name])
     assert never_falls(lambda v: FUNCTIONS[name](v, knob), values, place, rise)
-
-
-@pytest.mark.parametrize("function", [F.softad, F.iflood, F.flooding])
-def test_softad_and_flooding_are_not_monotone(function):
-    values = torch.tensor([0.1, 0.6], dtype=torch.float64)
-    assert not never_falls(lambda v: function(v, 0.9), values, 0, 0.2)
-    assert weights(function, values, 0.9).min() < 0
-
-
-@every
-@given(values=losses, data=st.data())
-def test_between_the_mean_and_the_maximum(name, values, data):
-    knob = abs(data.draw(KNOBS[name]))
-    value = FUNCTIONS[name](values, knob).item()
-    assert values.mean().item() - 1e-9 <= value <= values.max().item() + 1e-9
-
-
-@every
-def test_order_of_the_samples_does_not_matter(name):
-    order = torch.tensor([3, 0, 4, 2, 1])
-    function = FUNCTIONS[name]
-    close(function(SPREAD[order], MODERATE[name]), function(SPREAD, MODERATE[name]))
-    moved = weights(function, SPREAD[order], MODERATE[name])
-    close(moved, weights(function, SPREAD, MODERATE[name])[order])
 
 
 # Types, shapes, transforms

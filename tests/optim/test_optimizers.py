@@ -95,29 +95,6 @@ def test_step_on_a_quadratic_uses_the_gradient_at_the_climbed_point():
 # Batch norm
 
 
-def test_first_counts_one_pass_and_keeps_its_statistics():
-    model, twin = network(batch_norm=True), network(batch_norm=True)
-    optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update="first", model=model)
-    for step in (1, 2, 3):
-        twin.load_state_dict(model.state_dict())
-        twin.train()(X)  # the first pass alone
-        optimizer.step(closure_of(model, optimizer))
-        assert model[1].num_batches_tracked == step
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            assert torch.equal(getattr(model[1], name), getattr(twin[1], name)), name
-
-
-def test_first_and_both_differ_in_statistics_only():
-    models = {bn: network(batch_norm=True) for bn in ("both", "first")}
-    for bn, model in models.items():
-        optimizer = SAM(SGD(model.parameters(), lr=0.1), 0.5, bn_update=bn, model=model)
-        for _ in range(3):
-            optimizer.step(closure_of(model, optimizer))
-    one, two = (snapshot(model) for model in models.values())
-    apart = {name for name in one if not torch.equal(one[name], two[name])}
-    assert apart == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-
-
 def test_first_leaves_frozen_layers_frozen():
     models = {bn: network(batch_norm=True) for bn in ("both", "first")}
     for bn, model in models.items():
@@ -142,17 +119,6 @@ def test_closure_runs_with_gradients_even_under_no_grad():
 
 
 # Arguments
-
-
-def test_other_bad_arguments_are_refused():
-    model = network()
-    base = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="bn_update 'last' unknown; choose from both, first"):
-        SAM(base, bn_update="last")
-    with pytest.raises(ValueError, match="bn_update='first' needs model="):
-        SAM(base, bn_update="first")
-    with pytest.raises(ValueError, match="needs a closure"):
-        SAM(base).step(None)
 
 
 def test_first_pass_statistics_of_instance_norm_too():
@@ -256,16 +222,6 @@ def test_knob_zero_is_the_base_optimizer_bit_for_bit(name, base):
     assert same(snapshot(plain), snapshot(wrapped))
 
 
-def test_gnp_with_alpha_one_is_sam_bit_for_bit():
-    models = [network(), network()]
-    wrappers = (partial(SAM, radius=0.2), partial(GNP, alpha=1.0, radius=0.2))
-    for model, make in zip(models, wrappers):
-        optimizer = make(SGD(model.parameters(), lr=0.1, momentum=0.9))
-        for _ in range(5):
-            optimizer.step(closure_of(model, optimizer))
-    assert same(*map(snapshot, models))
-
-
 @every
 def test_gradients_zeroed_in_place_spoil_nothing(name):
     """`zero_grad(set_to_none=False)` must not write into the gradient taken at w."""
@@ -282,30 +238,6 @@ def test_gradients_zeroed_in_place_spoil_nothing(name):
         for _ in range(3):
             optimizer.step(closure)
     assert same(*map(snapshot, models))
-
-
-@every
-def test_parameters_that_take_no_part_are_left_alone(name):
-    model, twin = network(), network()
-    model.idle = nn.Parameter(torch.ones(2))
-    for net in (model, twin):
-        optimizer = wrap(name, SGD(net.parameters(), lr=0.1), net)
-        optimizer.step(closure_of_forward(net, optimizer))
-    assert model.idle.tolist() == [1, 1]
-    assert model.idle.grad is None
-    assert same(snapshot(twin), snapshot(model))
-
-
-def closure_of_forward(model, optimizer):
-    """As `closure_of`, through the first three layers whatever else the model holds."""
-
-    def closure():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model[2](model[1](model[0](X))), Y)
-        loss.backward()
-        return loss
-
-    return closure
 
 
 @every
@@ -455,6 +387,8 @@ def test_twenty_steps_with_batch_norm_are_the_reference(name, bn_update):
 def test_copies_and_pickles_still_step(name):
     model = network()
     optimizer = wrap(name, SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    optimizer.step(closure_of(model, optimizer))  # leaves marks and hooks behind, which stay behind
+    optimizer.register_step_post_hook(lambda *args: None)
     both = {"model": model, "optimizer": optimizer}
     for twin in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
         assert twin["optimizer"].param_groups is twin["optimizer"].base.param_groups
@@ -586,17 +520,3 @@ def test_a_gradient_that_took_the_place_of_the_last_one_is_not_dropped():
         w.square().sum().backward()
         with pytest.raises(RuntimeError, match="gradients of an earlier backward"):
             optimizer.step(adding)
-
-
-def test_a_copy_of_an_optimizer_that_has_stepped_can_be_stored():
-    w = torch.nn.Parameter(torch.ones(3))
-    optimizer = SAM(torch.optim.SGD([w], lr=0.1), radius=0.05)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = w.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    assert pickle.loads(pickle.dumps(optimizer)).radius == 0.05

@@ -10,6 +10,9 @@ from helpers.engines import networks, splits, stack
 from helpers.workspace import TINY, make_home, tree
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
+from softadlib.training.engines.streams import StreamEngine
+from softadlib.training.executors import train_task
+from softadlib.training.study_plan import Study, loss_epochs
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
@@ -20,12 +23,9 @@ from softadlib.results.schema import RUN_KEY, run_keys
 from softadlib.training import study
 from softadlib.training.engines.base import RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine
-from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.evaluation import loss_summary
-from softadlib.training.executors import train_task
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.study_plan import Study, loss_epochs
 from softadlib.workbook import cli
 
 PARTS = ("train", "val", "test")

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 from helpers.workspace import REPOSITORY, TINY, make_home
+from softadlib.results.table import merge
+from softadlib.training.engines.streams import StreamEngine
+from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
 
 from softadlib._validation import UserError
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
 from softadlib.results.schema import MEASURES, RUN_KEY
-from softadlib.results.table import merge
 from softadlib.training import trainer as trainer_module
 from softadlib.training.device import free_memory
 from softadlib.training.engines import factory
 from softadlib.training.engines.base import TrainConfig
-from softadlib.training.engines.streams import StreamEngine
 from softadlib.training.engines.vmap import VmapEngine
-from softadlib.training.memory import MemoryEstimate, footprint, runs_that_fit
 from softadlib.training.profiles import datasets_of
 from softadlib.training.profiles import load as load_protocol
 from softadlib.training.protocol import Protocol

@@ -12,10 +12,10 @@ import nbformat
 import papermill
 import pytest
 from helpers.workspace import REPOSITORY
+from softadlib.workbook.notebooks.plan import TRAIN
 
 from softadlib.methods import METHODS
 from softadlib.training.profiles import from_parameters, load
-from softadlib.workbook.notebooks.plan import TRAIN
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 

@@ -12,7 +12,7 @@ from helpers.workspace import REPOSITORY
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from softadlib import SAM, CVaR, SoftAD
+from softadlib import SAM, LossMonitor, SAMTrainerMixin, SoftAD, ThetaSchedule, hf_loss
 
 NOTEBOOK = nbformat.read(REPOSITORY / "notebooks" / "recipes.ipynb", as_version=4)
 BATCHES = 4
@@ -31,7 +31,13 @@ def float64_and_quiet(monkeypatch):
 def recipe(tag: str, **names):
     """What the notebook's cell of that tag defines, given these names."""
     (cell,) = [c for c in NOTEBOOK.cells if tag in c.metadata.get("tags", [])]
-    space = {"torch": torch, "nn": nn, "SAM": SAM, "SoftAD": SoftAD, "theta": 0.1, **names}
+    space = {"torch": torch, "nn": nn, "SAM": SAM, "SoftAD": SoftAD, "theta": 0.1}
+    space |= {
+        "LossMonitor": LossMonitor,
+        "ThetaSchedule": ThetaSchedule,
+        "transformers": transformers,
+    }
+    space |= names
     exec(cell.source, space)
     return space
 
@@ -85,10 +91,39 @@ def test_the_plain_loop_descends_softad():
     torch.testing.assert_close(weights(model), by_hand(network(), softad), rtol=0, atol=1e-12)
 
 
-def test_the_plain_loop_with_sam():
-    model = recipe("plain-sam", loader=data(), epochs=2, seed=0, radius=0.05)["model"]
+@pytest.mark.parametrize("tag", ["plain-sam", "scaler", "halves"])
+def test_the_plain_loop_with_sam(tag):
+    criterion = nn.CrossEntropyLoss()
+    model = recipe(tag, loader=data(), epochs=2, seed=0, radius=0.05, criterion=criterion)["model"]
     expected = by_hand(network(), nn.functional.cross_entropy, 0.05)
     torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
+
+
+def test_the_monitor_and_the_schedule_of_the_recipe():
+    found = recipe("monitor", loader=data(), epochs=6, seed=0)
+    rows = found["monitor"].history
+    assert [row["batches"] for row in rows] == [BATCHES * (i + 1) for i in range(6)]
+    assert [row["theta"] for row in rows] == pytest.approx(
+        [0.1 * min(1, (BATCHES * (i + 1) - 1) / (5 * BATCHES)) for i in range(6)]
+    )
+    assert found["criterion"].theta == 0.1
+
+
+def test_many_networks_of_the_recipe_have_a_row_each():
+    many = pytest.importorskip("softadlib.training.many")
+    x = torch.randn(1300, 64, generator=torch.Generator().manual_seed(0))
+    space = recipe(
+        "many",
+        x=x,
+        y=torch.arange(1300) % 10,
+        x_test=x[:50],
+        y_test=torch.arange(50) % 10,
+        epochs=2,
+    )
+    assert space["train_many"] is many.train_many
+    rows = space["rows_of_runs"]
+    assert sorted(rows.theta.unique()) == [2.0**-i for i in range(10, 0, -1)]
+    assert rows.groupby("theta").seed.nunique().eq(5).all()
 
 
 # Lightning
@@ -107,7 +142,7 @@ def fit(module, **settings):
         **dict.fromkeys(quiet, False),
         **settings,
     }
-    lightning.Trainer(**settings).fit(module, data())
+    lightning.Trainer(**settings).fit(module, data(), data())
     return weights(module)
 
 
@@ -150,7 +185,7 @@ def test_lightning_resumes_sam_from_a_checkpoint(tmp_path):
     trainer = lightning.Trainer(
         max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet
     )
-    trainer.fit(rest, data(), ckpt_path=tmp_path / "half.ckpt")
+    trainer.fit(rest, data(), data(), ckpt_path=tmp_path / "half.ckpt")
     torch.testing.assert_close(weights(rest), whole, rtol=0, atol=0)
 
 
@@ -176,8 +211,21 @@ def test_lightning_with_a_grad_scaler_and_sam_is_refused():
     scaler = torch.amp.GradScaler("cpu")
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
     module = recipe("lightning")["Classifier"](network(), SoftAD(0.1), 0.05)
-    with pytest.raises(ValueError, match="GradScaler gives none: train in bfloat16"):
+    with pytest.raises(
+        ValueError, match="in Lightning use precision 'bf16-mixed', since '16-mixed'"
+    ):
         fit(module, plugins=plugin)
+
+
+def test_lightning_averages_weights_of_sam_over_batch_norm():
+    """The last epoch refreshes batch norm: it calls the closure without backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    module = recipe("lightning")["Classifier"](model, SoftAD(0.1), 0.05)
+    averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)
+    end = fit(module, callbacks=[averaging], max_epochs=3)
+    assert end.isfinite().all()
+    assert module.trainer.current_epoch == 4, "three, and one that refreshes batch norm"
 
 
 # Hugging Face
@@ -204,22 +252,26 @@ def language_model():
     return transformers.GPT2LMHeadModel(config)
 
 
-def train(folder, compute_loss, size, times, model=None, optimizers=(None, None), **settings):
+def train(
+    folder, compute_loss, size, times, model=None, optimizers=(None, None), mixin=object, **settings
+):
     model = model or language_model()
     args = transformers.TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=times,
         lr_scheduler_type="constant",
-        learning_rate=0.01,
         save_strategy="no",
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-        **{"max_steps": 4, **settings},
+        **{"max_steps": 4, "learning_rate": 0.01, **settings},
     )
-    trainer = transformers.Trainer(
+    kind = type(
+        "Trainer", (transformers.Trainer,) if mixin is object else (mixin, transformers.Trainer), {}
+    )
+    trainer = kind(
         model, args, train_dataset=rows(), compute_loss_func=compute_loss, optimizers=optimizers
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -278,10 +330,9 @@ def test_classifiers_take_the_gradient_of_all_labels(tmp_path, kind):
         max_steps=1, max_grad_norm=0.0, lr_scheduler_type="constant", save_strategy="no",
         logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    space = {"criterion": SoftAD(theta=0.1, reduction="sum")}
     trainer = transformers.Trainer(
         model, args, train_dataset=examples,
-        compute_loss_func=recipe("hugging-face-labels", **space)["label_loss"],
+        compute_loss_func=recipe("hugging-face-labels", hf_loss=hf_loss)["label_loss"],
         optimizers=(torch.optim.SGD(model.parameters(), lr=0.5), None),
     )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
@@ -304,24 +355,84 @@ def test_means_of_micro_batches_are_not_exact(tmp_path):
     assert (once - four).abs().max() > 1e-4
 
 
-def test_the_recipe_evaluates_too(tmp_path):
+def test_the_evaluation_loss_is_cross_entropy(tmp_path):
     trainer, _ = train(tmp_path, recipes_loss(), 32, 1, eval_strategy="no")
     found = trainer.evaluate(rows()[:8])["eval_loss"]
     batch = {k: torch.stack([r[k] for r in rows()[:8]]) for k in rows()[0]}
     labels = batch.pop("labels")[:, 1:]
     with torch.no_grad():
         logits = trainer.model.eval()(**batch).logits[:, :-1]
-        expected = softad(logits[labels != -100], labels[labels != -100])
+        expected = nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100])
     assert found == pytest.approx(expected.item(), rel=1e-9)
 
 
-def test_sam_in_the_trainer_is_refused_with_what_to_do(tmp_path):
+def test_a_micro_batch_without_a_counted_label_gives_zero():
+    logits = torch.zeros(2, 3, requires_grad=True)
+    value = hf_loss(SoftAD(0.1))({"logits": logits}, torch.tensor([-100, -100]), 7)
+    assert value == 0
+
+
+def test_an_optimizer_of_sam_in_the_trainer_is_refused_with_the_mixin(tmp_path):
     model = language_model()
-    optimizer = SAM(torch.optim.SGD, model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="Hugging Face's Trainer gives none either"):
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"Trainer use softadlib\.SAMTrainerMixin"):
         train(tmp_path, recipes_loss(), 8, 1, model, (optimizer, None))
 
 
-def test_sums_of_criteria_of_the_whole_batch_are_not_to_be_had():
-    with pytest.raises(TypeError, match="reduction"):
-        CVaR(0.5, reduction="sum")
+class Ordered(SAMTrainerMixin):
+    sam_radius = 0.1
+
+    def _get_train_sampler(self, *args):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def sam_by_hand(steps, clip=0.0):
+    """AdamW by torch around SAM's gradient of batches of 32, in order."""
+    model = language_model().train()
+    base = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0, eps=1e-8)
+    params = list(model.parameters())
+    for step in range(steps):
+        part = rows()[32 * (step % 2) :][:32]
+        batch = {k: torch.stack([r[k] for r in part]) for k in part[0]}
+        labels = batch.pop("labels")[:, 1:]
+
+        def gradient(batch=batch, labels=labels):
+            logits = model(**batch).logits[:, :-1]
+            return torch.autograd.grad(
+                softad(logits[labels != -100], labels[labels != -100]), params
+            )
+
+        start, grads = [p.detach().clone() for p in params], gradient()
+        size = sum(g.square().sum() for g in grads).sqrt()
+        with torch.no_grad():
+            for p, g in zip(params, grads):
+                p += 0.1 * g / size
+        grads = gradient()
+        with torch.no_grad():
+            for p, w, g in zip(params, start, grads):
+                p.copy_(w)
+                p.grad = g
+        if clip:
+            nn.utils.clip_grad_norm_(params, clip)
+        base.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_sam_in_the_trainer_is_the_loop_by_hand_under_accumulation(tmp_path, times, clip):
+    """Unequal numbers of tokens in 4 micro-batches of 8: still SAM of the 32."""
+    trainer, end = train(
+        tmp_path, recipes_loss(), 32 // times, times, mixin=Ordered, max_steps=4, max_grad_norm=clip
+    )
+    torch.testing.assert_close(end, sam_by_hand(4, clip), rtol=0, atol=1e-10)
+    assert (end - train(tmp_path, recipes_loss(), 32, 1)[1]).abs().max() > 1e-3
+    assert trainer._micro_batches == []
+
+
+def test_sam_in_the_trainer_restores_every_bit_and_hides_its_second_pass(tmp_path):
+    model, criterion = language_model(), SoftAD(0.1)
+    monitor, before = LossMonitor(criterion), weights(model)
+    train(tmp_path, hf_loss(criterion, shift=True), 16, 2, model, mixin=Ordered, learning_rate=0.0)
+    assert torch.equal(weights(model), before)
+    assert monitor.summary()["batches"] == 4 * 2

@@ -1,0 +1,78 @@
+"""SAM in Hugging Face's Trainer, which hands no closure. Imports nothing of transformers."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softadlib import functional as F
+from softadlib._validation import UserError
+from softadlib.functional.gradient_rules import Grads
+from softadlib.functional.reduction import HALF
+from softadlib.optim.closure import set_weights, take_gradient
+
+
+class SAMTrainerMixin:
+    """SAM for `transformers.Trainer`: the optimizer steps with the gradient at w + r·g/‖g‖.
+
+    Put it before Trainer; optimizer, schedules, clipping and checkpoints stay the Trainer's. The
+    perturbation is that of the whole batch: micro-batches are kept, and run again at the perturbed
+    weights after the last of them, so 4 × 8 is 1 × 32. The losses that are logged are those at w.
+
+    Attributes:
+        sam_radius: L2 length of the perturbation in weight space. 0.05 unless set.
+
+    Raises:
+        ValueError: for parameters in half precision, under DeepSpeed and FSDP.
+
+    Shape:
+        `training_step` takes a micro-batch → its loss at w, ().
+
+    Foret et al. (2021).
+
+    Example:
+        >>> class Trainer(SAMTrainerMixin, object):  # in place of object: transformers.Trainer
+        ...     sam_radius = 0.1
+    """
+
+    sam_radius: float = 0.05
+
+    @torch.no_grad()
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **settings: Any) -> Tensor:
+        """Run one micro-batch, and after the last of a batch all of them at the perturbed weights."""
+        trainer: Any = self
+        parent = torch.enable_grad()(super().training_step)  # type: ignore[misc]
+        kept = self.__dict__.setdefault("_micro_batches", [])
+        kept.append((copy.copy(inputs), args, settings))
+        try:
+            loss: Tensor = parent(model, inputs, *args, **settings)
+        except BaseException:
+            kept.clear()  # the Trainer may start anew, with smaller batches
+            raise
+        if not trainer.accelerator.sync_gradients:
+            return loss
+        batches, self.__dict__["_micro_batches"] = kept, []
+        named: Grads = {n: p for n, p in model.named_parameters() if p.grad is not None}
+        if any(p.dtype in HALF for p in named.values()):
+            raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
+        if getattr(trainer, "is_deepspeed_enabled", False) or getattr(
+            trainer, "is_fsdp_enabled", False
+        ):
+            raise UserError(
+                "SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP"
+            )
+        found = {n: p.grad for n, p in named.items() if p.grad is not None}
+        if trainer.accelerator.scaler and not F.global_norm(found).isfinite():
+            return loss  # the scaler sees the overflow and skips the step
+        start = {n: p.clone() for n, p in named.items()}
+        grads = {n: take_gradient(p) for n, p in named.items()}
+        F.AWAY.add(self)
+        try:
+            set_weights(named, F.perturb(start, grads, self.sam_radius))
+            for inputs, args, settings in batches:
+                parent(model, inputs, *args, **settings)
+        finally:
+            F.AWAY.discard(self)
+            set_weights(named, start)
+        return loss

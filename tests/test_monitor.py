@@ -1,0 +1,221 @@
+"""LossMonitor against numbers counted by numpy over the same batches, and what it must not cost or see."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from softadlib import (
+    ERM,
+    SAM,
+    AccumulatedFlooding,
+    AdaFlood,
+    CVaR,
+    Flooding,
+    Focal,
+    IFlood,
+    LossMonitor,
+    SoftAD,
+)
+from softadlib.monitor import LEVELS, lightning_callback, trainer_callback
+
+LEVEL = torch.linspace(0.1, 2, 6, dtype=torch.float64)
+GENERATOR = torch.Generator().manual_seed(0)
+BATCHES = [
+    (2 * torch.randn(6, 3, generator=GENERATOR).double(), torch.tensor(targets))
+    for targets in ([0, 1, 2, 0, 1, 2], [0, -100, 2, -100, 1, 1], [2, 2, 0, 0, 1, 1])
+]
+CASES = {
+    "erm": (ERM, lambda v: np.ones_like(v)),
+    "softad": (lambda: SoftAD(0.6, 0.5), lambda v: 0.5 * (v - 0.6) / np.hypot(0.5, v - 0.6)),
+    "softad, sum": (lambda: SoftAD(0.6, reduction="sum"), lambda v: (v - 0.6) / np.hypot(1, v - 0.6)),
+    "iflood": (lambda: IFlood(0.6), lambda v: np.sign(v - 0.6)),
+    "flooding": (lambda: Flooding(1.0), lambda v: np.full_like(v, np.sign(v.mean() - 1.0))),
+    "focal": (lambda: Focal(1.0), lambda v: 1 - np.exp(-v) + v * np.exp(-v)),
+    "cvar": (lambda: CVaR(0.5), lambda v: 2.0 * (v.argsort().argsort() >= len(v) / 2)),
+}  # fmt: skip
+
+
+def losses_of(logits, targets):
+    values = nn.functional.cross_entropy(logits, targets, reduction="none").detach().numpy()
+    return values[targets.numpy() != -100]
+
+
+def train(criterion, batches, *extra):
+    for logits, targets in batches:
+        criterion(logits.clone().requires_grad_(), targets, *extra).sum().backward()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_is_what_numpy_counts_over_its_batches(name):
+    make, weight_of = CASES[name]
+    criterion = make()
+    monitor = LossMonitor(criterion)
+    train(criterion, BATCHES)
+    each = [losses_of(*batch) for batch in BATCHES]
+    losses, weights = np.concatenate(each), np.concatenate([weight_of(v) for v in each])
+    row = monitor.summary()
+    assert (row["batches"], row["samples"]) == (3, 16)
+    assert row["loss"] == pytest.approx(losses.mean())
+    assert row["mean_weight"] == pytest.approx(weights.mean())
+    assert row["share_in_ascent"] == pytest.approx((weights < 0).mean())
+    for level in LEVELS:
+        assert row[f"q{100 * level:02.0f}"] == pytest.approx(np.quantile(losses, level))
+    assert row.get("theta") == getattr(criterion, "theta", None)
+    np.testing.assert_allclose(monitor.losses[~monitor.losses.isnan()], losses, rtol=1e-6)
+
+
+def test_rows_end_every_few_batches_and_with_a_summary():
+    criterion = SoftAD(0.6)
+    monitor = LossMonitor(criterion, every=2)
+    train(criterion, BATCHES)
+    assert monitor.summary() == monitor.summary(), "no batch in between: the same row"
+    assert [row["batches"] for row in monitor.history] == [2, 3]
+    for row, part in zip(monitor.history, (BATCHES[:2], BATCHES[2:])):
+        assert row["loss"] == pytest.approx(np.concatenate([losses_of(*b) for b in part]).mean())
+    monitor.remove()
+    train(criterion, BATCHES)
+    assert len(monitor.history) == 2
+
+
+def test_a_theta_that_moves_is_the_one_of_each_batch():
+    criterion = IFlood(0.2)
+    monitor = LossMonitor(criterion)
+    shares = []
+    for theta, batch in zip((0.2, 2.0, 0.5), BATCHES):
+        criterion.__dict__["theta"] = theta  # as a schedule sets it
+        train(criterion, [batch])
+        shares += list(losses_of(*batch) < theta)
+    criterion.__dict__["theta"] = 99.0
+    assert monitor.summary()["share_in_ascent"] == pytest.approx(np.mean(shares))
+    assert (monitor.summary()["theta"], criterion.theta) == (0.5, 99.0)
+
+
+def test_adaflood_by_its_levels_and_parts_of_flooding_without_weights():
+    criterion = AdaFlood(LEVEL)
+    monitor = LossMonitor(criterion)
+    train(criterion, BATCHES[:1], torch.arange(6))
+    share = (losses_of(*BATCHES[0]) < LEVEL.numpy()).mean()
+    assert monitor.summary()["share_in_ascent"] == pytest.approx(share)
+    parts = AccumulatedFlooding(0.4)
+    monitor = LossMonitor(parts)
+    train(parts, BATCHES)
+    assert np.isnan(monitor.summary()["mean_weight"])
+    assert monitor.summary()["loss"] == pytest.approx(
+        np.concatenate([losses_of(*b) for b in BATCHES]).mean()
+    )
+
+
+@pytest.mark.parametrize("form", ["closure", "halves"])
+def test_validation_and_later_passes_of_sam_are_left_out(form):
+    torch.manual_seed(0)
+    model, criterion = nn.Linear(3, 3).double(), SoftAD(0.6)
+    monitor = LossMonitor(criterion)
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), 5.0)
+    x, y = BATCHES[0]
+    expected = losses_of(model(x), y).mean()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        criterion(100 * model(x), y)
+    if form == "closure":
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.first_step(zero_grad=True)
+        criterion(model(x), y).backward()
+        optimizer.second_step()
+    assert monitor.summary()["batches"] == 1
+    assert monitor.summary()["loss"] == pytest.approx(expected)
+
+
+def test_training_is_the_same_to_the_bit_and_needs_no_second_forward():
+    ends, calls = [], []
+    for monitored in (False, True):
+        criterion, leaf = SoftAD(0.6), BATCHES[0][0].clone().requires_grad_()
+        criterion.base.register_forward_hook(lambda *args: calls.append(1))
+        monitor = LossMonitor(criterion, every=1) if monitored else None
+        criterion(leaf, BATCHES[0][1]).backward()
+        ends.append(leaf.grad)
+    assert torch.equal(*ends)
+    assert len(calls) == 2
+    assert monitor.summary()["samples"] == 6
+
+
+def test_a_picture_of_the_rows(tmp_path):
+    criterion = SoftAD(0.6)
+    monitor = LossMonitor(criterion, every=1)
+    train(criterion, BATCHES)
+    ax = monitor.plot(Figure().add_subplot())
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert lines["mean"].get_ydata() == pytest.approx([row["loss"] for row in monitor.history])
+    assert lines["θ"].get_ydata() == pytest.approx([0.6] * 3)
+    assert list(lines["median"].get_xdata()) == [1, 2, 3]
+    monitor.save(tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").stat().st_size > 5000
+
+
+def test_what_cannot_be_monitored_is_said():
+    with pytest.raises(ValueError, match=r"got CrossEntropyLoss; ERM\(base=loss\) wraps any"):
+        LossMonitor(nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="has seen no batch: train with the criterion"):
+        LossMonitor(SoftAD(0.1)).summary()
+
+
+def test_a_monitored_criterion_can_be_copied_and_the_copy_has_its_own_rows():
+    criterion = SoftAD(0.6)
+    monitor = LossMonitor(criterion)
+    train(copy.deepcopy(criterion), BATCHES)
+    with pytest.raises(ValueError, match="has seen no batch"):
+        monitor.summary()
+
+
+def test_lightning_logs_a_row_an_epoch_and_draws(tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.criterion = nn.Linear(3, 3).double(), SoftAD(0.6)
+
+        def training_step(self, batch, _):
+            return self.criterion(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    module = Module()
+    monitor = LossMonitor(module.criterion)
+    data = torch.utils.data.TensorDataset(*BATCHES[0])
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[lightning_callback(monitor, tmp_path / "losses.png")],
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=2))
+    assert [row["batches"] for row in monitor.history] == [3, 6]
+    assert trainer.logged_metrics["losses/loss"] == pytest.approx(monitor.summary()["loss"])
+    assert (tmp_path / "losses.png").exists()
+
+
+def test_the_trainer_logs_a_row_with_each_log_and_draws(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    monitor = LossMonitor(SoftAD(0.6))
+    callback = trainer_callback(monitor, tmp_path / "losses.png")
+    train(monitor.criterion, BATCHES)
+    state = transformers.TrainerState(log_history=[{"loss": 1.0}])
+    logs = {"loss": 1.0}
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == state.log_history[-1]
+    assert logs["losses/share_in_ascent"] == monitor.summary()["share_in_ascent"]
+    callback.on_log(None, state, None, logs={"eval_loss": 1.0})
+    callback.on_train_end(None, state, None)
+    assert (tmp_path / "losses.png").exists()
