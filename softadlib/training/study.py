@@ -318,7 +318,7 @@ class _StudyRun:
         if self.executor is not None or self.jobs < 2:
             yield self.executor
             return
-        import loky  # type: ignore[import-untyped]
+        import loky
 
         settings = ":".join(f"glibc.malloc.{name}={value}" for name, value in MALLOC.items())
         env = {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", settings), "OMP_NUM_THREADS": "1"}

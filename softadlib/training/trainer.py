@@ -1,5 +1,6 @@
 """Train a few runs of one method on one device and return their rows."""
 
+import contextlib
 import gc
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +66,8 @@ def train_runs(
             group, measured = waiting.pop(0), None
             facts: dict[str, object] = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
             checkpoint = checkpoint_of(protocol, group, device, checkpoints, facts)
-            try:
+            # The halving is outside: in an except clause the traceback holds the engine's memory.
+            with contextlib.suppress(torch.OutOfMemoryError):
                 measured = make_engine(protocol, group, splits, samples).train(
                     protocol.recipe,
                     protocol.seeds,
@@ -74,8 +76,6 @@ def train_runs(
                     best_epoch=protocol.best_epoch,
                     checkpoint=checkpoint,
                 )
-            except torch.OutOfMemoryError:
-                pass  # handled below: here the traceback still holds the engine's memory
             if measured is None:
                 waiting = [*_halves(group), *waiting]
             else:

@@ -80,5 +80,5 @@ def test_development_has_a_column_for_every_stored_epoch():
 
 
 def test_a_profile_without_losses_ends_in_one_line():
-    with pytest.raises(UserError, match="^profile 'none' has no results"):
+    with pytest.raises(UserError, match=r"^profile 'none' has no results"):
         concentration.read("none")

@@ -173,7 +173,7 @@ def test_effort_says_what_was_trained():
 
 
 def test_a_profile_without_rows_ends_in_one_line():
-    with pytest.raises(UserError, match="^profile 'none' has no results") as caught:
+    with pytest.raises(UserError, match=r"^profile 'none' has no results") as caught:
         tables.read("none")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="stored: gaussian, sinusoid, spiral, digits"):
