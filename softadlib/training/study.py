@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from softadlib.training.device import machine, pick_device
 from softadlib.training.device_check import checked_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import Samples, Tables, train_runs
+from softadlib.training.trainer import Samples, train_runs
 
 CPU_CHUNK = 8
 """Most runs that a process takes at a time on a CPU: what an accident may cost."""
@@ -244,8 +243,8 @@ class _StudyRun:
 
         `first_pass`: rows that exist; of a replay its last epoch is not stored again.
         """
-        replayed = []
-        for chunk, (rows, losses) in self._chunks(runs, epochs, loss_epochs, pool):
+        replayed, tasks = [], list(self._tasks(runs, epochs, loss_epochs))
+        for chunk, (rows, losses) in self._map(train_runs, tasks, pool):
             if first_pass is not None:
                 replayed.append(rows)
                 rows = rows[rows["epoch"] < self.protocol.epochs]
@@ -257,15 +256,11 @@ class _StudyRun:
         if first_pass is not None and replayed:
             _compare(merge(replayed), first_pass, self.store)
 
-    def _chunks(
-        self,
-        runs: Sequence[Run],
-        epochs: set[int],
-        loss_epochs: set[int],
-        pool: Executor | None,
-    ) -> Iterator[tuple[Sequence[Run], Tables]]:
-        """Train every chunk of runs, here or in the pool; yield each with its tables as it ends."""
-        protocol, tasks = self.worker_protocol, []
+    def _tasks(
+        self, runs: Sequence[Run], epochs: set[int], loss_epochs: set[int]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of `train_runs` for every chunk of runs."""
+        protocol = self.worker_protocol
         for noise in protocol.label_noise:
             alike = [run for run in runs if run.label_noise == noise]
             samples: Samples | None = None
@@ -273,8 +268,7 @@ class _StudyRun:
                 trials = {run.trial for run in alike}
                 samples = stored_samples(protocol, noise, trials, self.store)
             for chunk in self._split(alike):
-                tasks.append((protocol, chunk, epochs, loss_epochs, samples, self.store.parts))
-        yield from self._map(_train_chunk, tasks, pool)
+                yield protocol, chunk, epochs, loss_epochs, samples, self.store.parts
 
     def _map(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], pool: Executor | None
@@ -386,19 +380,6 @@ def mark_as_last(store: StudyStore) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _train_chunk(
-    protocol: Protocol,
-    runs: Sequence[Run],
-    epochs: set[int],
-    loss_epochs: set[int],
-    samples: Samples | None,
-    checkpoints: Path,
-) -> Tables:
-    return train_runs(
-        protocol, runs, epochs, loss_epochs=loss_epochs, samples=samples, checkpoints=checkpoints
-    )
 
 
 def _hold_out_trial(protocol: Protocol, trial: tuple[float, int], store: StudyStore) -> np.ndarray:

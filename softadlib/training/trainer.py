@@ -34,7 +34,6 @@ def train_runs(
     protocol: Protocol,
     runs: Sequence[Run],
     eval_epochs: Collection[int],
-    *,
     loss_epochs: Collection[int] = (),
     samples: Samples | None = None,
     checkpoints: Path | None = None,
