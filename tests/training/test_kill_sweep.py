@@ -133,6 +133,14 @@ def stored(case):
     }
 
 
+def stored_numbers(case):
+    """Return how many rows, losses and held-out losses are stored."""
+    from softadlib.training.study import store_of
+
+    store = store_of(protocol(case), case["method"])
+    return len(store.rows()), len(store.losses()), len(store.held_out())
+
+
 def import_everything(folder):
     """Train every method once here: modules that a training imports late are not imported by each child."""
     from helpers.workspace import make_home
@@ -145,7 +153,10 @@ def import_everything(folder):
 
 
 def sweep(case, folder):
-    """Kill a call at every operation; return how many there are, and after which the outcome differs."""
+    """Kill a call at every operation; return how many there are, and which change the outcome.
+
+    Those count too after which less is stored than after the one before.
+    """
     from helpers.workspace import make_home
 
     home = make_home(folder)
@@ -156,14 +167,17 @@ def sweep(case, folder):
         assert run({"method": case["method"], **earlier}) == 0
     shutil.copytree(outputs, start)
     assert run(case) == 0
-    expected, different, operation = stored(case), [], 0
+    expected, different, before, operation = stored(case), [], (0, 0, 0), 0
     while True:
         operation += 1
         shutil.rmtree(outputs)
         shutil.copytree(start, outputs)
         if run(case, kill_at=operation) == 0:
             return operation - 1, different
-        if run(case) != 0 or stored(case) != expected:
+        now = stored_numbers(case)
+        lost = any(new < old for new, old in zip(now, before))
+        before = now
+        if lost or run(case) != 0 or stored(case) != expected:
             different.append(operation)
 
 

@@ -256,6 +256,16 @@ def test_a_second_process_on_the_same_study_is_refused_in_one_line(home):
     run_study(protocol(), "softad")  # a killed process holds nothing
 
 
+def test_what_killed_processes_left_half_written_goes_with_the_next_call():
+    parts = store_of(protocol(), "softad").parts
+    parts.mkdir(parents=True)
+    left = parts / f".{protocol().fingerprint('softad')}-0.0-1-0.3.pt.4711"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    run_study(protocol(), "softad")
+    assert not parts.exists()
+
+
 # AdaFlood
 
 
