@@ -261,7 +261,10 @@ class Protocol(BaseModel):
         choose("method", method, self.methods)
         values = self.grids[method] if get_method(method).knob else (math.nan,)
         return tuple(
-            Run(method, q, t, v) for q in self.label_noise for t in range(self.trials) for v in values
+            Run(method, q, t, v)
+            for q in self.label_noise
+            for t in range(self.trials)
+            for v in values
         )
 
     @property

@@ -1,5 +1,6 @@
 """Train a few runs of one method on one device and return their rows."""
 
+import contextlib
 import gc
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.results.store import merge, merge_losses
-from softadlib.training.checkpoint import Checkpoint
+from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.device import deterministic_math, device_name, pick_device
 from softadlib.training.engines.base import Engine, Row, RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine
@@ -63,9 +64,10 @@ def train_runs(
         tables: list[Tables] = []
         while waiting:
             group, measured = waiting.pop(0), None
-            facts = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
+            facts: State = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
             checkpoint = checkpoint_of(protocol, group, device, checkpoints, facts)
-            try:
+            # Afterwards the error and its traceback no longer hold the engine's memory.
+            with contextlib.suppress(torch.OutOfMemoryError):
                 measured = make_engine(protocol, group, splits, samples).train(
                     protocol.recipe,
                     protocol.seeds,
@@ -74,12 +76,12 @@ def train_runs(
                     best_epoch=protocol.best_epoch,
                     checkpoint=checkpoint,
                 )
-            except torch.OutOfMemoryError:
-                pass  # handled below: here the traceback still holds the engine's memory
             if measured is None:
                 waiting = [*_halves(group), *waiting]
             else:
-                tables.append((_rows(group, measured, protocol), _losses(group, measured, protocol)))
+                tables.append(
+                    (_rows(group, measured, protocol), _losses(group, measured, protocol))
+                )
                 checkpoint.delete()
     rows, losses = zip(*tables)
     return merge(rows), merge_losses(losses)
@@ -120,7 +122,7 @@ def checkpoint_of(
     runs: Sequence[Run],
     device: torch.device,
     folder: Path | None,
-    facts: dict[str, object],
+    facts: State,
 ) -> Checkpoint:
     """Return the checkpoint of runs that are trained together; `facts` decide their bits too."""
     keys = [list(run.key) for run in runs]

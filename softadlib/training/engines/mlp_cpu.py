@@ -205,7 +205,8 @@ class MLPEngine(VmapEngine):
         average = "momentum_buffer" if isinstance(self.optimizer, torch.optim.SGD) else "exp_avg"
 
         def of(parameter: Tensor) -> Tensor | None:
-            return self.optimizer.state.get(parameter, {}).get(average)
+            value: Tensor | None = self.optimizer.state.get(parameter, {}).get(average)
+            return value
 
         momentum = {name: of(self.large_params[name]) for name in self.large}
         packed = of(self.packed) if self.small else None
