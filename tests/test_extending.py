@@ -10,34 +10,23 @@ from torch import nn
 
 from softadlib.data.images import IMAGES, Images, ImageSet
 from softadlib.methods import METHODS, Method, Setting
-from softadlib.models import MODELS
-from softadlib.training import study
-from softadlib.training.engines import factory
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.models import MODELS, mlp
+from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
+from softadlib.training.study import run_study
+from softadlib.training.trainer import network_of
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
-    (tmp_path / "params").mkdir()
-    methods = dict(METHODS)
-    yield
-    METHODS.clear()  # putting back what a test took away would change the order
-    METHODS.update(methods)
+def make_protocol(**changes):
+    values = {"profile": "toy", "dataset": "gaussian", "device": "cpu", **TINY, "grids": {}}
+    return Protocol.from_dict({**values, **changes})
 
 
 def train(method="erm", **changes):
-    values = {
-        "profile": "toy",
-        "dataset": "gaussian",
-        "device": "cpu",
-        **TINY,
-        "grids": {},
-        **changes,
-    }
-    protocol = Protocol.from_dict(values)
-    rows = study.run(protocol, method)
+    protocol = make_protocol(**changes)
+    rows = run_study(protocol, method)
     assert np.isfinite(rows["loss_test"]).all()
     ends = rows[rows["epoch"] == protocol.epochs]
     return ends.groupby("knob", dropna=False)["loss_train"].mean().to_dict()
@@ -80,10 +69,101 @@ def test_a_method_with_a_knob_and_a_setting_of_its_own(monkeypatch):
     assert fingerprint == without, "results of the others stay valid"
 
 
-def test_a_registry_without_a_legacy_method():
-    for name in ("adaflood", "softad", "gnp"):
-        del METHODS[name]
-    assert train()
+def silu(shape, classes):
+    """A toy: a perceptron that the engine of perceptrons does not know."""
+    return nn.Sequential(nn.Linear(*shape, 8), nn.SiLU(), nn.Linear(8, classes))
+
+
+def small(shape, classes):
+    return mlp(shape, classes, width=8, depth=1)
+
+
+def trained_by_hand(protocol, run, step):
+    """The training loss of a run whose steps are `step(network, x, y, memory)`."""
+    splits = load_splits(protocol, 0.0).to("cpu", torch.float64)
+    network, memory = network_of(protocol, splits, run), {}
+    x, y = splits.part("train", run.trial)
+    for epoch in range(1, protocol.epochs + 1):
+        order = np.random.default_rng([protocol.seeds[run.trial], epoch]).permutation(len(y))
+        for batch in np.split(order, range(protocol.batch_size, len(y), protocol.batch_size)):
+            step(network.train(), x[batch], y[batch], memory)
+    return nn.functional.cross_entropy(network.eval()(x), y).item()
+
+
+@pytest.mark.parametrize("model", [silu, small])
+def test_a_method_with_losses_of_its_own(monkeypatch, model):
+    """Squared errors of the probabilities in place of cross-entropy, on both engines."""
+
+    def brier(logits, targets, knob):
+        one_hot = nn.functional.one_hot(targets, logits.shape[-1])
+        return knob * (logits.softmax(-1) - one_hot).square().sum(-1)
+
+    monkeypatch.setitem(
+        METHODS, "brier", Method("brier", "Brier", "xkcd:red", "scale", losses=brier)
+    )
+    monkeypatch.setitem(MODELS, "toy", model)
+    protocol = make_protocol(grids={"brier": [0.5, 2.0]}, trials=1, model="toy")
+    ends = train("brier", **protocol.to_dict())
+    for run in protocol.runs("brier"):
+
+        def step(network, x, y, memory, knob=run.knob):
+            network.zero_grad()
+            squares = (network(x).softmax(1) - torch.eye(2, dtype=x.dtype)[y]) ** 2
+            (knob * squares.sum(1)).mean().backward()
+            with torch.no_grad():
+                for p in network.parameters():
+                    p -= protocol.lr * p.grad
+
+        assert ends[run.knob] == pytest.approx(trained_by_hand(protocol, run, step), rel=1e-10)
+
+
+@pytest.mark.parametrize("model", [silu, small])
+def test_a_method_that_uses_the_optimizers_momentum(monkeypatch, model):
+    """The gradient at a point ahead along the moving average of gradients, on both engines."""
+
+    def look_ahead(gradient, params, knob, momentum=None):
+        if momentum is None:
+            return gradient(params)
+        return gradient({name: p - knob * momentum[name] for name, p in params.items()})
+
+    method = Method("ahead", "Ahead", "xkcd:red", "step", rule=look_ahead, uses_momentum=True)
+    monkeypatch.setitem(METHODS, "ahead", method)
+    monkeypatch.setitem(MODELS, "toy", model)
+    grids = {"ahead": [0.0, 0.1]}
+    protocol = make_protocol(grids=grids, trials=1, model="toy", momentum=0.9)
+    ends = train("ahead", **protocol.to_dict())
+    assert ends[0.0] == pytest.approx(train(**protocol.to_dict()).popitem()[1], rel=1e-12)
+    for run in protocol.runs("ahead"):
+
+        def step(network, x, y, memory, knob=run.knob):
+            params = list(network.parameters())
+            start = [p.detach().clone() for p in params]
+            average = memory.get("average")
+            with torch.no_grad():
+                for p, m in zip(params, average or ()):
+                    p -= knob * m
+            network.zero_grad()
+            nn.functional.cross_entropy(network(x), y).backward()
+            grads = [p.grad.clone() for p in params]
+            pairs = zip(average, grads) if average else ()
+            memory["average"] = [0.9 * m + g for m, g in pairs] or grads
+            with torch.no_grad():
+                for p, old, m in zip(params, start, memory["average"]):
+                    p.copy_(old - protocol.lr * m)
+
+        assert ends[run.knob] == pytest.approx(trained_by_hand(protocol, run, step), rel=1e-10)
+
+
+def test_a_registry_without_some_of_its_methods(monkeypatch):
+    left = {n: m for n, m in METHODS.items() if n not in ("adaflood", "softad", "gnp")}
+    methods = dict(METHODS)
+    METHODS.clear()
+    METHODS.update(left)
+    try:
+        assert train()
+    finally:
+        METHODS.clear()  # putting back single ones would change the order
+        METHODS.update(methods)
 
 
 def test_a_built_in_image_set(monkeypatch):
@@ -102,30 +182,6 @@ def test_a_built_in_image_set(monkeypatch):
 
 def test_a_model(monkeypatch):
     """Function and line."""
-
-    def silu(shape, classes):
-        return nn.Sequential(nn.Linear(*shape, 8), nn.SiLU(), nn.Linear(8, classes))
-
     monkeypatch.setitem(MODELS, "silu", silu)
     (end,) = train(model="silu", epochs=40).values()
     assert end < math.log(2)
-
-
-def test_an_engine(monkeypatch):
-    """Class and place in the list; the tests' own list and the README are the other two."""
-    made = []
-
-    class CountingEngine(VmapEngine):
-        @classmethod
-        def supports(cls, network, device, bf16=False):
-            return isinstance(network, nn.Linear)
-
-        def begin(self, config):
-            made.append(config.epochs)
-            return super().begin(config)
-
-    (expected,) = train(profile="before").values()
-    monkeypatch.setattr(factory, "ENGINES", [CountingEngine, *factory.ENGINES])
-    (end,) = train().values()
-    assert made
-    assert end == pytest.approx(expected, rel=1e-12)

@@ -18,6 +18,7 @@ from softadlib._validation import UserError
 from softadlib.data.splits import Splits, check_batches
 from softadlib.methods import get_method
 from softadlib.results.store import StudyStore, held_out_name
+from softadlib.training.checkpoint import State
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
@@ -101,7 +102,7 @@ def _fold_losses(
     held = positions(fold)
     data = dataclasses.replace(splits, train=positions(rest), val=held, test=held)
     run = Run("erm", label_noise, trial, math.nan)
-    facts: dict[str, object] = {"trained on": rest.tolist()}
+    facts: State = {"trained on": rest.tolist()}
     checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts, "adaflood")
     engine = make_engine(protocol, [run], data)
     engine.train(protocol.recipe, protocol.seeds, (), checkpoint=checkpoint)

@@ -205,7 +205,7 @@ class Protocol(BaseModel):
                 raise UserError(
                     f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
                 )
-        folds = self.settings["adaflood"]["aux_folds"]
+        folds = self.settings_of("adaflood").get("aux_folds", 0)
         if self.n_train and folds > self.n_train and "adaflood" in self.grids:
             raise UserError(
                 f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.results.store import merge, merge_losses
-from softadlib.training.checkpoint import Checkpoint
+from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.device import deterministic_math, device_name, pick_device
 from softadlib.training.engines.base import Engine, Row, RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine
@@ -63,9 +63,9 @@ def train_runs(
         tables: list[Tables] = []
         while waiting:
             group, measured = waiting.pop(0), None
-            facts: dict[str, object] = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
+            facts: State = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
             checkpoint = checkpoint_of(protocol, group, device, checkpoints, facts)
-            # The halving is outside: in an except clause the traceback holds the engine's memory.
+            # Afterwards the error and its traceback no longer hold the engine's memory.
             with contextlib.suppress(torch.OutOfMemoryError):
                 measured = make_engine(protocol, group, splits, samples).train(
                     protocol.recipe,
@@ -121,7 +121,7 @@ def checkpoint_of(
     runs: Sequence[Run],
     device: torch.device,
     folder: Path | None,
-    facts: Mapping[str, object],
+    facts: State,
     study: str | None = None,
 ) -> Checkpoint:
     """Return the checkpoint of runs that are trained together; `facts` decide their bits too.

@@ -33,7 +33,6 @@ from softadlib.methods import METHODS
 from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
 from softadlib.training.device_check import largest_difference
-from softadlib.training.engines import vmap
 from softadlib.training.engines.base import RunBatch, TrainConfig, batches
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine
@@ -266,28 +265,6 @@ def test_bf16_trains_near_float32(method):
     assert (difference < 0.05).all()
 
 
-def test_the_memory_order_of_convolutions_changes_no_number(monkeypatch):
-    """Weights lie as (out, H, W, in), and so do gradients and the optimizer's state."""
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
-        torch.nn.Conv2d(4, 4, 1), torch.nn.Flatten(), torch.nn.Linear(36, 2),
-    ).double()  # fmt: skip
-    draw = torch.Generator().manual_seed(2)
-    x = torch.randn(40, 3, 5, 5, generator=draw, dtype=torch.float64)
-    index = torch.arange(40)[None]
-    data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
-    data, ends = data.to("cpu", torch.float64), []
-    for channels_last in (False, True):
-        monkeypatch.setattr(vmap, "prefers_channels_last", lambda *args, on=channels_last: on)
-        made = VmapEngine(RunBatch(METHODS["sam"], [network], data, [0], [0.1]))
-        ends.append((made, made.train(TrainConfig("adam", 1e-2, 8, 3), [1], {0, 3})))
-        weight = made.state(0)[0]["0.weight"]
-        assert weight.is_contiguous(memory_format=torch.channels_last) == channels_last
-    assert_near(weights(ends[0][0], 0), weights(ends[1][0], 0))
-    for plain, other in zip(ends[0][1], ends[1][1], strict=True):
-        assert_near(row(plain, 0), row(other, 0))
-
-
 def test_batches_whose_parts_disagree_are_refused():
     nets = networks((0, 1))
     with pytest.raises(ValueError, match="must be as many"):
@@ -323,3 +300,24 @@ def test_steps_on_cuda_are_those_of_the_cpu(method):
             np.testing.assert_array_equal(cpu["epoch"], cuda["epoch"])
             for run in range(len(TRIALS)):
                 assert_near(*({m: table[m][run] for m in MEASURES} for table in (cpu, cuda)))
+
+
+@pytest.mark.gpu
+def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
+    """Weights lie as (out, H, W, in), and so do gradients and the optimizer's state."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+        torch.nn.Conv2d(4, 4, 1), torch.nn.Flatten(), torch.nn.Linear(36, 2),
+    ).double()  # fmt: skip
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 3, 5, 5, generator=draw, dtype=torch.float64)
+    index = torch.arange(40)[None]
+    data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
+    ends, method = [], METHODS["sam"]
+    for device in ("cpu", "cuda"):
+        made = VmapEngine(RunBatch(method, [network], data.to(device, torch.float64), [0], [0.1]))
+        ends.append(made.train(TrainConfig("adam", 1e-2, 8, 3), [1], {0, 3}))
+        weight = made.state(0)[0]["0.weight"]
+        assert weight.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")
+    for cpu, cuda in zip(*ends, strict=True):
+        assert_near(row(cpu, 0), row(cuda, 0))

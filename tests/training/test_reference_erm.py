@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from helpers.workspace import make_home
 
-from softadlib.training import study
+from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import load
-from softadlib.training.trainer import Trainer
+from softadlib.training.study import run_study
+from softadlib.training.trainer import make_engine
 
 FILE = Path(__file__).with_name("reference_erm.csv")
 MEASURES = ["loss_test", "acc_test", "model_norm"]
@@ -44,21 +46,20 @@ def test_the_means_are_the_authors(recorded):
 
 
 def test_every_trial_begins_with_its_own_data_and_weights(recorded):
-    runs = protocol().runs("erm")
-    trainer = Trainer(protocol(), runs)
-    for lot in trainer.lots():
-        measured = trainer.engine(lot).measure(range(len(lot)))
-        for i, run in enumerate(lot):
-            start = [float(measured[name][i]) for name in MEASURES]
-            assert start == pytest.approx(recorded.loc[0, run.trial].tolist(), rel=1e-9)
+    made = protocol()
+    splits = load_splits(made, 0.0).to("cpu", torch.float64)
+    for run in made.runs("erm"):
+        measured = make_engine(made, [run], splits).measure([0])
+        start = [float(measured[name][0]) for name in MEASURES]
+        assert start == pytest.approx(recorded.loc[0, run.trial].tolist(), rel=1e-9)
 
 
 @pytest.mark.slow
 def test_a_trial_ends_where_the_recorded_one_does(recorded, tmp_path, monkeypatch):
-    """Another engine, of autograd and vmap, ends within 1e-13 of the first."""
+    """The recorded trials are of an engine of autograd, which ends within 1e-13 of this one."""
     one = protocol(trials=1)
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path)))
-    rows = study.run(one, "erm").set_index(["epoch", "trial"])[MEASURES]
+    rows = run_study(one, "erm").set_index(["epoch", "trial"])[MEASURES]
     assert len(rows) == 2
     for at, row in rows.iterrows():
         assert row.tolist() == pytest.approx(recorded.loc[at].tolist(), rel=1e-6), at
@@ -68,5 +69,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         all_trials = protocol()
         os.environ["SOFTAD_HOME"] = str(make_home(Path(folder)))
-        trained = study.run(all_trials, "erm")
+        trained = run_study(all_trials, "erm")
     trained[["trial", "epoch", *MEASURES]].to_csv(FILE, index=False)

@@ -50,14 +50,15 @@ class TrainConfig:
             return torch.optim.SGD(
                 params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=fused
             )
-        make = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return make(
+        make: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
+        optimizer: torch.optim.Optimizer = make(
             params,
             self.lr,
             weight_decay=self.weight_decay,
             fused=fused,
             capturable=device == "cuda",
         )
+        return optimizer
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, 1 to `epochs`: constant, or half a cosine from `lr` to 0."""
