@@ -14,8 +14,8 @@ import pytest
 from helpers.workspace import REPOSITORY
 
 from softadlib.methods import METHODS
-from softadlib.training.profiles import from_parameters, load
-from softadlib.workbook.notebooks.plan import TRAIN
+from softadlib.training.profiles import load
+from softadlib.workbook.notebooks import TRAIN
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
@@ -64,9 +64,7 @@ def test_a_notebook_is_a_page(path):
         assert isinstance(statement, ast.AnnAssign), "name: type = literal, nothing else"
         ast.literal_eval(statement.value)
     for line in cells[0].source.splitlines():
-        assert line.count("=") <= 1, (
-            f"{line!r}: papermill drops a line with a second `=`, help included"
-        )
+        assert line.count("=") <= 1, f"{line!r}: papermill drops a line with a second `=`"
     for cell in cells:
         assert set(cell.metadata) <= {"tags"}, "no execution or papermill metadata"
         assert len(cell.source.splitlines()) <= 25
@@ -112,15 +110,22 @@ def test_papermill_knows_every_parameter(path):
     assert list(known) == [statement.target.id for statement in ast.parse(source).body]
 
 
-def test_the_training_notebook_defaults_to_the_smoke_protocol():
-    space = {}
-    exec(
-        code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))[0].source,
-        space,
-    )
-    ours = from_parameters({**space, "extends": "smoke/gaussian"})
-    smoke = load("smoke", "gaussian", {"device": "auto"}).to_dict()
-    assert ours.to_dict() == {**smoke, "profile": "scratch"}
+def test_the_training_page_changes_nothing_by_default():
+    cells = code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))
+    values = {}
+    exec(cells[0].source, values)
+    assert values.pop("__builtins__")
+    assert values.pop("__annotations__") == {
+        "profile": str,
+        "dataset": str,
+        "method": str,
+        "changes": dict,
+        "jobs": int,
+        "fresh": bool,
+    }
+    assert (values["changes"], values["fresh"]) == ({}, False), "nothing is deleted"
+    runs = load(values["profile"], values["dataset"]).runs(values["method"])
+    assert f"{len(runs)} runs = " in cells[1].outputs[0]["text"]
 
 
 def test_nbval_fails_when_one_digit_is_changed(tmp_path):
