@@ -104,7 +104,7 @@ def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
     markdown = capsys.readouterr().out
     assert "| dataset | " in markdown
     assert "own" in markdown
-    assert "paper" not in markdown.lower()
+    assert "paper's" not in markdown, "no column of printed values"
     for form, beginning in (("md", markdown[:20]), ("latex", "%")):
         target = tmp_path / f"tables.{form}"
         for _ in range(2):  # a file of its own is written anew
