@@ -120,7 +120,7 @@ def _flat(protocol: Protocol, methods: Sequence[str] | None) -> dict[str, str]:
                 words |= {
                     f"settings.{method}.{k}": str(v) for k, v in own.items() if v != defaults[k]
                 }
-        elif name not in ("profile", "dataset") and value != field.default:
+        elif name not in ("profile", "dataset") and getattr(protocol, name) != field.default:
             words[name] = str(value)
     return words
 
