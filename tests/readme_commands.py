@@ -1,7 +1,7 @@
 """Run every shell command of README.md in order, as a reader would: `make readme`.
 
-Commands that clone, install from the internet or open a browser are printed and left out, as are lines
-that the README marks with `# …` as taking hours or needing a cluster.
+Commands that clone, install from the internet or open a browser are printed and left out, as are those
+that take hours or download data.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = re.compile(
     r"^(git clone|cd |source |pip install|conda |make (lab|paper|setup|readme|test|gpu)|jupyter)"
-    r"|(run|train) paper|ray|sbatch|cifar|cuda|https?://"
+    r"|(run|train) paper|data prepare|cifar|cuda|https?://"
 )
 
 

@@ -73,7 +73,6 @@ def test_parameters_are_those_that_differ_from_the_default(home, capsys):
         "batch_size": "10",
         "epochs": "4",
         "trials": "2",
-        "label_noise": "[0.0]",
         "n_train": "20",
         "n_val": "20",
         "n_test": "40",
