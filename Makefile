@@ -90,7 +90,7 @@ test-fast: $(TESTING)
 
 # Three processes for two cores: while one waits for a process it started, the others have work.
 tests-and-notebooks: $(TESTING)
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder --nbval \
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -p tests.figures_check --nbval \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)

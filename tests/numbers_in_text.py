@@ -37,7 +37,7 @@ NOT_PROSE = (
     r"https?://\S+",
 )
 REFERENCE = re.compile(
-    r"(?:Figs?\.|Figures?|Tables?|Sec\.|Section|App\.|Propositions?|Theorem|eqs?\.|Eqs?\.|row|rows|Issue|rule|Rule"
+    r"(?:Figs?\.|Figures?|[Pp]oints?|Tables?|Sec\.|Section|App\.|Propositions?|Theorem|eqs?\.|Eqs?\.|row|rows|Issue|rule|Rule"
     r"|Python|torch|PyTorch|L2|v)"
     r"\s*\(?[A-Z]?\.?[\d.,–\-()and \s]*\d\)?|\(\d{4}\)|\b(?:19|20)\d\d\b|\b[A-Z]\.\d+(?:\.\d+)?"
 )
