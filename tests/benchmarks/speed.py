@@ -44,6 +44,8 @@ class Case:
     published: Callable[[], object]
     ours: Callable[[], object]
     count: int
+    warm: bool = True
+    """Whether a first call of each side does not count."""
 
 
 def data_of(protocol: Protocol, splits: Splits) -> published_loop.Data:
@@ -115,9 +117,8 @@ def study(protocol: Protocol, splits: Splits) -> Case:
         (knob,) = select(rows, protocol.ties)["knob"]
         train_runs(protocol, [run for run in runs if run.knob == knob], protocol.curve_epochs)
 
-    return Case(
-        f"study of {len(runs)} runs, {recipe.epochs} epochs, with curves", published, ours, 1
-    )
+    what = f"study of {len(runs)} runs, {recipe.epochs} epochs, with curves"
+    return Case(what, published, ours, 1, warm=False)
 
 
 def noise(shape: tuple[int, int, int], sizes: tuple[int, int, int]) -> Splits:
@@ -139,7 +140,7 @@ def make_cases() -> dict[str, Callable[[], Case]]:
         "erm-step": lambda: steps(mlp, splits, "erm", "mlp4x500, a step of ERM, batch 50"),
         "sam-step": lambda: steps(mlp, splits, "sam", "mlp4x500, a step of SAM, batch 50"),
         "measuring": lambda: measuring(mlp, splits),
-        "study": lambda: study(mlp, splits),
+        "study": lambda: study(mlp.replace(epochs=10), splits),
         "resnet18-step": lambda: steps(
             resnet,
             noise((3, 32, 32), (50, 50, 50)),
@@ -162,8 +163,9 @@ def spread(values: list[float]) -> list[float]:
 
 
 def time_case(case: Case, rounds: int) -> dict[str, object]:
-    """Time both sides of a case in turns, after one call of each that does not count."""
-    case.published(), case.ours()
+    """Time both sides of a case in turns."""
+    if case.warm:
+        case.published(), case.ours()
     pairs = [
         (seconds(case.published, case.count), seconds(case.ours, case.count)) for _ in range(rounds)
     ]

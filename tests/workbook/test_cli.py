@@ -172,16 +172,6 @@ def test_more_trials_train_what_is_missing(home, capsys):
     assert len(after.merge(before)) == 4, "no number of the first call has moved"
 
 
-def test_shards_are_put_together(home, capsys):
-    for shard in ("1/2", "2/2"):
-        assert cli.main(["train", "tiny", "--shard", shard, "-j", "1"]) == 0
-        assert f"shard {shard} is trained" in capsys.readouterr().err
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
-    together = results.read("tiny")
-    assert cli.main(["train", "tiny", "-j", "1", "--fresh"]) == 0
-    pd.testing.assert_frame_equal(results.read("tiny"), together)
-
-
 @pytest.mark.filterwarnings("ignore")  # distributed's own
 def test_a_dask_cluster_gives_the_same_rows(home, monkeypatch):
     distributed = pytest.importorskip("distributed")
