@@ -221,7 +221,7 @@ METHODS: dict[str, Method] = {
         Method(
             "smoothing",
             "Label smoothing",
-            "xkcd:ocean blue",
+            "xkcd:cerulean",
             "alpha",
             "α",
             losses=smoothed_cross_entropy,

@@ -267,12 +267,12 @@ def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
     words = {}
     for dataset, part in provenances.groupby("dataset"):
         if dataset not in DATASETS:
-            words[str(dataset)] = "not in the paper"
+            words[str(dataset)] = ""
             continue
         try:
             paper = profiles.load("paper", str(dataset))
         except UserError:  # a workspace with profiles of its own alone
-            words[str(dataset)] = "no profile paper to compare with"
+            words[str(dataset)] = ""
             continue
         sizes = " + ".join(str(getattr(paper, f"n_{p}") or "all") for p in PARTS)
         grids = {m: len(grid) for m, grid in paper.grids.items()}
