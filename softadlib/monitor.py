@@ -211,9 +211,9 @@ def _quantiles(losses: Tensor, samples: Tensor) -> list[Tensor]:
     # numpy sorts twenty times as fast as torch on a CPU; elsewhere nothing waits
     on_cpu = losses.device.type == "cpu"
     ranked = torch.from_numpy(np.sort(losses.numpy())) if on_cpu else losses.sort().values
-    place = torch.tensor(LEVELS, dtype=losses.dtype, device=losses.device) * (samples - 1).clamp(
-        min=0
-    )
+    # by kernels alone: a tensor made of numbers is a copy, which waits for the device
+    last = (samples - 1).clamp(min=0).to(losses.dtype)
+    place = torch.stack([last * q for q in LEVELS])
     low = place.floor().long()
     up = ranked[(low + 1).clamp(max=len(ranked) - 1)]
     share = place - low

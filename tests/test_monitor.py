@@ -7,6 +7,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from softadlib import (
     ERM,
@@ -148,6 +149,18 @@ def test_training_is_the_same_to_the_bit_and_needs_no_second_forward():
     assert torch.equal(*ends)
     assert len(calls) == 2
     assert monitor.summary()["samples"] == 6
+
+
+@pytest.mark.parametrize("make", [lambda: SoftAD(0.6), lambda: Flooding(0.6), lambda: Focal(2.0)])
+def test_nothing_waits_for_the_device_until_a_row_is_read(make):
+    """Fake tensors have no values: whatever looks at one, which would wait for a GPU, raises."""
+    with FakeTensorMode():
+        monitor = LossMonitor(make(), every=2)
+        for _ in range(4):
+            logits = torch.randn(8, 3, device="meta", requires_grad=True)
+            monitor.criterion(logits, torch.randint(3, (8,), device="meta"))
+        with pytest.raises(DataDependentOutputException):
+            monitor.summary()
 
 
 def test_a_picture_of_the_rows(tmp_path):

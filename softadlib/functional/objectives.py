@@ -247,7 +247,7 @@ def focal_weights(losses: Tensor, gamma: float | Tensor) -> Tensor:
     """
     losses = in_float32(losses)
     miss, power = _miss(losses, gamma)
-    return power * (1 + gamma * torch.where(losses == 0, 1, losses * torch.exp(-losses) / miss))
+    return power * (1 + gamma * (losses * torch.exp(-losses) / miss))
 
 
 WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
