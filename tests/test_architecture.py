@@ -18,6 +18,7 @@ LAYERS = (
     ("functional",),
     ("methods", "models"),
     ("losses", "optim", "calibration"),
+    ("monitor",),
     ("data",),
     ("results",),
     ("training",),
