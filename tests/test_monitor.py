@@ -69,6 +69,16 @@ def test_a_row_is_what_numpy_counts_over_its_batches(name):
     np.testing.assert_allclose(monitor.losses[~monitor.losses.isnan()], losses, rtol=1e-6)
 
 
+def test_a_sample_that_counts_twice_has_the_weight_of_one():
+    """Flooding below θ turns every sample round alike, whatever it counts."""
+    criterion, weights = Flooding(9.0), torch.tensor([1.0, 2.0, 0.0, 4.0, 1.0, 3.0]).double()
+    monitor = LossMonitor(criterion)
+    train(criterion, BATCHES[:1], weights)
+    row, losses = monitor.summary(), losses_of(*BATCHES[0])
+    assert (row["samples"], row["mean_weight"], row["share_in_ascent"]) == (5, pytest.approx(-1), 1)
+    assert row["loss"] == pytest.approx(np.average(losses, weights=weights))
+
+
 def test_rows_end_every_few_batches_and_with_a_summary():
     criterion = SoftAD(0.6)
     monitor = LossMonitor(criterion, every=2)
