@@ -321,3 +321,11 @@ def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
         assert weight.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")
     for cpu, cuda in zip(*ends, strict=True):
         assert_near(row(cpu, 0), row(cuda, 0))
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_of_epochs_with_equal_validation_loss_the_first_is_the_best(kind):
+    """A learning rate of 0 leaves the loss as it is."""
+    for engine in make_engines(kind, "erm", model=linear):
+        best, _ = engine.train(TrainConfig("sgd", 0.0, 10, 3), SEEDS, {3}, best_epoch=True)
+        assert (best["epoch"] == 1).all()
