@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 from softadlib import (
@@ -148,19 +147,6 @@ def test_training_is_the_same_to_the_bit_and_needs_no_second_forward():
     assert torch.equal(*ends)
     assert len(calls) == 2
     assert monitor.summary()["samples"] == 6
-
-
-def test_a_picture_of_the_rows(tmp_path):
-    criterion = SoftAD(0.6)
-    monitor = LossMonitor(criterion, every=1)
-    train(criterion, BATCHES)
-    ax = monitor.plot(Figure().add_subplot())
-    lines = {line.get_label(): line for line in ax.get_lines()}
-    assert lines["mean"].get_ydata() == pytest.approx([row["loss"] for row in monitor.history])
-    assert lines["θ"].get_ydata() == pytest.approx([0.6] * 3)
-    assert list(lines["median"].get_xdata()) == [1, 2, 3]
-    monitor.save(tmp_path / "losses.png")
-    assert (tmp_path / "losses.png").stat().st_size > 5000
 
 
 def test_what_cannot_be_monitored_is_said():

@@ -95,19 +95,6 @@ def test_the_mean_over_a_diverged_run_has_no_finite_interval():
     assert (line["largest_low"], line["largest_high"]) == (-math.inf, math.inf)
 
 
-def test_cells():
-    frame = pd.DataFrame(
-        {"gap": [-0.0001, math.nan], "gap_low": -1.0, "gap_high": 1.0, "n": [2, 1]}
-    )
-    frame = frame.assign(knob=[0.5, 0.25], knob_sd=[0.1, math.nan])
-    text = tables.render(frame)
-    assert list(text) == ["gap [95 %]", "n", "value"]
-    assert text.iloc[0].tolist() == ["0.000 [-1.000, 1.000]", "2", "0.50 (0.10)"]
-    assert text.iloc[1].tolist() == [tables.DASH, "1", "0.25"]
-    signed = tables.Cell("points", 1, 100, signed=True)
-    assert [signed.text(x) for x in (-0.0001, 0.012)] == ["+0.0", "+1.2"]
-
-
 def test_differences_are_paired_by_trial_with_students_interval():
     chosen = results.select(ROWS, "smallest")
     (line,) = tables.differences(chosen, ["dataset"], ["loss_test"]).to_dict("records")

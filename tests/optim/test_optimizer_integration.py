@@ -313,22 +313,6 @@ def test_no_first_exchange_needs_the_module_that_exchanges(make):
 
 
 @every
-def test_bfloat16_autocast_trains(wrap):
-    model = network()
-    optimizer = wrap(SGD(model.parameters(), lr=0.3))
-
-    def closure():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(X), Y)
-        loss.backward()
-        return loss
-
-    losses = [optimizer.step(closure).item() for _ in range(30)]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-@every
 def test_autocast_around_the_step_is_autocast_inside_the_closure(wrap):
     """Autocast keeps copies of the weights in bfloat16 until its outermost context ends."""
     ends = []

@@ -256,21 +256,6 @@ def test_a_zero_gradient_does_not_move_and_is_no_nan(name):
     assert model.weight.tolist() == [[0, 0, 0]]
 
 
-@every
-@pytest.mark.parametrize("bn_update", ["both", "first"])
-def test_passes_that_batch_norm_counts(name, bn_update):
-    model, twin = network(batch_norm=True), network(batch_norm=True)
-    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model, bn_update=bn_update)
-    for step in (1, 2):
-        twin.load_state_dict(model.state_dict())
-        twin.train()(X)  # the first pass alone
-        optimizer.step(closure_of(model, optimizer))
-        passes = 1 if bn_update == "first" else PASSES[name]
-        assert model[1].num_batches_tracked == passes * step
-        alike = torch.equal(model[1].running_mean, twin[1].running_mean)
-        assert alike == (bn_update == "first")
-
-
 # Against a step-by-step reference, written from the formula
 
 

@@ -83,24 +83,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words)
     assert tree(home) == before
 
 
-FILES = [
-    ("epochs: [1, 2", "line 1: broken YAML"),
-    ("epochs: 3\nteh: 4", "parameter 'teh' unknown"),
-    ("grids: {softad: [.nan]}", "theta in grids.softad"),
-    ("label_noise: []", "label_noise must be"),
-    ("- 1", "must hold `name: value` lines"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), FILES)
-def test_a_bad_profile_is_named(capsys, home, text, words):
-    path = home / "params/tiny/gaussian.yaml"
-    path.write_text(text)
-    line = refused(capsys, "train", "tiny")
-    assert words in line
-    assert str(path) in line
-
-
 def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
     capsys.readouterr()
@@ -113,11 +95,6 @@ def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
         assert again in line
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1", "--fresh"]) == 0
     assert len(results.read("tiny", final=True)) == 2
-
-
-def test_outputs_that_cannot_be_written(capsys, home):
-    (home / "outputs").write_text("in the way")
-    assert f"{home}/outputs" in refused(capsys, "train", "tiny")
 
 
 def test_outside_a_workbook(capsys, tmp_path, monkeypatch):
@@ -137,14 +114,6 @@ def test_data_that_are_missing_are_not_called_trained(home, capsys):
     assert "get it: softad data prepare fashionmnist" in line
 
 
-def test_a_threshold_beyond_ln_2_is_said_and_not_fatal(capsys, home):
-    grids = "grids={softad: [0.1, 0.7], iflood: [0.8]}"
-    assert cli.main(["train", "tiny", "--method", "softad", "-p", grids, "-j", "1"]) == 0
-    err = capsys.readouterr().err
-    assert "values of theta at or above ln 2 = 0.6931: 1 of 2 of softad; there" in err
-    assert "iflood" not in err, "it was not asked for"
-
-
 @pytest.mark.parametrize("change", [["lr=0.5"], ["lr", "0.5"]])
 def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsys, change):
     erm = ["train", "tiny", "--method", "erm", "-j", "1"]
@@ -162,16 +131,6 @@ def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsy
     pd.testing.assert_frame_equal(results.read("tiny"), first)
 
 
-def test_more_trials_train_what_is_missing(home, capsys):
-    assert cli.main(["train", "tiny", "-p", "trials=1", "-j", "1"]) == 0
-    before = results.read("tiny", final=True)
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
-    assert "note: gaussian: 4 of 8 runs are trained already" in capsys.readouterr().err
-    after = results.read("tiny", final=True)
-    assert (len(before), len(after)) == (4, 8)
-    assert len(after.merge(before)) == 4, "no number of the first call has moved"
-
-
 def test_shards_are_put_together(home, capsys):
     for shard in ("1/2", "2/2"):
         assert cli.main(["train", "tiny", "--shard", shard, "-j", "1"]) == 0
@@ -180,24 +139,6 @@ def test_shards_are_put_together(home, capsys):
     together = results.read("tiny")
     assert cli.main(["train", "tiny", "-j", "1", "--fresh"]) == 0
     pd.testing.assert_frame_equal(results.read("tiny"), together)
-
-
-@pytest.mark.filterwarnings("ignore")  # distributed's own
-def test_a_dask_cluster_gives_the_same_rows(home, monkeypatch):
-    distributed = pytest.importorskip("distributed")
-    monkeypatch.setenv("SOFTAD_DATA", str(home / "data"))  # the worker, in this process, sets it
-    softad = ["train", "tiny", "--method", "softad"]
-    assert cli.main([*softad, "-j", "1"]) == 0
-    here = results.read("tiny")
-    options = {
-        "n_workers": 1,
-        "threads_per_worker": 1,
-        "processes": False,
-        "dashboard_address": None,
-    }
-    with distributed.LocalCluster(protocol="tcp", **options) as cluster:
-        assert cli.main([*softad, "--fresh", "--scheduler", cluster.scheduler_address]) == 0
-    pd.testing.assert_frame_equal(results.read("tiny"), here)
 
 
 def test_a_profile_of_changed_parameters_holds_the_changes_alone(home, capsys):

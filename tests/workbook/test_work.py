@@ -46,22 +46,6 @@ def test_stored_results_are_noted(home):
     assert note.startswith("gaussian: values of theta at or above ln 2 = 0.6931: 1 of 2 of softad;")
 
 
-def test_a_derived_profile_of_one_that_extends(home):
-    write_profile(home / "params/mine/gaussian.yaml", {"extends": "tiny/gaussian", "epochs": 2})
-    work.derive_profile(
-        "mine", "slow", None, ["softad", "erm"], {"lr": 0.05, "grids.softad": [0.2]}
-    )
-    path = home / "params/slow/gaussian.yaml"
-    expected = {"extends": "mine/gaussian", "lr": 0.05, "grids.softad": [0.2], "grids.sam": None}
-    assert read_yaml(path) == expected
-    protocol = load("slow", "gaussian")
-    assert (protocol.epochs, protocol.lr, protocol.grids) == (2, 0.05, {"softad": (0.2,)})
-    work.derive_profile("mine", "slow", None, ["softad"], {"lr": 0.05, "grids.softad": [0.2]})
-    with pytest.raises(UserError, match="has other parameters; choose another name for --as"):
-        work.derive_profile("mine", "slow", None, ["softad"], {"lr": 0.06})
-    assert read_yaml(path) == expected
-
-
 # The READMEs
 
 
