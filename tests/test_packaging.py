@@ -127,7 +127,6 @@ def test_the_readmes_shell_commands_are_known():
         words = line.split()
         if words[0] == "softad" and not LEFT_OUT.search(line) and len(words) > 1:
             asked = re.split(r"\s*(?:&&|>|\|)\s*", line)[0]
-            asked = re.sub(r"(-p [\w.]+)=", r"\1 ", asked)  # `-p lr=0.1` is `-p lr 0.1`
             cli.parser().parse_args(asked.split()[1:])
 
 
