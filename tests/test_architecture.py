@@ -27,19 +27,6 @@ LAYERS = (
     ("experiments",),
     ("workbook",),
 )
-TRAINING = (
-    ("device", "checkpoint", "evaluation", "engines"),
-    ("engines.base", "engines.captured"),
-    ("engines.mlp_layers",),
-    ("engines.vmap",),
-    ("engines.mlp_cpu",),
-    ("protocol",),
-    ("profiles", "inputs"),
-    ("trainer",),
-    ("heldout", "device_check", "many"),
-    ("study",),
-)
-"""The modules of training/, each of which may import those above it."""
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 PUBLIC = {"__init__", "__main__"}
 """Modules at the root that may import anything: the public names and the command."""
@@ -120,21 +107,6 @@ def test_every_package_is_in_the_order():
 
 def test_imports_go_one_way():
     assert upward(graph(ROOT)) == []
-
-
-def test_inside_training_imports_go_one_way():
-    level = {name: i for i, layer in enumerate(TRAINING) for name in layer}
-    inside = {
-        n.removeprefix("training."): t for n, t in graph(ROOT).items() if n.startswith("training.")
-    }
-    assert set(inside) == set(level)
-    upward_arrows = [
-        f"{name} imports {target}"
-        for name, targets in inside.items()
-        for target in (t.removeprefix("training.") for t in targets if t.startswith("training."))
-        if level[target] >= level[name]
-    ]
-    assert upward_arrows == []
 
 
 def test_there_are_no_circles():

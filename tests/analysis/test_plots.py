@@ -67,32 +67,6 @@ class TestCells:
 
 
 class TestDemos:
-    def test_sweep(self):
-        _, ax = plt.subplots()
-        x, values = np.arange(3), np.linspace(0, 2.4, 25)
-        figures.sweep(ax, x, [x * v for v in values], values, "cividis", "θ", linewidth=1)
-        scale = figures.colour_scale(values, "cividis")
-        assert len(ax.get_lines()) == 25
-        for line, value in zip(ax.get_lines(), values):
-            assert line.get_ydata().tolist() == (x * value).tolist()
-            assert line.get_color() == scale.to_rgba(value)
-
-    def test_scatter_classes(self):
-        _, ax = plt.subplots()
-        x = np.array([[0.0, 1], [2, 3], [4, 5]])
-        figures.scatter_classes(ax, x, np.array([1, 0, 1]))
-        crosses, rings = ax.collections
-        assert crosses.get_offsets().tolist() == [[2, 3]]
-        assert rings.get_offsets().tolist() == [[0, 1], [4, 5]]
-
-    def test_arrows_start_at_the_point_and_keep_their_length(self):
-        _, ax = plt.subplots()
-        figures.arrows(ax, np.array([1.0, 2.0]), np.array([[3.0, 4.0], [0.0, -1.0]]), color="red")
-        (quiver,) = ax.collections
-        assert quiver.get_offsets().tolist() == [[1, 2], [1, 2]]
-        assert (quiver.U.tolist(), quiver.V.tolist()) == ([3, 0], [4, -1])
-        assert (quiver.angles, quiver.scale_units, quiver.scale) == ("xy", "xy", 1)
-
     def test_heatmap(self):
         _, ax = plt.subplots()
         cells = pd.DataFrame([[1.0, 2, 3], [4, 5, 6]], index=[0.1, 10], columns=[0.0, 0.5, 1.0])

@@ -145,20 +145,6 @@ def test_a_method_beyond_the_paper_is_no_cut():
     assert tables.shortfalls(frame) == {"fashionmnist": ""}
 
 
-def test_effort_says_what_was_trained():
-    lines = [
-        made(),
-        made(method="sam", grid=6, trials=3),
-        made(method="erm", grid=1),
-        made("spiral"),
-    ]
-    table = tables.effort(pd.DataFrame(lines)).set_index("dataset")
-    assert table.index.tolist() == ["spiral", "fashionmnist"], "the paper's order"
-    fashion = table.loc["fashionmnist"]
-    assert (fashion["trials"], fashion["values per method"]) == ("3–5", "6–10"), "ERM has no values"
-    assert (fashion["runs"], fashion["hours"]) == (30, 1.5)
-
-
 def test_a_profile_without_rows_ends_in_one_line():
     with pytest.raises(UserError, match=r"^profile 'none' has no results") as caught:
         tables.read("none")

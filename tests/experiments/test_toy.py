@@ -50,10 +50,6 @@ class TestGradientWeights:
         assert both.tolist() == [[-1, -1], [1, 1]]
         assert toy.weight_curve("flooding", np.array([0.0, 3.0]), 2.0).tolist() == [-1, 1]
 
-    def test_unknown_scale_names_the_choices(self):
-        with pytest.raises(ValueError, match="code, text"):
-            toy.gradient_weights("softad", self.losses, 1.0, 1.0, "paper")
-
 
 class TestQuadratic:
     def test_transformed_gradient_by_hand(self):

@@ -343,14 +343,6 @@ def test_half_precision_is_computed_in_float32(dtype):
         close(3 * leaf.grad.double(), slopes, rtol=1e-2)
 
 
-def test_autocast_changes_nothing():
-    values = SPREAD.float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = F.softad(values, 0.3, 0.7)
-    assert inside.dtype == torch.float32
-    assert torch.equal(inside, F.softad(values, 0.3, 0.7))
-
-
 @pytest.mark.parametrize("name", THRESHOLDED)
 def test_theta_as_float_0d_and_per_sample(name):
     function, plain = THRESHOLDED[name], THRESHOLDED[name](SPREAD, 0.5)

@@ -415,35 +415,18 @@ def test_bad_numbers_are_refused_naming_them(make, name, bad):
 
 def test_bad_choices_are_refused_with_the_choices():
     model = network()
+    base = partial(SGD, list(model.parameters()), lr=0.1)
     for make, words in (
-        (
-            lambda: ASAM(SGD(model.parameters(), lr=0.1), variant="adaptive"),
-            "variant 'adaptive' unknown; choose from official",
-        ),
-        (
-            lambda: GNP(SGD(model.parameters(), lr=0.1), mixing="code"),
-            "mixing 'code' unknown; choose from paper, official",
-        ),
-        (
-            lambda: FDGR(SGD(model.parameters(), lr=0.1), 0.1, scheme="backward"),
-            "scheme 'backward' unknown; choose from",
-        ),
-        (
-            lambda: FDGR(SGD(model.parameters(), lr=0.1), 0.1, 0.0),
-            "step_size must be a number above 0, got 0.0",
-        ),
-        (
-            lambda: ASAM(SGD(model.parameters(), lr=0.1), variant="official"),
-            "variant='official' needs model=",
-        ),
-        (
-            lambda: GNP(SGD(model.parameters(), lr=0.1), bn_update="first"),
-            "bn_update='first' needs model=",
-        ),
+        (lambda: ASAM(base(), variant="adaptive"), "variant 'adaptive' unknown; choose from"),
+        (lambda: GNP(base(), mixing="code"), "mixing 'code' unknown; choose from paper, official"),
+        (lambda: FDGR(base(), 0.1, scheme="backward"), "scheme 'backward' unknown; choose from"),
+        (lambda: FDGR(base(), 0.1, 0.0), "step_size must be a number above 0, got 0.0"),
+        (lambda: ASAM(base(), variant="official"), "variant='official' needs model="),
+        (lambda: GNP(base(), bn_update="first"), "bn_update='first' needs model="),
     ):
         with pytest.raises(ValueError, match=words):
             make()
-    ASAM(SGD(model.parameters(), lr=0.1), variant="davda54")  # goes by no name
+    ASAM(base(), variant="davda54")  # goes by no name
 
 
 def test_official_asam_takes_every_name_that_holds_weight():
