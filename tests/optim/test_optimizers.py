@@ -1,7 +1,6 @@
 """SAM, ASAM, GNP, FD-GR as optimizers: their geometry, what they leave untouched, their place in torch."""
 
 import copy
-import pickle
 from functools import partial
 
 import numpy as np
@@ -366,21 +365,6 @@ def test_twenty_steps_with_batch_norm_are_the_reference(name, bn_update):
 
 
 # Their arguments
-
-
-@every
-def test_copies_and_pickles_still_step(name):
-    model = network()
-    optimizer = wrap(name, SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    optimizer.step(closure_of(model, optimizer))  # leaves marks and hooks behind, which stay behind
-    optimizer.register_step_post_hook(lambda *args: None)
-    both = {"model": model, "optimizer": optimizer}
-    for twin in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
-        assert twin["optimizer"].param_groups is twin["optimizer"].base.param_groups
-        expected = copy.deepcopy(both)
-        for one in (twin, expected):
-            one["optimizer"].step(closure_of(one["model"], one["optimizer"]))
-        assert same(snapshot(twin["model"]), snapshot(expected["model"]))
 
 
 @every
