@@ -59,7 +59,7 @@ OTHERS = [
     (["report", "nosuch"], "profile 'nosuch' unknown; choose from tiny"),
     (["report", "tiny"], "nothing is drawn of profile 'tiny' yet; first: softad run tiny"),
     (["report", "tiny", "--format", "pdf"], "invalid choice: 'pdf' (choose from"),
-    (["data", "prepare", "fashionmist"], "did you mean 'fashionmnist'?; a table of your own: --from-csv"),
+    (["data", "prepare", "fashionmist"], "did you mean 'fashionmnist'?; for a table of your own add --from"),
     (["data", "prepare", "magic", "--target", "x"], "--target names a column of --from-csv FILE"),
     (["data", "prepare", "pets", "--from-csv", "nosuch.csv"], "nosuch.csv is not there"),
 ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
     capsys.readouterr()
     (path,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    again = "delete it and train it again: softad train tiny --dataset gaussian --method erm"
+    again = "train it again: softad train tiny --dataset gaussian --method erm --fresh"
     for command in ("train", "show"):
         line = refused(capsys, command, "tiny")
         assert f"{path} is broken" in line
@@ -186,8 +186,7 @@ def test_own_data_are_listed_and_prepared(home, capsys):
     assert tables.read_table("flowers").classes == ("blue", "red")
     assert cli.main(["data", "list"]) == 0
     assert "flowers        prepared    20 rows, 1 inputs, 2 classes" in capsys.readouterr().out
-    assert cli.main(["data", "prepare", "digits"]) == 0
-    assert "no preparation" in capsys.readouterr().out
+    assert "digits needs no preparation" in refused(capsys, "data", "prepare", "digits")
     assert "'colour' unknown" in refused(capsys, *argv[:-1], "colour")
 
 
