@@ -66,8 +66,8 @@ class TestCells:
         assert (values < edges[1:]).all()
 
 
-class TestDemos:
-    def test_heatmap(self):
+class TestHeatmap:
+    def test_every_cell_has_its_value_and_its_place(self):
         _, ax = plt.subplots()
         cells = pd.DataFrame([[1.0, 2, 3], [4, 5, 6]], index=[0.1, 10], columns=[0.0, 0.5, 1.0])
         mesh = figures.heatmap(ax, cells, vmin=0, vmax=6, cmap="mako")

@@ -88,9 +88,6 @@ def test_step_on_a_quadratic_uses_the_gradient_at_the_climbed_point():
     np.testing.assert_allclose(w.detach().numpy(), start, rtol=1e-10)
 
 
-# What stays as it was
-
-
 # Batch norm
 
 
