@@ -154,18 +154,6 @@ def test_a_method_that_uses_the_optimizers_momentum(monkeypatch, model):
         assert ends[run.knob] == pytest.approx(trained_by_hand(protocol, run, step), rel=1e-10)
 
 
-def test_a_registry_without_some_of_its_methods(monkeypatch):
-    left = {n: m for n, m in METHODS.items() if n not in ("adaflood", "softad", "gnp")}
-    methods = dict(METHODS)
-    METHODS.clear()
-    METHODS.update(left)
-    try:
-        assert train()
-    finally:
-        METHODS.clear()  # putting back single ones would change the order
-        METHODS.update(methods)
-
-
 def test_a_built_in_image_set(monkeypatch):
     """Row, file, test; the row carries the loader."""
 
@@ -178,10 +166,3 @@ def test_a_built_in_image_set(monkeypatch):
     monkeypatch.setitem(IMAGES, "pixels", ImageSet(load, (), 30, 10, (1, 4, 4), 3))
     (end,) = train(dataset="pixels", n_train=0, n_val=0, n_test=0, epochs=40).values()
     assert end < 0.5 * math.log(3)
-
-
-def test_a_model(monkeypatch):
-    """Function and line."""
-    monkeypatch.setitem(MODELS, "silu", silu)
-    (end,) = train(model="silu", epochs=40).values()
-    assert end < math.log(2)

@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
@@ -171,19 +170,6 @@ def test_nothing_waits_for_the_device_until_a_row_is_read(make):
             monitor.criterion(logits, torch.randint(3, (8,), device="meta"))
         with pytest.raises(DataDependentOutputException):
             monitor.summary()
-
-
-def test_a_picture_of_the_rows(tmp_path):
-    criterion = SoftAD(0.6)
-    monitor = LossMonitor(criterion, every=1)
-    train(criterion, BATCHES)
-    ax = monitor.plot(Figure().add_subplot())
-    lines = {line.get_label(): line for line in ax.get_lines()}
-    assert lines["mean"].get_ydata() == pytest.approx([row["loss"] for row in monitor.history])
-    assert lines["θ"].get_ydata() == pytest.approx([0.6] * 3)
-    assert list(lines["median"].get_xdata()) == [1, 2, 3]
-    monitor.save(tmp_path / "losses.png")
-    assert (tmp_path / "losses.png").stat().st_size > 5000
 
 
 def test_what_cannot_be_monitored_is_said():

@@ -1,4 +1,4 @@
-"""environment.yml, pyproject.toml, README and the rest of the root agree with each other."""
+"""environment.yml, pyproject.toml, CHANGELOG, CITATION and README agree; public names are documented."""
 
 import doctest
 import importlib
@@ -25,30 +25,6 @@ def test_environment_installs_what_make_installs():
     makefile = (REPOSITORY / "Makefile").read_text()
     pair = re.search(r"^TORCH \?= (.*)$", makefile, re.M)[1].split()
     assert pip == [*pair, "-e .[workbook]"]
-    assert environment["channels"][0] == "conda-forge"
-    assert [d.split(">")[0] for d in environment["dependencies"] if isinstance(d, str)] == [
-        "python",
-        "pip",
-    ]
-
-
-def test_the_extra_of_the_tests_holds_the_others():
-    extras = PROJECT["optional-dependencies"]
-    assert "softadlib[recipes,cluster,book]" in extras["test"]
-
-
-def test_a_bare_install_needs_torch_and_numpy_alone():
-    assert [re.split(r"[<>=]", d)[0] for d in PROJECT["dependencies"]] == ["torch", "numpy"]
-
-
-def test_the_named_packages_are_there():
-    wanted = {"jupyterlab", "torch", "torchvision", "papermill", "seaborn", "pandas", "nbval"}
-    extras = PROJECT["optional-dependencies"]
-    listed = {
-        re.split(r"[<>=]", d)[0]
-        for d in [*PROJECT["dependencies"], *extras["workbook"], *extras["test"]]
-    }
-    assert wanted <= listed
 
 
 def test_one_version_one_date_one_address():
@@ -63,33 +39,12 @@ def test_one_version_one_date_one_address():
     assert PROJECT["urls"]["Changelog"] == f"{address}/blob/main/CHANGELOG.md"
 
 
-def test_nothing_has_to_be_filled_in():
-    """No word that stands for another: a page can be copied as it is."""
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True)
-    pages = [p for p in done.stdout.split("\0") if p.endswith((".md", ".toml", ".yml", ".cff"))]
-    assert "README.md" in pages
-    for page in pages:
-        text = (REPOSITORY / page).read_text()
-        assert not re.search(r"\bOWNER\b|\bTODO\b|\bFIXME\b|example\.com|<your", text), page
-
-
-def test_types_travel_with_the_package_and_the_paper_is_cited():
-    root = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    assert "py.typed" in root["tool"]["setuptools"]["package-data"]["softadlib"]
-    assert (REPOSITORY / "softadlib" / "py.typed").exists()
-    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
-    paper = citation["preferred-citation"]
-    assert paper["title"].startswith("Soft ascent-descent as a stable and flexible alternative")
-    assert [a["family-names"] for a in paper["authors"]] == ["Holland", "Nakatani"]
-    assert paper["year"] == 2024
-
-
 PUBLIC = [n for n in softadlib.__all__ if n not in ("__version__", "functional")]
 FUNCTIONS = [
     name
     for name, value in vars(softadlib.functional).items()
     if callable(value) and getattr(value, "__module__", "").startswith("softadlib.")
-    and not name.startswith("_") and name not in ("checked", "reduced", "number")
+    and not name.startswith("_")
 ]  # fmt: skip
 
 
@@ -100,13 +55,15 @@ def test_public_names_are_documented(name):
     said = inspect.getdoc(value)
     assert said, name
     assert 8 < len(said.splitlines()[0]) <= 110
-    if name.endswith("Warning") or name == "suggest_theta":
+    if name.endswith("Warning"):
         return
     if inspect.isclass(value):
         assert re.search(r"\((19|20)\d\d\)", said), "its source"
         assert "Raises" in said
         assert ">>>" in said
         assert "→" in said or "step(closure)" in said
+    elif inspect.isfunction(value):
+        assert ">>> " in said
 
 
 WITH_EXAMPLES = sorted(
@@ -122,13 +79,6 @@ def test_doctests(path):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", dir(softadlib.functional))
-def test_every_function_of_functional_has_an_example(name):
-    function = getattr(softadlib.functional, name)
-    if inspect.isfunction(function):
-        assert ">>> " in function.__doc__
-
-
 def test_the_readme_names_what_exists():
     text = (REPOSITORY / "README.md").read_text()
     for path in re.findall(r"`((?:notebooks|softadlib|params|tests)/[\w./-]+)`", text):
@@ -141,43 +91,18 @@ def test_the_readme_names_what_exists():
             assert anchor in [re.sub(r"\W+", "-", title.lower()) for title in titles], link
 
 
-def test_the_map_names_every_notebook():
-    pages = [REPOSITORY / "notebooks" / "README.md", REPOSITORY / "README.md"]
-    text = "".join(page.read_text() for page in pages if page.exists())
-    for notebook in (REPOSITORY / "notebooks").glob("*.ipynb"):
-        assert notebook.stem in text, f"{notebook.name} is missing from the map"
-
-
-def test_make_and_continuous_integration_name_what_exists():
-    makefile = (REPOSITORY / "Makefile").read_text()
-    for path in re.findall(r"(?:tests|\.ci)/[\w./]+", makefile):
-        assert (REPOSITORY / path.rstrip(".")).exists(), path
-    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split()
-    for target in phony:
-        assert re.search(rf"^{target}:", makefile, re.M), target
-    assert {"quick", "paper", "test", "test-fast", "lab", "book", "wheel"} <= set(phony)
-    assert (REPOSITORY / ".ci/run").read_text().rstrip().endswith("exec make test")
-
-
 def test_continuous_integration_runs_what_the_classifiers_promise():
     jobs = yaml.safe_load((REPOSITORY / ".github/workflows/test.yml").read_text())["jobs"]
-    assert set(jobs) == {"fast", "everything", "library"}
     versions = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d", c)]
     assert jobs["fast"]["strategy"]["matrix"]["python"] == versions
     makefile = (REPOSITORY / "Makefile").read_text()
     pair = re.search(r"^TORCH \?= (.*)$", makefile, re.M)[1]
-    oldest = re.search(r"^OLDEST \?= (.*)$", makefile, re.M)[1]
     for path in (REPOSITORY / ".github/workflows").glob("*.yml"):
-        text = path.read_text()
-        for given in re.findall(r'TORCH="(torch==\S+ torchvision==\S+)', text):
+        for given in re.findall(r'TORCH="(torch==\S+ torchvision==\S+)', path.read_text()):
             assert given == pair, path
-        for target in re.findall(r"run: make ([\w -]+?) TORCH", text):
-            assert set(target.split()) <= set(re.findall(r"^([\w-]+):", makefile, re.M)), path
-        for action in re.findall(r"uses: (\S+)", text):
-            assert re.search(r"@(v\d+|release/v1|[0-9a-f]{40})$", action), action
+    oldest = re.search(r"^OLDEST \?= (.*)$", makefile, re.M)[1]
     assert jobs["library"]["strategy"]["matrix"]["torch"] == [oldest, "torch"]
-    assert oldest.startswith("torch==2.4")
-    assert "torch>=2.4" in PROJECT["dependencies"]
+    assert oldest.replace("==", ">=").startswith(PROJECT["dependencies"][0])
 
 
 def test_the_readmes_shell_commands_are_known():
@@ -212,14 +137,3 @@ def test_the_readmes_example_runs():
             env={**os.environ},
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_the_root_holds_what_it_should():
-    tracked = subprocess.run(
-        ["git", "-C", REPOSITORY, "ls-files"], capture_output=True, text=True, check=False
-    ).stdout.splitlines()
-    top = {line.split("/")[0] for line in tracked} or {p.name for p in REPOSITORY.iterdir()}
-    assert {t for t in top if not t.startswith(".")} - {"assets"} <= {
-        "notebooks", "softadlib", "params", "outputs", "tests", "environment.yml", "README.md", "pyproject.toml",
-        "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "softadlib.egg-info",
-    }  # fmt: skip

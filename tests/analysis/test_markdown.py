@@ -103,8 +103,3 @@ def test_committed_pages_hold_the_tables_of_the_committed_rows(page, profile, tm
     copy = tmp_path / "README.md"
     copy.write_text((REPOSITORY / page).read_text(encoding="utf-8"), encoding="utf-8")
     assert not markdown.write(profile, copy), f"softad report {profile} --format md --output {page}"
-
-
-def test_numbers_are_right_aligned():
-    frame = pd.DataFrame({"dataset": ["gaussian"], "gap": ["0.100"]})
-    assert markdown.to_markdown(frame) == "| dataset | gap |\n| :-- | --: |\n| gaussian | 0.100 |"

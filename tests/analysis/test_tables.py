@@ -95,19 +95,6 @@ def test_the_mean_over_a_diverged_run_has_no_finite_interval():
     assert (line["largest_low"], line["largest_high"]) == (-math.inf, math.inf)
 
 
-def test_cells():
-    frame = pd.DataFrame(
-        {"gap": [-0.0001, math.nan], "gap_low": -1.0, "gap_high": 1.0, "n": [2, 1]}
-    )
-    frame = frame.assign(knob=[0.5, 0.25], knob_sd=[0.1, math.nan])
-    text = tables.render(frame)
-    assert list(text) == ["gap [95 %]", "n", "value"]
-    assert text.iloc[0].tolist() == ["0.000 [-1.000, 1.000]", "2", "0.50 (0.10)"]
-    assert text.iloc[1].tolist() == [tables.DASH, "1", "0.25"]
-    signed = tables.Cell("points", 1, 100, signed=True)
-    assert [signed.text(x) for x in (-0.0001, 0.012)] == ["+0.0", "+1.2"]
-
-
 def test_differences_are_paired_by_trial_with_students_interval():
     chosen = results.select(ROWS, "smallest")
     (line,) = tables.differences(chosen, ["dataset"], ["loss_test"]).to_dict("records")
@@ -156,20 +143,6 @@ def test_nothing_is_the_papers_protocol_that_is_not(facts, words):
 def test_a_method_beyond_the_paper_is_no_cut():
     frame = pd.DataFrame([made(), made(method="adaflood", grid=2)])
     assert tables.shortfalls(frame) == {"fashionmnist": ""}
-
-
-def test_effort_says_what_was_trained():
-    lines = [
-        made(),
-        made(method="sam", grid=6, trials=3),
-        made(method="erm", grid=1),
-        made("spiral"),
-    ]
-    table = tables.effort(pd.DataFrame(lines)).set_index("dataset")
-    assert table.index.tolist() == ["spiral", "fashionmnist"], "the paper's order"
-    fashion = table.loc["fashionmnist"]
-    assert (fashion["trials"], fashion["values per method"]) == ("3–5", "6–10"), "ERM has no values"
-    assert (fashion["runs"], fashion["hours"]) == (30, 1.5)
 
 
 def test_a_profile_without_rows_ends_in_one_line():

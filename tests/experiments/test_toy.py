@@ -50,20 +50,6 @@ class TestGradientWeights:
         assert both.tolist() == [[-1, -1], [1, 1]]
         assert toy.weight_curve("flooding", np.array([0.0, 3.0]), 2.0).tolist() == [-1, 1]
 
-    def test_cvar_keeps_the_worst_half(self):
-        weights = toy.gradient_weights("cvar", self.losses, 0.5)
-        assert weights.tolist() == [0, 0, 2, 2]
-
-    @given(st.lists(st.floats(0, 20), min_size=2, max_size=20), st.floats(0, 0.9))
-    @unhurried
-    def test_monotone_criteria_never_ascend(self, losses, value):
-        for method in ("cvar", "chi2", "tilted"):
-            assert toy.gradient_weights(method, np.array(losses), value).min() >= -1e-12
-
-    def test_unknown_scale_names_the_choices(self):
-        with pytest.raises(ValueError, match="code, text"):
-            toy.gradient_weights("softad", self.losses, 1.0, 1.0, "paper")
-
 
 class TestQuadratic:
     def test_transformed_gradient_by_hand(self):

@@ -325,11 +325,7 @@ def test_vmap_gives_every_run_its_own_gradient_norm_and_knob(name):
 @pytest.mark.parametrize(
     ("rule", "settings", "words"),
     [
-        (
-            F.asam_gradient,
-            {"variant": "adaptive"},
-            "variant 'adaptive' unknown; choose from official",
-        ),
+        (F.asam_gradient, {"variant": "adaptive"}, "variant 'adaptive' unknown; choose from"),
         (F.asam_gradient, {"eta": -0.1}, "eta must be a number of at least 0, got -0.1"),
         (F.gnp_gradient, {"mixing": True}, "mixing True unknown; choose from paper, official"),
         (F.fdgr_gradient, {"scheme": "backward"}, "scheme 'backward' unknown; choose from forward"),

@@ -41,12 +41,6 @@ def tree(folder: Path) -> dict[str, int]:
     }
 
 
-def without_progress(lines: list[str]) -> list[str]:
-    """The lines of a command without those that it prints every so often on a slow machine."""
-    progress = (" under way (", " took ", " was trained already (", "softad: done: ")
-    return [line for line in lines if not any(words in line for words in progress)]
-
-
 def write_notebook(path: Path, *cells: str, parameters: str = "profile = 'tiny'") -> None:
     """A notebook of code cells, the first tagged `parameters`."""
     document = {

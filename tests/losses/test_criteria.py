@@ -373,7 +373,3 @@ def test_a_schedule_goes_on_from_its_state():
     for schedule in (first, second):
         schedule.step()
     assert two.theta == one.theta == 0.4
-
-
-def test_extra_repr_says_what_differs():
-    assert "eta=0.5" in repr(SoftAD(0.1, eta=0.5))

@@ -12,7 +12,6 @@ from torch.nn import functional as tf
 
 from softadlib import functional as F
 from softadlib.losses import AccumulatedFlooding, AdaFlood, Focal
-from softadlib.losses.base import per_sample_losses
 from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
 
@@ -299,19 +298,6 @@ def test_no_more_tensors_of_the_logits_size_are_kept_than_by_cross_entropy(name,
     assert kept(EVERY[name]()) == kept(nn.CrossEntropyLoss()) == 1
 
 
-def test_nothing_ignored_is_the_plain_mean_and_any_ignored_is_seen():
-    """A look at the targets, not at the first of them; an `ignore_index` that is a class too."""
-    _, weights = per_sample_losses(nn.CrossEntropyLoss(), LOGITS, TARGETS)
-    assert weights is None
-    assert (
-        per_sample_losses(nn.CrossEntropyLoss(), LOGITS, HOLES)[1].tolist()
-        == (HOLES != -100).tolist()
-    )
-    own = nn.CrossEntropyLoss(ignore_index=int(TARGETS[0]))
-    assert per_sample_losses(own, LOGITS, TARGETS)[1].tolist() == (TARGETS[0] != TARGETS).tolist()
-    assert per_sample_losses(nn.CrossEntropyLoss(), LOGITS[:0], TARGETS[:0])[1].shape == (0,)
-
-
 # Transforms and copies
 
 
@@ -369,13 +355,6 @@ def test_class_weights_are_in_the_state():
     other = SoftAD(0.1, base=nn.CrossEntropyLoss(weight=torch.ones(3).double()))
     other.load_state_dict(criterion.state_dict())
     assert other(LOGITS, TARGETS) == criterion(LOGITS, TARGETS)
-
-
-def test_repr_shows_a_reduction_that_is_not_the_mean():
-    assert "reduction" not in repr(SoftAD(0.1))
-    assert "scale='code', reduction='sum'" in repr(SoftAD(0.1, reduction="sum"))
-    assert "theta=0.1, reduction='none'" in repr(IFlood(0.1, reduction="none"))
-    assert "reduction='sum'" in repr(ERM(reduction="sum"))
 
 
 def test_smoothing_takes_no_class_weights():

@@ -52,18 +52,6 @@ def test_flooding_in_parts_is_flooding_of_the_whole(parts, theta):
         close(gradients(two), gradients(one))
 
 
-def test_plain_flooding_of_parts_is_something_else():
-    with torch.no_grad():
-        losses = nn.functional.cross_entropy(network()(X), Y, reduction="none")
-    means = torch.stack([losses[part].mean() for part in EVEN])
-    theta = (means.min() + means.max()).item() / 2  # some parts above, some below
-    one, two = network(), network()
-    Flooding(theta)(one(X), Y).backward()
-    for part in EVEN:
-        (Flooding(theta)(two(X[part]), Y[part]) / 3).backward()
-    assert (one.weight.grad - two.weight.grad).abs().max() > 1e-2
-
-
 def test_flooding_in_parts_counts_weights_and_leaves_out_ignored_targets():
     holes = Y.masked_fill(INDEX % 5 == 0, -100)
     base = nn.CrossEntropyLoss(weight=torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64))

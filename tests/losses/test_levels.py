@@ -92,25 +92,16 @@ def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion):
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("args", "words"),
     [
-        (lambda: cross_entropy_levels(1), "classes must be a whole number of at least 2, got 1"),
-        (
-            lambda: cross_entropy_levels(2.5),
-            "classes must be a whole number of at least 2, got 2.5",
-        ),
-        (
-            lambda: cross_entropy_levels("3"),
-            "classes must be a whole number of at least 2, got '3'",
-        ),
-        (
-            lambda: cross_entropy_levels(3, 1.0),
-            "smoothing must be a number of at least 0 and below 1",
-        ),
-        (lambda: cross_entropy_levels(3, -0.1), "smoothing must be a number of at least 0"),
+        ((1,), "classes must be a whole number of at least 2, got 1"),
+        ((2.5,), "classes must be a whole number of at least 2, got 2.5"),
+        (("3",), "classes must be a whole number of at least 2, got '3'"),
+        ((3, 1.0), "smoothing must be a number of at least 0 and below 1"),
+        ((3, -0.1), "smoothing must be a number of at least 0"),
     ],
 )
-def test_bad_numbers_are_refused(call, words):
+def test_bad_numbers_are_refused(args, words):
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
-        call()
+        cross_entropy_levels(*args)
     assert "\n" not in str(caught.value)

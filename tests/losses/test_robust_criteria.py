@@ -215,27 +215,11 @@ def test_a_lost_run_stays_lost_and_disturbs_no_other(name):
 
 
 @every
-def test_compiles_without_graph_breaks(name):
-    compiled = torch.compile(FUNCTIONS[name], backend="eager", fullgraph=True)
-    for knob in (0.4, 0.3, 0.2):  # from the second on a number is a symbol to the compiler
-        assert torch.equal(compiled(SPREAD, knob), FUNCTIONS[name](SPREAD, knob))
-    level = torch.tensor(0.4, dtype=torch.float64)
-    assert torch.equal(*(weights(f, SPREAD, level) for f in (compiled, FUNCTIONS[name])))
-
-
-@every
 def test_half_precision_is_computed_in_float32(name):
     values = torch.tensor([0.5, 0.25, 1.0], dtype=torch.float16)
     result = FUNCTIONS[name](values, MODERATE[name])
     assert result.dtype == torch.float32
     assert result == FUNCTIONS[name](values.float(), MODERATE[name])
-
-
-@every
-@pytest.mark.parametrize("bad", [torch.tensor(1.0), [0.1, 0.2], torch.tensor([1, 2]), None])
-def test_anything_but_a_vector_of_losses_is_refused(name, bad):
-    with pytest.raises(ValueError, match="losses must be a float tensor of per-sample values"):
-        FUNCTIONS[name](bad, 0.1)
 
 
 BAD = {

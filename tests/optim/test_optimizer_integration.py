@@ -313,22 +313,6 @@ def test_no_first_exchange_needs_the_module_that_exchanges(make):
 
 
 @every
-def test_bfloat16_autocast_trains(wrap):
-    model = network()
-    optimizer = wrap(SGD(model.parameters(), lr=0.3))
-
-    def closure():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(model(X), Y)
-        loss.backward()
-        return loss
-
-    losses = [optimizer.step(closure).item() for _ in range(30)]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-@every
 def test_autocast_around_the_step_is_autocast_inside_the_closure(wrap):
     """Autocast keeps copies of the weights in bfloat16 until its outermost context ends."""
     ends = []
@@ -377,8 +361,10 @@ def test_the_base_may_load_a_state_of_its_own(wrap):
 @every
 def test_a_scheduled_optimizer_can_be_copied_and_pickled(wrap):
     model = network()
-    optimizer = wrap(SGD(model.parameters(), lr=0.1))
+    optimizer = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9))
     CosineAnnealingLR(optimizer, 10)
+    step(model, optimizer)  # leaves marks and hooks behind, which stay behind
+    optimizer.register_step_post_hook(lambda *args: None)
     model_2, optimizer_2 = copy.deepcopy((model, optimizer))
     before = [p.detach().clone() for p in model.parameters()]
     optimizer_2.step(closure_of(model_2, optimizer_2))
@@ -386,6 +372,7 @@ def test_a_scheduled_optimizer_can_be_copied_and_pickled(wrap):
     assert not any(torch.equal(p, b) for p, b in zip(model_2.parameters(), before))
     model_3, optimizer_3 = pickle.loads(pickle.dumps((model, optimizer)))
     optimizer_3.step(closure_of(model_3, optimizer_3))
+    assert optimizer_3.param_groups is optimizer_3.base.param_groups
     for p, q in zip(model_2.parameters(), model_3.parameters()):
         assert torch.equal(p, q)
 

@@ -90,22 +90,6 @@ def test_a_pass_that_overflows_skips_the_step_and_halves_the_scale(bad):
     assert torch.equal(weights(model), weights(twin))
 
 
-def test_float16_autocast_with_a_scaler_trains():
-    model = network().float()
-    optimizer = SAM(SGD(model.parameters(), lr=0.3), 0.05)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-
-    def closure():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = nn.functional.cross_entropy(model(X.float()), Y)
-        scaler.scale(loss).backward()
-        return loss
-
-    losses = [optimizer.step(closure, scaler=scaler).item() for _ in range(30)]
-    assert losses[-1] < 0.8 * losses[0]
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_a_scaled_closure_without_the_scaler_is_found_out(name):
     model = network()

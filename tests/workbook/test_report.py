@@ -1,6 +1,5 @@
 """The report of a profile: one page that needs nothing beside it, and tables as files."""
 
-import os
 import re
 import shutil
 
@@ -10,11 +9,9 @@ import pytest
 from helpers.workspace import REPOSITORY, make_home, write_notebook
 
 from softadlib._validation import UserError
+from softadlib.analysis import markdown
 from softadlib.workbook import cli, report
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 PICTURE = "import matplotlib.pyplot as plt; plt.plot([0, 1]); plt.show()"
 TABLE = "from softadlib import results; results.read(profile, final=True)"
 LINKS = (
@@ -82,13 +79,6 @@ def test_the_page_opens_with_pictures_and_tables_and_links_within_itself(page):
     assert re.search(r"<td>own</td>\s*<td>ERM</td>", text), "how each was run"
 
 
-def test_no_word_of_the_frame_is_of_the_paper(page):
-    text = page.read_text(encoding="utf-8")
-    frame = re.sub(r"<section.*?</section>|<style>.*?</style>", "", text, flags=re.S)
-    assert "paper" not in frame.lower()
-    assert "NeurIPS" not in frame
-
-
 def test_output_is_written_where_it_is_told(page, tmp_path, capsys):
     target = tmp_path / "new" / "page.html"
     assert cli.main(["report", "tiny", "--output", str(target)]) == 0
@@ -100,27 +90,15 @@ def test_output_is_written_where_it_is_told(page, tmp_path, capsys):
 
 
 def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
-    assert cli.main(["report", "tiny", "--format", "md"]) == 0
-    markdown = capsys.readouterr().out
-    assert "| dataset | " in markdown
-    assert "own" in markdown
-    assert "paper's" not in markdown, "no column of printed values"
-    for form, beginning in (("md", markdown[:20]), ("latex", "%")):
+    """What is in them, and how they are written between marks: tests/analysis/test_markdown.py."""
+    for form in ("md", "latex"):
+        assert cli.main(["report", "tiny", "--format", form]) == 0
+        assert capsys.readouterr().out.strip() == markdown.text("tiny", form).strip()
         target = tmp_path / f"tables.{form}"
         for _ in range(2):  # a file of its own is written anew
             assert cli.main(["report", "tiny", "--format", form, "--output", str(target)]) == 0
-            assert target.read_text().startswith(beginning)
-    assert r"\begin{tabular}" in (tmp_path / "tables.latex").read_text()
-    begin = "<!-- results of profile tiny: softad report tiny --format md --output page.md -->"
-    end = "<!-- end of results of profile tiny -->"
-    marked = tmp_path / "page.md"
-    marked.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    assert cli.main(["report", "tiny", "--format", "md", "--output", str(marked)]) == 0
-    text = marked.read_text()
-    assert text.startswith(f"before\n{begin}")
-    assert text.endswith(f"{end}\nafter\n")
-    assert markdown.strip() in text
-    capsys.readouterr()
+            assert markdown.text("tiny", form).strip() in target.read_text()
+        capsys.readouterr()
     folder = tmp_path / "csv"
     assert cli.main(["report", "tiny", "--format", "csv", "--output", str(folder)]) == 0
     paths = capsys.readouterr().out.split()
@@ -133,47 +111,3 @@ def test_a_broken_page_is_named(page, tmp_path):
     path.write_text(page.read_text()[:50])
     with pytest.raises(UserError, match=f"{path} is broken .*delete it and run again what drew it"):
         report.section(path, "half")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium of the system."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as play:
-        options = ["--no-sandbox", "--disable-gpu"]  # root in a container may have no sandbox
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield chromium
-        chromium.close()
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # playwright leaves a socket to the collector
-@pytest.mark.parametrize("width", [1280, 390])
-def test_in_a_browser(browser, page, width):
-    tab, asked, said = browser.new_page(viewport={"width": width, "height": 900}), [], []
-    tab.on("request", lambda request: asked.append(request.url.split("#")[0]))
-    tab.on("console", lambda message: said.append(message.text))
-    tab.goto(page.as_uri())
-    assert tab.locator("main img").first.bounding_box()["y"] < 900, "a picture on the first screen"
-    wide = "document.documentElement.scrollWidth > innerWidth"
-    assert not tab.evaluate(wide)
-    assert tab.locator("details.chapter").count() == 3
-    tab.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
-    assert not tab.evaluate(wide)
-    for picture in tab.locator("main img").all():
-        picture.evaluate("e => e.decode()")
-        assert picture.evaluate("e => Math.min(e.naturalWidth, e.naturalHeight)") > 100
-        assert picture.bounding_box()["width"] <= width
-    tab.evaluate("document.querySelectorAll('details').forEach(e => e.open = false)")
-    tab.get_by_role("link", name="curves").click()
-    assert tab.url.endswith("#curves-gaussian")
-    assert tab.locator("#curves-gaussian").is_visible(), (
-        "a link opens the chapter that it leads into"
-    )
-    assert said == []
-    assert [address for address in set(asked) if not address.startswith("data:")] == [page.as_uri()]
-    if where := os.environ.get("SOFTAD_SCREENSHOTS"):
-        tab.screenshot(path=f"{where}/report-{width}.png")
-    tab.close()

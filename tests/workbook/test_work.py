@@ -36,20 +36,14 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
     assert tree(tmp_path) == before
 
 
-def test_a_derived_profile_of_one_that_extends(home):
-    write_profile(home / "params/mine/gaussian.yaml", {"extends": "tiny/gaussian", "epochs": 2})
-    work.derive_profile(
-        "mine", "slow", None, ["softad", "erm"], {"lr": 0.05, "grids.softad": [0.2]}
-    )
-    path = home / "params/slow/gaussian.yaml"
-    expected = {"extends": "mine/gaussian", "lr": 0.05, "grids.softad": [0.2], "grids.sam": None}
-    assert read_yaml(path) == expected
-    protocol = load("slow", "gaussian")
-    assert (protocol.epochs, protocol.lr, protocol.grids) == (2, 0.05, {"softad": (0.2,)})
-    work.derive_profile("mine", "slow", None, ["softad"], {"lr": 0.05, "grids.softad": [0.2]})
-    with pytest.raises(UserError, match="has other parameters; choose another name for --as"):
-        work.derive_profile("mine", "slow", None, ["softad"], {"lr": 0.06})
-    assert read_yaml(path) == expected
+def test_stored_results_are_noted(home):
+    run_study(load("tiny", "gaussian", {"trials": 1}), "softad")
+    assert work.notes(work.prepare("tiny")) == ["gaussian: 2 of 8 runs are trained already"]
+    (note,) = work.notes(work.prepare("tiny", changes={"epochs": 3}))
+    assert note.startswith("results with other parameters are stored of gaussian × softad and stay")
+    grids = {"grids": {"softad": [0.1, 0.8], "sam": [0.9]}}
+    (note,) = work.notes(work.prepare("tiny", methods=["softad"], changes=grids | {"trials": 1}))
+    assert note.startswith("gaussian: values of theta at or above ln 2 = 0.6931: 1 of 2 of softad;")
 
 
 # The READMEs
