@@ -170,6 +170,8 @@ def test_the_weights_by_hand():
         "flooding": [1, 1, 1],  # their mean is 2
         "iflood": [-1, 0, 1],
         "softad": pytest.approx([-1 / math.sqrt(2), 0, 4 / math.sqrt(17)]),
+        # of γ = 1: 1 − p + pℓ with p = e^−ℓ
+        "focal": pytest.approx([0, 1, 1 + 4 * math.exp(-5)]),
     }
 
 

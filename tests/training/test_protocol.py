@@ -242,8 +242,8 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"precision": "bf16"}, "precision bf16 is for dtype float32, got float64"),
         ({"n_train": 21}, "n_train must be even for gaussian"),
         ({"n_train": 21, "dataset": "sinusoid"}, "batch_size 10 leaves a last batch of one of 21"),
-        ({"table": "a.csv"}, "table is for a dataset of your own, 'gaussian' is a known one"),
-        ({"folder": "a"}, "folder is for a dataset of your own, 'gaussian' is a known one"),
+        ({"table": "a.csv"}, "table is for data of your own, 'gaussian' is a known set"),
+        ({"folder": "a"}, "folder is for data of your own, 'gaussian' is a known set"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),
         ({"grids": {"softad": {"linspace": [-1, 1, 3]}}}, "theta in grids.softad must be .* least 0"),
     ],
@@ -258,7 +258,7 @@ def test_a_missing_field_a_missing_dataset_and_an_unknown_method():
     with pytest.raises(UserError, match="parameter 'dataset' is missing"):
         Protocol.from_dict({"profile": "tiny"})
     with pytest.raises(
-        MissingData, match="softad data prepare moons --from-folder DIR or --from-csv"
+        MissingData, match="table: FILE in the profile"
     ):
         protocol(dataset="moons")
     with pytest.raises(UserError, match=r"method 'ishida' unknown; choose from erm, sam, softad"):
