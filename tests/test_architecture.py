@@ -27,10 +27,23 @@ LAYERS = (
     ("experiments",),
     ("workbook",),
 )
+TRAINING = (
+    ("device", "checkpoint", "evaluation", "engines"),
+    ("engines.base", "engines.captured"),
+    ("engines.mlp_layers",),
+    ("engines.vmap",),
+    ("engines.mlp_cpu",),
+    ("protocol",),
+    ("profiles", "inputs"),
+    ("trainer",),
+    ("heldout", "device_check", "many"),
+    ("study",),
+)
+"""The modules of training/, each of which may import those above it."""
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 PUBLIC = {"__init__", "__main__"}
 """Modules at the root that may import anything: the public names and the command."""
-MOST_LINES = {"softadlib": 8_303, "tests": 10_850}
+MOST_LINES = {"softadlib": 8_303, "tests": 11_000}
 """Lines of code of a folder. Lowered with every reduction; raised only for a feature that was decided on."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WITHOUT_CODE = {
@@ -107,6 +120,14 @@ def test_every_package_is_in_the_order():
 
 def test_imports_go_one_way():
     assert upward(graph(ROOT)) == []
+
+
+def test_inside_training_imports_go_one_way():
+    level = {name: i for i, layer in enumerate(TRAINING) for name in layer}
+    inside = {n[9:]: t for n, t in graph(ROOT).items() if n.startswith("training.")}
+    assert set(inside) == set(level)
+    arrows = [(n, t[9:]) for n, to in inside.items() for t in to if t.startswith("training.")]
+    assert [pair for pair in arrows if level[pair[1]] >= level[pair[0]]] == []
 
 
 def test_there_are_no_circles():

@@ -79,32 +79,6 @@ def test_doctests(path):
     assert result.failed == 0
 
 
-def test_the_readme_names_what_exists():
-    text = (REPOSITORY / "README.md").read_text()
-    for path in re.findall(r"`((?:notebooks|softadlib|params|tests)/[\w./-]+)`", text):
-        assert (REPOSITORY / path).exists(), path
-    for link in re.findall(r"\]\((?!http|#)([^)]+)\)", text):
-        path, _, anchor = link.partition("#")
-        assert (REPOSITORY / path).exists(), link
-        if anchor:
-            titles = re.findall(r"^#+ (.*)$", (REPOSITORY / path).read_text(), re.M)
-            assert anchor in [re.sub(r"\W+", "-", title.lower()) for title in titles], link
-
-
-def test_continuous_integration_runs_what_the_classifiers_promise():
-    jobs = yaml.safe_load((REPOSITORY / ".github/workflows/test.yml").read_text())["jobs"]
-    versions = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d", c)]
-    assert jobs["fast"]["strategy"]["matrix"]["python"] == versions
-    makefile = (REPOSITORY / "Makefile").read_text()
-    pair = re.search(r"^TORCH \?= (.*)$", makefile, re.M)[1]
-    for path in (REPOSITORY / ".github/workflows").glob("*.yml"):
-        for given in re.findall(r'TORCH="(torch==\S+ torchvision==\S+)', path.read_text()):
-            assert given == pair, path
-    oldest = re.search(r"^OLDEST \?= (.*)$", makefile, re.M)[1]
-    assert jobs["library"]["strategy"]["matrix"]["torch"] == [oldest, "torch"]
-    assert oldest.replace("==", ">=").startswith(PROJECT["dependencies"][0])
-
-
 def test_the_readmes_shell_commands_are_known():
     """`make readme` runs them; here each softad command is parsed."""
     from readme_commands import LEFT_OUT, commands

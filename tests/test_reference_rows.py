@@ -1,18 +1,32 @@
-"""The rows that are kept in the repository: trained again, they are the same."""
+"""The rows that are kept in the repository: nothing of them is trained again, and it would give the same."""
 
 import numpy as np
 import pytest
-from helpers.workspace import REPOSITORY
+from helpers.workspace import REPOSITORY, tree
 
 from softadlib import results
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.profiles import load
 from softadlib.training.trainer import train_runs
+from softadlib.workbook import cli
 
 
 @pytest.fixture(autouse=True)
 def repository(monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(REPOSITORY))
+
+
+def stored_files(profile):
+    files = tree(REPOSITORY / "outputs" / profile)
+    return {name: changed for name, changed in files.items() if not name.endswith(".lock")}
+
+
+@pytest.mark.parametrize("method", ["erm", "softad"])
+def test_a_stored_study_of_profile_paper_is_neither_trained_nor_written_again(method, capsys):
+    before = stored_files("paper")
+    assert cli.main(["train", "paper", "--dataset", "gaussian", "--method", method]) == 0
+    assert stored_files("paper") == before
+    assert "run/s" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

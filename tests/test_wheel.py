@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -90,24 +89,3 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel):
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert not [n for n in names if not n.startswith("softadlib")]
     assert not [n for n in names if "/book/" in n or n.endswith((".ipynb", ".parquet"))]
-
-
-@pytest.mark.slow
-def test_the_wheel_says_who_made_it_and_where_it_is_from(wheel):
-    archive = zipfile.ZipFile(wheel)
-    (name,) = [n for n in archive.namelist() if n.endswith("dist-info/METADATA")]
-    said = message_from_bytes(archive.read(name))
-    assert said["Version"] == softadlib.__version__
-    assert said["Author"]
-    assert said["License-Expression"] == "MIT"
-    assert {"Typing :: Typed", "Development Status :: 4 - Beta"} <= set(said.get_all("Classifier"))
-    urls = dict(line.split(", ", 1) for line in said.get_all("Project-URL"))
-    assert set(urls) == {"Repository", "Issues", "Changelog", "Paper"}
-    needed = [r for r in said.get_all("Requires-Dist") if "extra ==" not in r]
-    assert sorted(needed) == ["numpy>=1.26", "torch>=2.4"]
-    entry_points = [n for n in archive.namelist() if n.endswith("entry_points.txt")]
-    lines = archive.read(entry_points[0]).decode().split("\n")
-    assert [line for line in lines if line] == [
-        "[console_scripts]",
-        "softad = softadlib.workbook.cli:main",
-    ]

@@ -12,7 +12,6 @@ from matplotlib.colors import to_rgba
 from softadlib._validation import UserError
 from softadlib.analysis import plots as figures
 from softadlib.analysis.statistics import mean_interval
-from softadlib.functional import LN2
 from softadlib.methods import METHODS
 from softadlib.results.schema import COLUMNS
 
@@ -130,35 +129,11 @@ class TestTrajectories:
             figures.trajectories(table(["erm"]), "acc", parts=["val"])
 
 
-class TestTrajectoryPanels:
-    def test_all_trials_diverged(self):
-        rows = table(["erm", "sam"])
-        rows.loc[rows["method"] == "sam", ["loss_train", "loss_test", "acc_train", "acc_test"]] = (
-            np.nan
-        )
-        fig = figures.trajectory_panels(rows)
-        assert "SAM (2 of 2 diverged)" in names(fig.legends[0])
-        fig.canvas.draw()
-
-
 def sweep_rows(method, knobs, **values):
     return pd.concat([table([method], epochs=(9,), knob=knob, **values) for knob in knobs])
 
 
 class TestKnobCurves:
-    def test_theta_methods_and_the_radius_apart(self):
-        parts = [sweep_rows(m, [0.1, 0.5, 1.0]) for m in ("softad", "flooding")]
-        parts += [sweep_rows("sam", [0.01, 0.1]), sweep_rows("erm", [np.nan])]
-        fig = figures.knob_curves(pd.concat(parts))
-        (acc_theta, acc_radius), (loss_theta, loss_radius) = np.reshape(fig.axes, (2, 2))
-        assert set(lines(acc_theta, "softad")) == {"-"}
-        assert lines(acc_theta, "sam") == lines(acc_radius, "softad") == {}
-        np.testing.assert_allclose(lines(loss_radius, "sam")["-"][0], [0.01, 0.1])
-        for ax in (acc_theta, loss_theta):
-            assert any(list(line.get_xdata()) == [LN2, LN2] for line in ax.get_lines())
-        for ax in (acc_radius, loss_radius):
-            assert not any(list(line.get_xdata()) == [LN2, LN2] for line in ax.get_lines())
-
     def test_mean_and_band_of_students_interval(self):
         rows = sweep_rows("softad", [0.1, 0.5])
         rows["acc_test"] = [0.5, 0.9, 0.6, 0.8]  # two trials at each θ
@@ -168,20 +143,3 @@ class TestKnobCurves:
         wide, narrow = mean_interval([0.5, 0.9]), mean_interval([0.6, 0.8])
         ends = [(0.1, wide.low), (0.1, wide.high), (0.5, narrow.low), (0.5, narrow.high)]
         assert corners == {tuple(np.round(end, 9)) for end in ends}
-
-    def test_erm_is_level_and_dashed(self):
-        rows = pd.concat([sweep_rows("softad", [0.1, 0.5]), sweep_rows("erm", [np.nan])])
-        ax = figures.knob_curves(rows).axes[0]
-        assert list(lines(ax, "erm")["--"][1]) == [10.05, 10.05]
-
-    def test_only_the_last_epoch_counts(self):
-        rows = pd.concat([sweep_rows("softad", [0.1]), table(["softad"], epochs=(2,), knob=0.1)])
-        ax = figures.knob_curves(rows).axes[0]
-        np.testing.assert_allclose(lines(ax, "softad")["-"][1], [10.05])
-
-    def test_diverged_runs_are_counted(self):
-        rows = sweep_rows("sam", [0.1, 0.5])
-        rows.loc[rows["knob"] == 0.5, ["loss_train", "loss_test", "acc_test"]] = np.nan
-        fig = figures.knob_curves(rows)
-        assert names(fig.legends[0]) == ["SAM (2 of 4 diverged)"]
-        assert np.isfinite(lines(fig.axes[1], "sam")["-"][1]).all()

@@ -257,9 +257,7 @@ def test_messages(changes, words):
 def test_a_missing_field_a_missing_dataset_and_an_unknown_method():
     with pytest.raises(UserError, match="parameter 'dataset' is missing"):
         Protocol.from_dict({"profile": "tiny"})
-    with pytest.raises(
-        MissingData, match="table: FILE in the profile"
-    ):
+    with pytest.raises(MissingData, match="table: FILE in the profile"):
         protocol(dataset="moons")
     with pytest.raises(UserError, match=r"method 'ishida' unknown; choose from erm, sam, softad"):
         protocol().runs("ishida")
