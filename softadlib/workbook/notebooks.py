@@ -189,8 +189,9 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
                 progress_bar=False,
                 execution_timeout=timeout,
                 start_timeout=180,
-                cwd=str(page.source.parent),
                 extra_arguments=["--log-level=CRITICAL"],  # of the kernel
+                # The kernel's folder; papermill's `cwd` would move all threads of this process.
+                resources={"metadata": {"path": str(page.source.parent)}},
             )
         os.replace(running, page.target)
         failed.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -32,6 +33,11 @@ def make_home(folder: Path, notebooks: tuple[str, ...] = (), **datasets: dict) -
     for name in notebooks:
         shutil.copy(REPOSITORY / "notebooks" / f"{name}.ipynb", folder / "notebooks")
     return folder
+
+
+def heed_ctrl_c() -> None:
+    """Let a process that a test starts end on SIGINT, also where the tests run in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def tree(folder: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ import time
 
 import pandas as pd
 import pytest
-from helpers.workspace import TINY, make_home, tree
+from helpers.workspace import TINY, heed_ctrl_c, make_home, tree
 
 from softadlib import results
 from softadlib.data import tables
@@ -197,7 +197,9 @@ def start(home, *argv, **options):
     """Start the command as a terminal does: in a process group of its own."""
     env = {**os.environ, "SOFTAD_HOME": str(home)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-    return subprocess.Popen([*SOFTAD, *argv], env=env, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [*SOFTAD, *argv], env=env, start_new_session=True, preexec_fn=heed_ctrl_c, **pipes
+    )
 
 
 def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from helpers.workspace import REPOSITORY, make_home, write_notebook
+from helpers.workspace import REPOSITORY, heed_ctrl_c, make_home, write_notebook
 
 from softadlib import results
 from softadlib._validation import UserError
@@ -225,6 +225,7 @@ def test_a_stopped_command_leaves_no_page_and_no_kernel(home, number, status):
         [sys.executable, "-m", "softadlib", "run", "figures", "-j", "1"],
         env={**os.environ, "SOFTAD_HOME": str(home)},
         start_new_session=True,
+        preexec_fn=heed_ctrl_c,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
