@@ -291,6 +291,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         prepared, changes = _prepare(args)
         profile = prepared.profile
+        notebooks.drawings(profile, list(prepared.protocols))  # bad files end before a training
         if args.dry_run:
             print(show.progress(prepared))
         else:

@@ -8,8 +8,8 @@ import numbers_in_text
 import pytest
 from helpers.workspace import REPOSITORY
 
-from softadlib.training.profiles import load
-from softadlib.workbook.notebooks import TRAIN
+from softadlib.training.profiles import load, profile_names
+from softadlib.workbook.notebooks import TRAIN, drawings
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
@@ -113,3 +113,8 @@ def test_a_changed_number_in_prose_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(numbers_in_text, "shared", lambda: shared)
     monkeypatch.setattr(numbers_in_text, "ROOT", tmp_path)
     assert [n.text for n in numbers_in_text.numbers_of(changed) if not n.source] == ["485"]
+
+
+def test_every_committed_profile_names_pages_that_exist():
+    for profile in profile_names():
+        assert drawings(profile, [])
