@@ -27,6 +27,8 @@ CHAPTERS = {
 """Beginning of a notebook's name → its chapter."""
 FIRST = ("reproduced", "rivals", "frontier")
 """Pages that stand before the chapters."""
+FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)\$(?!\$)", re.DOTALL)
+"""A formula in Markdown: $$displayed$$ or $inline$."""
 NO_ALT = 'alt="No description has been provided for this image"'
 
 
@@ -58,6 +60,9 @@ def section(notebook: Path, source: str) -> Section:
     document["cells"] = [
         cell for cell in document["cells"] if not hidden & set(cell["metadata"].get("tags", []))
     ]
+    for cell in document["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = FORMULA.sub(_mathml, cell["source"])
     document["metadata"].pop("widgets", None)
     for output in (o for c in document["cells"] for o in c.get("outputs", ())):
         # a live view needs a kernel; the picture beside it stays
@@ -84,6 +89,14 @@ def _with_links(part: Section, sections: Sequence[Section]) -> Section:
 
     body = re.sub(r'\shref="(?!https?:|mailto:|#)([^"]*)"', lead, part.body)
     return replace(part, body=Markup(body))
+
+
+def _mathml(formula: re.Match[str]) -> str:
+    """Return a formula as MathML, which browsers draw without a script."""
+    from latex2mathml.converter import convert
+
+    display = "block" if formula[1] else "inline"
+    return " ".join(convert(formula[1] or formula[2], display=display).split())
 
 
 def _title(document: Any, notebook: Path) -> str:
