@@ -68,13 +68,6 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     return selected.sort_values([*SWEEP, "trial"], ignore_index=True)
 
 
-def of_every_trial(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs at values that all trials of their sweep have; θ of a trial's own is left out."""
-    trials = rows.groupby(SWEEP)["trial"].transform("nunique")
-    at_value = rows.groupby([*SWEEP, "knob"], dropna=False)["trial"].transform("nunique")
-    return rows[at_value == trials]
-
-
 def shared_trials(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the trials that every method of their case has."""
     methods = rows.groupby(CASE)["method"].transform("nunique")

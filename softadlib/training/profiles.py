@@ -1,6 +1,5 @@
 """`params/<profile>/<dataset>.yaml` → checked protocols."""
 
-import contextlib
 import copy
 import json
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from softadlib import _workspace
-from softadlib._validation import MissingData, UserError, choose
+from softadlib._validation import UserError, choose
 from softadlib.data.images import dataset_names
 from softadlib.training.protocol import Protocol
 
@@ -129,15 +128,6 @@ def datasets_of(profile: str) -> list[str]:
     if not files:
         raise UserError(f"{params / profile} has no DATASET.yaml; copy one from another profile")
     return [d for d in dataset_names() if d in files] + sorted(files - set(dataset_names()))
-
-
-def methods_of(profile: str) -> dict[str, tuple[str, ...]]:
-    """Return the methods that a profile trains, by dataset; sets of one's own that are missing are left out."""
-    methods = {}
-    for dataset in datasets_of(profile):
-        with contextlib.suppress(MissingData):
-            methods[dataset] = load(profile, dataset).methods
-    return methods
 
 
 def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None) -> Protocol:
