@@ -11,6 +11,11 @@ outputs/<profile>/<dataset>/<method>/<fingerprint>.parquet          its rows, `s
 The metadata of the first file say where the rows come from: `Facts`. Files appear whole or not at
 all. That file is written last, then the parts that it replaces are deleted, so a kill at any moment
 loses nothing. Another protocol has another fingerprint, and so another file: nothing is moved.
+
+A profile of many studies may be packed into two files, which are read in the same way:
+
+outputs/<profile>/studies.parquet          rows, a row group a study; the metadata list their `Facts`
+                  studies-losses.parquet   losses, in the same way
 """
 
 import contextlib
@@ -48,6 +53,8 @@ from softadlib.results.schema import (
 
 FACTS = b"softad"
 """Key of a parquet file's metadata under which `Facts` stand as JSON."""
+PACKED = ("studies.parquet", "studies-losses.parquet")
+"""Files of a packed profile: rows and losses."""
 ABANDONED = 3600.0
 """Seconds after which nobody is writing a file any more that has a temporary name."""
 
@@ -143,30 +150,39 @@ def merge_losses(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 # Files
 
 
-def _pack(rows: pd.DataFrame, facts: Mapping[str, Any]) -> bytes:
-    """Return a parquet file of `rows` with `facts` in its metadata. Its pages carry checksums."""
-    table = pa.Table.from_pandas(rows, preserve_index=False)
-    metadata = {**(table.schema.metadata or {}), FACTS: json.dumps(facts).encode()}
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, write_page_checksum=True)
+def _parquet(groups: Sequence[pd.DataFrame], facts: object) -> bytes:
+    """Return a parquet file with `facts` in its metadata. Its pages carry checksums."""
+    tables = [pa.Table.from_pandas(rows, preserve_index=False) for rows in groups]
+    schema = pa.unify_schemas([table.schema for table in tables])
+    metadata = {**(schema.metadata or {}), FACTS: json.dumps(facts).encode()}
+    schema, sink = schema.with_metadata(metadata), pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
+        for table in tables:
+            writer.write_table(table.cast(schema))
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
 
 def _broken(path: Path, what: object) -> UserError:
     """Return the error to raise for a file that cannot be read."""
+    if path.name in PACKED:
+        return UserError(f"{path} is broken ({what}); restore it, for example: git checkout {path}")
     profile, dataset, method = path.parts[-4:-1]
     command = f"softad train {profile} --dataset {dataset} --method {method}"
     return UserError(f"{path} is broken ({what}); train it again: {command} --fresh")
 
 
-def _unpack(
-    path: Path, columns: Sequence[str], dtypes: Mapping[str, str]
+def _read_file(
+    path: Path, columns: Sequence[str], dtypes: Mapping[str, str], group: int | None = None
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return rows and metadata of a file. Raises UserError where it is damaged or lacks a column."""
+    """Return rows, or one group of them, and metadata of a file.
+
+    Raises UserError where it is damaged or lacks a column.
+    """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read(use_threads=False)
+            groups = range(file.num_row_groups) if group is None else [group]
+            table = file.read_row_groups(groups, use_threads=False)
         facts = json.loads((table.schema.metadata or {}).get(FACTS, b"{}"))
         rows = table.select(list(columns)).to_pandas(ignore_metadata=True)
         others = {c: t for c, t in dtypes.items() if rows[c].dtype != t}
@@ -175,13 +191,20 @@ def _unpack(
         raise _broken(path, " ".join(str(error).split())[:80] or type(error).__name__) from None
 
 
-def read_facts(path: Path) -> Facts:
-    """Read where the rows of a file come from. Raises UserError for a damaged file."""
+def _metadata(path: Path) -> list[dict[str, Any]]:
+    """Return what a file's metadata say of each study in it. Raises UserError for a damaged file."""
     try:
         with pq.ParquetFile(path) as file:
-            return Facts.model_validate_json((file.schema_arrow.metadata or {})[FACTS])
-    except (pa.ArrowException, OSError, KeyError) as error:
+            facts = json.loads((file.schema_arrow.metadata or {})[FACTS])
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise _broken(path, " ".join(str(error).split())[:80]) from None
+    return facts if isinstance(facts, list) else [facts]
+
+
+def read_facts(path: Path) -> list[Facts]:
+    """Read where the rows of a file come from, study by study. Raises UserError for a damaged file."""
+    try:
+        return [Facts.model_validate(facts) for facts in _metadata(path)]
     except ValidationError as error:
         raise _broken(path, error.errors()[0]["msg"]) from None
 
@@ -249,14 +272,32 @@ class StudyStore:
         finally:
             lock.release()
 
+    def _place(self, losses: bool = False) -> tuple[Path, int | None] | None:
+        """Return the file of the finished study and its group of rows there; None for all groups."""
+        own, packed = self.losses_file if losses else self.file, outputs(self.profile, PACKED[losses])
+        if self.file.exists():
+            return (own, None) if own.exists() else None
+        key = {"dataset": self.dataset, "method": self.method, "fingerprint": self.fingerprint}
+        for group, facts in enumerate(_metadata(packed) if packed.exists() else ()):
+            if key.items() <= facts.items():
+                return packed, group
+        return None
+
+    def _finished(self, losses: bool = False) -> list[pd.DataFrame]:
+        """Return a list of the finished study's rows or losses; an empty one where there are none."""
+        place = self._place(losses)
+        columns, dtypes = (LOSS_COLUMNS, LOSS_DTYPES) if losses else (ALL_COLUMNS, DTYPES)
+        return [_read_file(place[0], columns, dtypes, place[1])[0]] if place else []
+
     def facts(self) -> Facts | None:
         """Return the facts of the finished study; None where there is none."""
-        return read_facts(self.file) if self.file.exists() else None
+        place = self._place()
+        return read_facts(place[0])[place[1] or 0] if place else None
 
     def other_facts(self) -> list[Facts]:
         """Return the facts of the same dataset × method under other protocols."""
-        files = [path for path in self.folder.glob("*.parquet") if path != self.file]
-        return [read_facts(path) for path in files if not path.stem.endswith("-losses")]
+        found = stored_facts(self.profile, self.dataset, self.method)
+        return [facts for facts in found if facts.fingerprint != self.fingerprint]
 
     def _read_parts(self, losses: bool) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
         """Yield the parts of a study under way; a damaged one counts as none: its runs are trained again."""
@@ -264,19 +305,24 @@ class StudyStore:
         for path in self._parts("*.parquet"):
             if path.stem.endswith("-losses") == losses:
                 with contextlib.suppress(UserError):
-                    yield _unpack(path, columns, dtypes)
+                    yield _read_file(path, columns, dtypes)
 
     def rows(self) -> pd.DataFrame:
         """Return every row that is stored: of the finished study, and of one under way."""
-        finished = [_unpack(self.file, ALL_COLUMNS, DTYPES)[0]] if self.file.exists() else []
-        return merge([*finished, *(rows for rows, _ in self._read_parts(losses=False))])
+        return merge([*self._finished(), *(rows for rows, _ in self._read_parts(losses=False))])
 
     def losses(self) -> pd.DataFrame:
         """Return the losses of single samples that are stored."""
-        finished = []
-        if self.losses_file.exists():
-            finished = [_unpack(self.losses_file, LOSS_COLUMNS, LOSS_DTYPES)[0]]
-        return merge_losses([*finished, *(rows for rows, _ in self._read_parts(losses=True))])
+        parts = (rows for rows, _ in self._read_parts(losses=True))
+        return merge_losses([*self._finished(losses=True), *parts])
+
+    def finished_rows(self) -> pd.DataFrame:
+        """Return the rows of the finished study that its protocol asks for."""
+        return _wanted(merge(self._finished()), self.facts())
+
+    def finished_losses(self) -> pd.DataFrame:
+        """Return the losses of the finished study that its protocol asks for."""
+        return _wanted(merge_losses(self._finished(losses=True)), self.facts())
 
     def sessions(self) -> list[Session]:
         """Return the sessions so far in order; of one that was killed, its last part's state."""
@@ -296,21 +342,32 @@ class StudyStore:
         name = hashlib.sha256(keys.tobytes()).hexdigest()[:16]
         facts = {"session": session.model_dump()}
         if len(losses):
-            write(self.parts / f"{self.fingerprint}-{name}-losses.parquet", _pack(losses, facts))
-        write(self.parts / f"{self.fingerprint}-{name}.parquet", _pack(rows, facts))
+            write(self.parts / f"{self.fingerprint}-{name}-losses.parquet", _parquet([losses], facts))
+        write(self.parts / f"{self.fingerprint}-{name}.parquet", _parquet([rows], facts))
 
     def finish(self, rows: pd.DataFrame, losses: pd.DataFrame, facts: Facts) -> None:
         """Write the study's files, then delete the parts that they replace."""
         replaced = self._finished_parts()
-        if len(losses):
-            write(self.losses_file, _pack(losses, {"fingerprint": self.fingerprint}))
         if self._parts("held-out-*"):
             write(self.held_out_file, _pack_arrays(self.held_out()))
-        write(self.file, _pack(rows, facts.model_dump()))
+        self._write(rows, losses, facts)
         self._delete(replaced)
 
+    def _write(self, rows: pd.DataFrame, losses: pd.DataFrame, facts: Facts) -> None:
+        if len(losses):
+            write(self.losses_file, _parquet([losses], {"fingerprint": self.fingerprint}))
+        write(self.file, _parquet([rows], facts.model_dump()))
+
+    def unpack(self) -> None:
+        """Give a packed study files of its own."""
+        facts = self.facts()
+        if facts is not None and not self.file.exists():
+            rows, losses = self._finished(), self._finished(losses=True)
+            self._write(merge(rows), merge_losses(losses), facts)
+
     def clear(self) -> None:
-        """Delete everything that is stored of this study."""
+        """Delete everything that is stored of this study; the profile is unpacked for that."""
+        unpack(self.profile)
         self._delete(
             [self.file, self.losses_file, self.held_out_file, self.notebook, *self._parts("*")]
         )
@@ -384,8 +441,10 @@ def _unpack_arrays(path: Path) -> dict[str, np.ndarray]:
 # Finished results
 
 
-def _wanted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def _wanted(rows: pd.DataFrame, facts: Facts | None) -> pd.DataFrame:
     """Return the rows of the runs that the protocol asks for; a file may hold more of earlier grids."""
+    if facts is None:
+        return rows
     protocol = facts.protocol
     keep = rows["trial"].lt(protocol["trials"]) & rows["label_noise"].isin(protocol["label_noise"])
     if facts.method in protocol["grids"]:
@@ -393,8 +452,25 @@ def _wanted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     return rows if keep.all() else rows[keep]
 
 
-def finished(profile: str) -> dict[Path, Facts]:
-    """Return the file of every finished dataset × method, and its facts, in the registry's order.
+def stored_facts(profile: str, dataset: str = "*", method: str = "*") -> list[Facts]:
+    """Return the facts of every finished study under any protocol, packed ones first."""
+    found = []
+    packed = outputs(profile, PACKED[0])
+    for facts in read_facts(packed) if packed.exists() else ():
+        if dataset in ("*", facts.dataset) and method in ("*", facts.method):
+            found.append(facts)
+    for path in sorted(outputs(profile).glob(f"{dataset}/{method}/*.parquet")):
+        if path.stem.endswith("-losses") or path.parent.name not in METHODS:
+            continue
+        (facts,) = read_facts(path)
+        if (facts.dataset, facts.method) != path.parts[-3:-1]:
+            raise _broken(path, f"it has rows of {facts.dataset} × {facts.method}")
+        found.append(facts)
+    return found
+
+
+def finished(profile: str) -> dict[StudyStore, Facts]:
+    """Return every finished dataset × method with its facts, in the registry's order.
 
     Where several protocols of one are stored, it is the one that was asked for last. Raises
     UserError where the profile has no folder under `outputs/`.
@@ -406,18 +482,38 @@ def finished(profile: str) -> dict[Path, Facts]:
             f"profile {profile!r} has no results in {folder.parent}; softad run {profile} makes them; "
             f"there are: {known or 'none'}"
         )
-    latest: dict[tuple[str, str], tuple[Path, Facts]] = {}
-    for path in sorted(folder.glob("*/*/*.parquet")):
-        if path.stem.endswith("-losses") or path.parent.name not in METHODS:
-            continue
-        facts, pair = read_facts(path), (path.parts[-3], path.parts[-2])
-        if (facts.dataset, facts.method) != pair:
-            raise _broken(path, f"it has rows of {facts.dataset} × {facts.method}")
-        if pair not in latest or latest[pair][1].last_asked < facts.last_asked:
-            latest[pair] = path, facts
+    latest: dict[tuple[str, str], Facts] = {}
+    for facts in stored_facts(profile):
+        pair = facts.dataset, facts.method
+        if pair not in latest or latest[pair].last_asked < facts.last_asked:
+            latest[pair] = facts
     order = {method: i for i, method in enumerate(METHODS)}
     chosen = sorted(latest, key=lambda pair: (pair[0], order[pair[1]]))
-    return dict(latest[pair] for pair in chosen)
+    return {StudyStore(profile, *pair, latest[pair].fingerprint): latest[pair] for pair in chosen}
+
+
+def pack(profile: str) -> None:
+    """Put the finished studies of a profile into two files; their own files are deleted then."""
+    studies = finished(profile)
+    if not studies:
+        return
+    about = [facts.model_dump() for facts in studies.values()]
+    rows = [merge(study._finished()) for study in studies]
+    losses = [merge_losses(study._finished(losses=True)) for study in studies]
+    write(outputs(profile, PACKED[1]), _parquet(losses, about))
+    write(outputs(profile, PACKED[0]), _parquet(rows, about))
+    for study in studies:
+        study._delete([study.file, study.losses_file])
+
+
+def unpack(profile: str) -> None:
+    """Give every packed study of a profile files of its own again."""
+    files = [outputs(profile, name) for name in PACKED]
+    for facts in read_facts(files[0]) if files[0].exists() else ():
+        StudyStore(profile, facts.dataset, facts.method, facts.fingerprint).unpack()
+    with os_error_as_user_error(outputs(profile)):
+        for path in files:
+            path.unlink(missing_ok=True)
 
 
 def read(
@@ -442,9 +538,9 @@ def read(
     ['erm', 'flooding', 'iflood', 'sam', 'softad']
     """
     frames = []
-    for path, facts in finished(profile).items():
-        if dataset in (None, facts.dataset):
-            rows = _wanted(_unpack(path, ALL_COLUMNS, DTYPES)[0], facts)
+    for study in finished(profile):
+        if dataset in (None, study.dataset):
+            rows = study.finished_rows()
             if label_noise is not None:
                 rows = rows[rows["label_noise"] == label_noise]
             frames.append(selection.final(rows) if final and len(rows) else rows)
@@ -460,14 +556,14 @@ def read_losses(
     calibration hold numbers at the last epoch alone.
     """
     frames = []
-    for path, facts in finished(profile).items():
-        file = path.with_name(f"{path.stem}-losses.parquet")
-        if dataset in (None, facts.dataset) and file.exists():
-            losses = _wanted(_unpack(file, LOSS_COLUMNS, LOSS_DTYPES)[0], facts)
+    for study, facts in finished(profile).items():
+        if dataset in (None, facts.dataset):
+            losses = study.finished_losses()
             if facts.protocol["curves"] == "selected" and not facts.protocol.get("best_epoch"):
                 # A file may also hold runs that were selected among other values, or by other ties.
-                rows = _wanted(_unpack(path, ALL_COLUMNS, DTYPES)[0], facts)
-                chosen = set(run_keys(selection.select(rows, facts.protocol["ties"])))
+                chosen = set(
+                    run_keys(selection.select(study.finished_rows(), facts.protocol["ties"]))
+                )
                 losses = losses[[key in chosen for key in run_keys(losses)]]
             frames.append(losses)
     rows = merge_losses(frames)
@@ -483,9 +579,8 @@ def provenances(profile: str) -> pd.DataFrame:
     that stored no session of such a command.
     """
     lines = []
-    for path, facts in finished(profile).items():
-        protocol, ends = facts.protocol, selection.final(_unpack(path, ALL_COLUMNS, DTYPES)[0])
-        ends = _wanted(ends, facts)
+    for study, facts in finished(profile).items():
+        protocol, ends = facts.protocol, selection.final(study.finished_rows())
         grid = protocol["grids"].get(facts.method, ())
         losses = ends[["loss_train", "loss_val", "loss_test"]]
         trained = sum(session.runs_trained for session in facts.sessions)

@@ -119,7 +119,7 @@ def store_of(protocol: Protocol, method: str) -> StudyStore:
 
 def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) -> bool:
     """Tell whether nothing is left: no run, and the table is written for this very protocol."""
-    if plan.left or not store.file.exists() or store.has_parts():
+    if plan.left or store.has_parts():
         return False
     facts = store.facts()
     return facts is not None and facts.protocol == protocol.to_dict()

@@ -133,8 +133,7 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     others = [
         study.name
         for study in work.studies
-        if not study.store.file.exists()
-        and any(not p.stem.endswith("-losses") for p in study.store.folder.glob("*.parquet"))
+        if study.store.facts() is None and study.store.other_facts()
     ]
     if others:
         lines.append(

@@ -15,10 +15,13 @@ from softadlib.results.store import (
     Facts,
     Session,
     StudyStore,
+    finished,
     merge,
     merge_losses,
     outputs,
+    pack,
     read_facts,
+    stored_facts,
 )
 from softadlib.training.protocol import Protocol
 
@@ -81,7 +84,7 @@ def test_rows_losses_and_facts_come_back_to_the_bit():
     pd.testing.assert_frame_equal(study().losses(), of_samples, check_exact=True)
     assert study().losses()["part"].tolist()[:3] == ["train", "val", "test"]
     assert study().losses()["quantiles"][0].dtype == np.float32
-    assert read_facts(study().file) == about
+    assert read_facts(study().file) == [about]
     assert about.sessions[0].cores == 2
 
 
@@ -104,6 +107,49 @@ def test_parts_count_until_the_study_is_finished_and_only_for_their_protocol():
     assert study().rows()["trial"].tolist() == [0, 1]
     study().clear()
     assert not tree(study().folder)
+
+
+def test_packed_studies_are_read_as_before_to_the_bit_and_go_on_from_there():
+    """Studies with losses and without, with and without quantiles; of another protocol one stays outside."""
+    erm, none = rows(method="erm", knobs=(np.nan,)), losses(rows()).head(0)
+    study("f1").finish(rows(), losses(rows()), facts())
+    study("f2", "erm").finish(erm, losses(erm).assign(quantiles=None), facts("f2", "erm"))
+    study("f3", "sam").finish(rows(method="sam"), none, facts("f3", "sam"))
+    study("f0").finish(rows((0,)), none, facts("f0", sessions=[]))
+    readers = (results.read, results.read_losses, results.provenances, finished, stored_facts)
+    before = [read("tiny") for read in readers]
+    pack("tiny")
+    left = {"studies.parquet", "studies-losses.parquet", "gaussian/softad/f0.parquet"}
+    assert set(tree(outputs("tiny"))) == left
+    for earlier, read in zip(before[:3], readers):
+        pd.testing.assert_frame_equal(read("tiny"), earlier, check_exact=True)
+    assert finished("tiny") == before[3]
+    assert {of.fingerprint for of in stored_facts("tiny")} == {"f0", "f1", "f2", "f3"}
+    assert study("f1").facts() == facts()
+    assert [of.fingerprint for of in study("f0").other_facts()] == ["f1"]
+    # More trials go to a file of their own, which holds the packed ones too.
+    study().save_part(rows((2,)), losses(rows((2,))), SESSION)
+    assert study().rows()["trial"].tolist() == [0, 1, 2]
+    study().finish(study().rows(), study().losses(), facts(trials=3))
+    assert results.read("tiny").query("method == 'softad'")["trial"].tolist() == [0, 1, 2]
+    study("f2", "erm").clear()
+    assert not list(outputs("tiny").glob("*.parquet"))
+    assert results.read("tiny")["method"].value_counts().to_dict() == {"softad": 3, "sam": 2}
+
+
+def test_a_damaged_packed_file_is_one_line():
+    study().finish(rows(), losses(rows()), facts())
+    pack("tiny")
+    whole = results.read("tiny")
+    path, said = outputs("tiny", "studies.parquet"), []
+    for copy in damaged(path.read_bytes()):
+        path.write_bytes(copy)
+        try:
+            assert results.read("tiny").equals(whole)
+        except UserError as error:
+            said.append(str(error))
+    assert len(said) > 10
+    assert all(line.startswith(f"{path} is broken (") and "\n" not in line for line in said)
 
 
 def test_of_the_same_run_and_epoch_the_last_frame_wins():

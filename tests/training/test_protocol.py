@@ -146,13 +146,13 @@ def test_stored_results_keep_their_fingerprint(profile, monkeypatch):
     So has the profile's, but for FashionMNIST, which is stored at 40 epochs in place of 500.
     """
     monkeypatch.setenv("SOFTAD_HOME", str(REPOSITORY))
-    files = finished(profile)
-    assert files
-    for path, facts in files.items():
+    studies = finished(profile)
+    assert studies
+    for study, facts in studies.items():
         stored, asked = Protocol.from_dict(facts.protocol), load(profile, facts.dataset)
-        assert stored.fingerprint(facts.method) == path.stem == facts.fingerprint, path
-        same = asked.fingerprint(facts.method) == path.stem
-        assert same == (facts.dataset != "fashionmnist"), path
+        assert stored.fingerprint(facts.method) == study.fingerprint == facts.fingerprint
+        same = asked.fingerprint(facts.method) == study.fingerprint
+        assert same == (facts.dataset != "fashionmnist"), study
 
 
 def test_the_committed_profiles_are_the_papers():
