@@ -274,7 +274,10 @@ class StudyStore:
 
     def _place(self, losses: bool = False) -> tuple[Path, int | None] | None:
         """Return the file of the finished study and its group of rows there; None for all groups."""
-        own, packed = self.losses_file if losses else self.file, outputs(self.profile, PACKED[losses])
+        own, packed = (
+            self.losses_file if losses else self.file,
+            outputs(self.profile, PACKED[losses]),
+        )
         if self.file.exists():
             return (own, None) if own.exists() else None
         key = {"dataset": self.dataset, "method": self.method, "fingerprint": self.fingerprint}
@@ -342,7 +345,9 @@ class StudyStore:
         name = hashlib.sha256(keys.tobytes()).hexdigest()[:16]
         facts = {"session": session.model_dump()}
         if len(losses):
-            write(self.parts / f"{self.fingerprint}-{name}-losses.parquet", _parquet([losses], facts))
+            write(
+                self.parts / f"{self.fingerprint}-{name}-losses.parquet", _parquet([losses], facts)
+            )
         write(self.parts / f"{self.fingerprint}-{name}.parquet", _parquet([rows], facts))
 
     def finish(self, rows: pd.DataFrame, losses: pd.DataFrame, facts: Facts) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import choose
-from softadlib.results.store import outputs
+from softadlib.results.store import outputs, stored_facts
 from softadlib.training.profiles import datasets_of, load, read_yaml
 from softadlib.workbook.work import Study
 
@@ -107,7 +107,7 @@ def figures() -> list[Page]:
 
 def stored_datasets(profile: str) -> list[str]:
     """Return the datasets of a profile that have a finished result."""
-    found = {path.parts[-3] for path in outputs(profile).glob("*/*/*.parquet")}
+    found = {facts.dataset for facts in stored_facts(profile)}
     return [name for name in datasets_of(profile) if name in found]
 
 

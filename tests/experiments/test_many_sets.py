@@ -1,0 +1,77 @@
+"""Comparison over many sets: entries, means and chances to win against counts by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from softadlib.experiments.many_sets import FIXED, chance_to_win, entries, means, wins
+from softadlib.results.schema import MEASURES
+
+
+def rows(*runs):
+    """Rows (dataset, method, trial, knob, epoch, validation loss, test loss, test accuracy)."""
+    names = ["dataset", "method", "trial", "knob", "epoch", "loss_val", "loss_test", "acc_test"]
+    frame = pd.DataFrame(runs, columns=names).assign(label_noise=0.0)
+    return frame.assign(**{m: 0.5 for m in MEASURES if m not in names})
+
+
+ROWS = rows(
+    ("a", "erm", 0, np.nan, 3, 0.4, 0.5, 0.8),
+    ("a", "erm", 0, np.nan, 9, 0.9, 1.0, 0.9),
+    ("a", "softad", 0, 0.01, 4, 0.5, 0.6, 0.7),
+    ("a", "softad", 0, 0.01, 9, 0.6, 0.7, 0.6),
+    ("a", "softad", 0, 0.1, 5, 0.45, 0.3, 0.9),
+    ("a", "softad", 0, 0.1, 9, 0.7, 0.2, 0.5),
+)
+
+
+def test_a_method_enters_with_its_value_of_lowest_validation_loss_and_softad_once_more():
+    stopped = entries(ROWS, stopped=True).set_index("entry")
+    assert stopped["epoch"].to_dict() == {"ERM": 3, "SoftAD": 5, FIXED: 4}
+    assert stopped["knob"].to_dict()["SoftAD"] == 0.1
+    last = entries(ROWS, stopped=False).set_index("entry")
+    assert last["epoch"].unique().tolist() == [9]
+    assert last["knob"].to_dict()["SoftAD"] == 0.01
+    lacks = entries(ROWS[ROWS["knob"] != 0.01], stopped=True)
+    assert lacks["entry"].tolist() == ["ERM", "SoftAD"], "a grid without the fixed value"
+
+
+A, B = "ERM", "SAM"
+
+
+def runs(**losses):
+    """Runs of entries A and B: {set: ((A's losses), (B's losses))}, a loss a trial."""
+    frames = [
+        pd.DataFrame({"dataset": name, "entry": e, "trial": range(len(v)), "loss_test": v})
+        for name, pair in losses.items()
+        for e, v in zip((A, B), pair)
+    ]
+    return pd.concat(frames).assign(label_noise=0.0, acc_test=lambda f: -f["loss_test"])
+
+
+PAIRS = runs(x=((1, 1, 1, 1), (2, 2, 2, 0)), y=((1, 1), (1, 2)), z=((3,), (1,)))
+
+
+@pytest.mark.parametrize("measure", ["loss_test", "acc_test"])
+def test_trials_won_are_those_with_the_lower_loss_or_the_higher_accuracy(measure):
+    assert [w.tolist() for w in wins(PAIRS, measure, A, B)] == [[1, 1, 1, 0], [0.5, 1], [0]]
+    assert [w.tolist() for w in wins(PAIRS, measure, B, A)] == [[0, 0, 0, 1], [0.5, 0], [1]]
+
+
+def test_chance_to_win_is_the_mean_of_shares_and_its_interval_draws_trials_within_sets():
+    many = runs(x=((1, 1, 1, 1), (2, 2, 0, 0)), y=((1, 1, 1, 1), (2, 2, 2, 2)))
+    chance = chance_to_win(many, "loss_test", A, B)
+    assert (chance.mean, chance.n) == ((1 / 2 + 1) / 2, 2)
+    # In y every trial is won, so a resampled mean is (k/4 + 1)/2 with k binomial (4, ½): 0 and 4 have
+    # a chance of 6 % each, more than the 2.5 % beyond either end.
+    assert (chance.low, chance.high) == (0.5, 1.0)
+    back = chance_to_win(many, "loss_test", B, A)
+    assert back.mean == pytest.approx(1 - chance.mean)
+
+
+def test_means_keep_the_order_of_entries_and_leave_out_sets_that_lack_one():
+    more = pd.concat([PAIRS, PAIRS[PAIRS["entry"] == A].assign(dataset="w")])
+    table = means(more, "loss_test", ["dataset"])
+    assert table.columns.tolist() == [A, B]
+    assert table.loc["x"].tolist() == [1, 1.5]
+    assert table.index.tolist() == ["x", "y", "z"]
