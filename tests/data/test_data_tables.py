@@ -1,12 +1,15 @@
 """Tables: what is read and refused, what each trial draws, and that nothing leaks into training."""
 
 import dataclasses
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.datasets import load_digits
+from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
 from softadlib._validation import MissingData, UserError
@@ -15,6 +18,8 @@ from softadlib.data.sets import listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
 from softadlib.data.tables import TABLES, Table, read_table, table_digest, table_file
 from softadlib.training.inputs import load_splits
+from softadlib.training.protocol import Protocol
+from softadlib.training.trainer import train_runs
 
 SEEDS = (17716, 961412, 457707)
 
@@ -330,3 +335,32 @@ def test_a_protocol_draws_its_table(root):
     made.table = "gone.csv"
     with pytest.raises(MissingData, match=r"own: table 'gone.csv' is neither under"):
         load_splits(made, 0.0)
+
+
+# Training
+
+
+@pytest.mark.parametrize("name", ["digits", "letter"])
+def test_a_perceptron_is_at_least_as_accurate_as_scikit_learns(name, root, monkeypatch):
+    """Two layers of 256, Adam with the same step and batch, the same rows, 30 epochs."""
+    if name == "digits":
+        file = root / "digits.csv"
+        load_digits(as_frame=True).frame.to_csv(file, index=False)
+    else:
+        monkeypatch.undo()  # the data root of this machine
+        try:
+            file = table_file(name)
+        except MissingData as error:
+            pytest.skip(str(error))
+    values = {"profile": "p", "dataset": "mine", "table": str(file), "model": "mlp2x256"}
+    values |= {"epochs": 30, "trials": 2, "batch_size": 100, "device": "cpu"}
+    protocol = Protocol.from_dict(values | dict.fromkeys(("n_train", "n_val", "n_test"), 0))
+    ours, _ = train_runs(protocol, protocol.runs("erm"), {protocol.epochs})
+    splits = load_splits(protocol, 0.0)
+    for trial, accuracy in enumerate(ours["acc_test"]):
+        train, test = splits.train[trial], splits.test[trial]
+        network = MLPClassifier((256, 256), batch_size=100, max_iter=30, alpha=0, random_state=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # after 30 epochs it has not converged
+            network.fit(splits.x[train], splits.y[train])
+        assert accuracy >= network.score(splits.x[test], splits.y[test])
