@@ -42,6 +42,8 @@ def test_what_is_done_and_what_is_left(home, capsys):
     assert cli.main([*softad, "-p", "curves=none"]) == 0
     line = printed(capsys, "tiny", "--method", "softad")[1].split()
     assert line[6] == "66%", "4 of 4 runs without their 2 curves"
+    lines = printed(capsys, "tiny", "--method", "softad", "-p", "epochs=3")
+    assert lines[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
     assert cli.main(softad) == 0
     lines = printed(capsys, "tiny", "--method", "softad")
     assert lines[1].split()[6:] == ["100%", "0.0"]
