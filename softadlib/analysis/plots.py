@@ -3,6 +3,7 @@
 Methods keep the registry's colours, labels and order everywhere.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from softadlib.methods import METHODS, THETA
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
 """Each part's line style, the same on every page."""
-MARKS = dict(zip(METHODS, "osD^vPX*<>hd"))
+MARKS = dict(zip(METHODS, itertools.cycle("osD^vPX*<>hdpH8")))
 """Each method's marker, so that a grey print can be read."""
 PALETTE = {name: method.colour for name, method in METHODS.items()}
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}

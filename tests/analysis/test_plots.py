@@ -143,3 +143,7 @@ class TestKnobCurves:
         wide, narrow = mean_interval([0.5, 0.9]), mean_interval([0.6, 0.8])
         ends = [(0.1, wide.low), (0.1, wide.high), (0.5, narrow.low), (0.5, narrow.high)]
         assert corners == {tuple(np.round(end, 9)) for end in ends}
+
+
+def test_every_method_can_be_drawn_along_its_epochs():
+    figures.trajectory_panels(table(METHODS))

@@ -105,10 +105,13 @@ def test_every_notebook_is_a_page(book):
     assert {p.stem for p in (book / "notebooks").glob("*.html")} == {*NOTEBOOKS, "README"}
 
 
+CHAPTERS = ("paper", "real_data", "beyond", "use", "api", "command", "how_it_works", "results")
+
+
 def test_the_front_page_is_the_readme_and_leads_to_every_chapter(book):
     front = (book / "index.html").read_text()
     assert "SoftAD replaces cross-entropy in one line" in front
-    for chapter in ("paper", "beyond", "use", "api", "command", "how_it_works", "results"):
+    for chapter in CHAPTERS:
         assert f'href="{chapter}.html"' in front, chapter
     assert 'href="CHANGELOG.html"' in front
 

@@ -44,6 +44,7 @@ copyright = f"2026, {author}"
 
 PAPER = ("fig", "tab", "sec", "prop", "app")
 USE = ("recipes", "train", "dev")
+REAL = ("real",)
 
 
 def contents(chapter: str) -> str:
@@ -53,7 +54,8 @@ def contents(chapter: str) -> str:
     names.sort(key=lambda name: (*order, name).index(name))
     chapters = {"paper": [name for name in names if name.startswith(PAPER)]}
     chapters["use"] = [name for name in names if name.startswith(USE)]
-    chapters["beyond"] = [n for n in names if n not in chapters["paper"] + chapters["use"]]
+    chapters["real"] = [name for name in names if name.startswith(REAL)]
+    chapters["beyond"] = [n for n in names if not n.startswith(PAPER + USE + REAL)]
     pages = "".join(f"/notebooks/{name}\n" for name in chapters[chapter])
     return f"```{{toctree}}\n:maxdepth: 1\n\n{pages}```"
 
