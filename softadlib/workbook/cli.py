@@ -10,13 +10,14 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -240,6 +241,7 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
         return
     from distributed import Client
 
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks
     if "://" not in address and not Path(address).is_file():  # the client would wait for it
         raise UserError(
             f"--scheduler must be tcp://HOST:PORT or a file that exists, got {address!r}"
@@ -252,7 +254,15 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
         raise UserError(f"no dask scheduler at {address!r} ({what})") from None
     with client:
         # A task whose worker is killed runs again elsewhere.
-        yield client.get_executor(retries=3, pure=False)
+        try:
+            yield client.get_executor(retries=3, pure=False)
+        except (CancelledError, OSError):
+            if client.status == "running":
+                raise
+            raise UserError(
+                f"the dask scheduler at {address!r} is gone; finished runs are stored, "
+                "and the same command with another scheduler goes on from there"
+            ) from None
 
 
 def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str, Any]]":

@@ -64,7 +64,9 @@ def test_a_worker_of_a_local_cluster_is_killed(whole):
     pd.testing.assert_frame_equal(rows, whole, check_exact=True)
 
 
-def test_the_command_on_a_scheduler_one_of_whose_two_workers_is_killed(whole, tmp_path):
+@pytest.fixture
+def cluster(tmp_path):
+    """Return the processes of a scheduler and two workers, and the scheduler's address."""
     file = tmp_path / "scheduler.json"
     dask = (sys.executable, "-m", "dask")
     place = ("--scheduler-file", str(file))
@@ -79,13 +81,38 @@ def test_the_command_on_a_scheduler_one_of_whose_two_workers_is_killed(whole, tm
         address = json.loads(file.read_text())["address"]
         with Client(address) as client:
             client.wait_for_workers(2, timeout=120)
-        train = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
-        command = subprocess.Popen([sys.executable, *train, "--scheduler", address])
-        await_part()
-        processes[1].kill()
-        assert command.wait(timeout=200) == 0
+        yield processes, address
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def command(address):
+    """Start the command that trains on a scheduler."""
+    train = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
+    train = (sys.executable, *train, "--scheduler", address)
+    return subprocess.Popen(train, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_on_a_scheduler_one_of_whose_two_workers_is_killed(whole, cluster):
+    processes, address = cluster
+    softad = command(address)
+    await_part()
+    processes[1].kill()
+    softad.communicate(timeout=200)
+    assert softad.returncode == 0
     pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)
+
+
+def test_the_command_whose_scheduler_is_killed_says_so_in_a_line_and_resumes(whole, cluster):
+    processes, address = cluster
+    softad = command(address)
+    await_part()
+    processes[0].kill()
+    _, said = softad.communicate(timeout=200)
+    assert softad.returncode == 2
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith(f"softad: the dask scheduler at {address!r} is gone;")
+    rows = run_study(load("tiny", "gaussian"), "softad")
+    pd.testing.assert_frame_equal(rows, whole, check_exact=True)
