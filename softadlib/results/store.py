@@ -274,10 +274,8 @@ class StudyStore:
 
     def _place(self, losses: bool = False) -> tuple[Path, int | None] | None:
         """Return the file of the finished study and its group of rows there; None for all groups."""
-        own, packed = (
-            self.losses_file if losses else self.file,
-            outputs(self.profile, PACKED[losses]),
-        )
+        own = self.losses_file if losses else self.file
+        packed = outputs(self.profile, PACKED[losses])
         if self.file.exists():
             return (own, None) if own.exists() else None
         key = {"dataset": self.dataset, "method": self.method, "fingerprint": self.fingerprint}
@@ -498,8 +496,11 @@ def finished(profile: str) -> dict[StudyStore, Facts]:
 
 
 def pack(profile: str) -> None:
-    """Put the finished studies of a profile into two files; their own files are deleted then."""
-    studies = finished(profile)
+    """Put all finished studies of a profile into two files; their own files are deleted then."""
+    studies = {
+        StudyStore(profile, facts.dataset, facts.method, facts.fingerprint): facts
+        for facts in stored_facts(profile)
+    }
     if not studies:
         return
     about = [facts.model_dump() for facts in studies.values()]
