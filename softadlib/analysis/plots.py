@@ -106,11 +106,11 @@ def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> No
     ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
-def mark_log(ax: Axes, classes: int = 2, label: bool = True, **line: Any) -> None:
+def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
     """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
     level = np.log(classes)
     dotted = {"color": "0.25", "linestyle": ":", "linewidth": 1.4, "path_effects": HALO}
-    ax.axvline(level, zorder=3, **(line or dotted))
+    ax.axvline(level, zorder=3, **dotted)
     if label:
         position: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
