@@ -109,8 +109,7 @@ def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> No
 def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
     """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
     level = np.log(classes)
-    dotted = {"color": "0.25", "linestyle": ":", "linewidth": 1.4, "path_effects": HALO}
-    ax.axvline(level, zorder=3, **dotted)
+    ax.axvline(level, zorder=3, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
     if label:
         position: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
