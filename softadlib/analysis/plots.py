@@ -14,7 +14,6 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
-from matplotlib.collections import QuadMesh
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -108,30 +107,16 @@ def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> No
     ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
-def mark_log(ax: Axes, classes: int = 2, label: bool = True, **line: Any) -> None:
+def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
     """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
     level = np.log(classes)
-    dotted = {"color": "0.25", "linestyle": ":", "linewidth": 1.4, "path_effects": HALO}
-    ax.axvline(level, zorder=3, **(line or dotted))
+    ax.axvline(level, zorder=3, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
     if label:
         position: dict[str, Any] = {
             "xycoords": ax.get_xaxis_transform(),
             "textcoords": "offset points",
         }
         ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **position)
-
-
-def heatmap(ax: Axes, table: pd.DataFrame, **colours: Any) -> QuadMesh:
-    """Draw rows σ (geometric), columns θ, ln 2 marked; a single row is a strip without a σ axis."""
-    sigma = cell_edges(table.index, geometric=True) if len(table) > 1 else [0, 1]
-    mesh = ax.pcolormesh(cell_edges(table.columns), sigma, table, **colours)
-    ax.grid(False)
-    ax.set_yticks([])
-    if len(table) > 1:
-        ax.set(yscale="log", ylabel="σ")
-        _plain_log(ax.yaxis)
-    mark_log(ax, label=len(table) == 1, color="white", linewidth=1.4)
-    return mesh
 
 
 def _plain_log(axis: Axis, subs: Sequence[float] = (1, 2, 5)) -> None:

@@ -68,13 +68,6 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     return selected.sort_values([*SWEEP, "trial"], ignore_index=True)
 
 
-def shared_trials(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the trials that every method of their case has."""
-    methods = rows.groupby(CASE)["method"].transform("nunique")
-    of_trial = rows.groupby([*CASE, "trial"])["method"].transform("nunique")
-    return rows[of_trial == methods]
-
-
 def curves(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     """Return all epochs of the selected runs.
 

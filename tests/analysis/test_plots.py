@@ -65,17 +65,6 @@ class TestCells:
         assert (values < edges[1:]).all()
 
 
-class TestHeatmap:
-    def test_every_cell_has_its_value_and_its_place(self):
-        _, ax = plt.subplots()
-        cells = pd.DataFrame([[1.0, 2, 3], [4, 5, 6]], index=[0.1, 10], columns=[0.0, 0.5, 1.0])
-        mesh = figures.heatmap(ax, cells, vmin=0, vmax=6, cmap="mako")
-        assert mesh.get_array().tolist() == cells.to_numpy().tolist()
-        assert ax.get_yscale() == "log"
-        np.testing.assert_allclose(ax.get_ylim(), [0.01, 100])
-        np.testing.assert_allclose(ax.get_xlim(), [-0.25, 1.25])
-
-
 class TestTrajectories:
     def test_lines_are_the_means_over_trials(self):
         rows = table(["erm", "softad"])

@@ -22,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers import published_loop
+from helpers.plain_loop import final_measures
 
 import softadlib
 from softadlib.data.splits import PARTS, Splits
@@ -89,7 +90,7 @@ def measuring(protocol: Protocol, splits: Splits) -> Case:
     engine = make_engine(protocol, [run], splits)
     points = sum(len(y) for _, y in data.values())
     what = f"mlp4x500, measuring {points:,} points"
-    return Case(what, lambda: published_loop.measure(network, data), lambda: engine.measure([0]), 1)
+    return Case(what, lambda: final_measures(network, data), lambda: engine.measure([0]), 1)
 
 
 def study(protocol: Protocol, splits: Splits) -> Case:

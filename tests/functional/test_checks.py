@@ -81,6 +81,8 @@ def test_tensor_sigma_that_is_not_positive_is_refused_or_nan(sigma, scale):
         (lambda: F.softad_weights(torch.ones(2), 0.1, scale="txt"), "scale 'txt' unknown; choose"),
         (lambda: F.softad_weights(torch.ones(2), 0.1, 0.0), "sigma must be a number of at least"),
         (lambda: F.softad(torch.ones(2), 0.1, True), "sigma must be a number of at least"),
+        (lambda: F.softad(torch.ones(2), 0.1, -1.0), "sigma must be .* at least 1e-12, got -1.0"),
+        (lambda: F.softad(torch.ones(2), 0.1, math.inf), "sigma must be a number of at least"),
         (lambda: F.cvar(torch.ones(2), torch.tensor(1.0)), "beta must be a number of at least 0"),
         (lambda: F.chi2_dro(torch.ones(2), torch.tensor(-1.0)), "radius must be a number of at"),
         (lambda: F.tilted(torch.ones(2), torch.tensor(math.nan)), "t must be a finite number"),
@@ -101,13 +103,6 @@ def test_tensors_and_words_out_of_range_are_refused(call, words):
 def test_weights_below_zero_are_refused(objective):
     with pytest.raises(ValueError, match="weights must be a number of at least 0, got -1"):
         objective(torch.ones(2), 0.5, weights=torch.tensor([1.0, -1.0]))
-
-
-@pytest.mark.parametrize("sigma", [1e-12, 1e-6, 1e30])
-def test_the_smallest_sigma_has_a_finite_gradient_in_float32(sigma):
-    losses = torch.tensor([0.0, 0.1, 50.0], requires_grad=True)
-    F.softad(losses, 0.1, sigma, scale="text").backward()
-    assert losses.grad.isfinite().all()
 
 
 def test_norms_of_float16_gradients_are_refused():
@@ -133,7 +128,7 @@ def test_a_sigma_or_theta_of_another_shape_is_refused(function):
     assert each.isfinite().all()
 
 
-@given(st.floats(-12, 6), st.sampled_from(F.SCALES))
+@given(st.floats(-12, 30), st.sampled_from(F.SCALES))
 def test_float32_gradients_are_those_of_float64_at_every_sigma(exponent, scale):
     sigma = 10.0**exponent
     found = []

@@ -130,40 +130,30 @@ def test_fdgr_of_a_quadratic_is_g_plus_lambda_a_g_in_both_schemes(strength, step
         close(result, g + strength * A @ g, rtol=1e-9, atol=1e-9)
 
 
+def layer(weight, bias):
+    return {"0.weight": torch.tensor(weight).double(), "0.bias": torch.tensor(bias).double()}
+
+
 @pytest.mark.parametrize("eta", [0.0, 0.01, 0.5])
 def test_asam_official_by_hand(eta):
     """Weights adapt, biases do not, and one norm goes over both."""
-    params = {"0.weight": torch.tensor([2.0, -0.5]), "0.bias": torch.tensor([0.3])}
-    grads = {"0.weight": torch.tensor([1.0, 3.0]), "0.bias": torch.tensor([-2.0])}
+    params, grads = layer([2.0, -0.5], [0.3]), layer([1.0, 3.0], [-2.0])
     size = np.array([2 + eta, 0.5 + eta, 1.0])
     g = np.array([1.0, 3.0, -2.0])
     expected = 0.7 * size**2 * g / np.linalg.norm(size * g)
     there = F.asam_perturb(params, grads, 0.7, eta=eta)
-    close(flat(there) - flat(params), expected, rtol=1e-5)
+    close(flat(there) - flat(params), expected, rtol=1e-9)
 
 
 def test_asam_davda54_by_hand():
-    params = {"0.weight": torch.tensor([2.0, -0.5]), "0.bias": torch.tensor([0.0])}
-    grads = {"0.weight": torch.tensor([1.0, 3.0]), "0.bias": torch.tensor([-2.0])}
+    params, grads = layer([2.0, -0.5], [0.0]), layer([1.0, 3.0], [-2.0])
     there = F.asam_perturb(params, grads, 0.7, "davda54", eta=5.0)
     assert there["0.bias"].tolist() == [0], "a bias of 0 is never moved"
     size, g = np.array([2.0, 0.5]), np.array([1.0, 3.0])
     expected = 0.7 * size**2 * g / np.linalg.norm(size * g)
-    close(there["0.weight"] - params["0.weight"], expected, rtol=1e-5)
+    close(there["0.weight"] - params["0.weight"], expected, rtol=1e-9)
     official = F.asam_perturb(params, grads, 0.7)
     assert official["0.bias"].item() != 0
-
-
-@pytest.mark.parametrize("variant", ["official", "davda54"])
-@pytest.mark.parametrize("radius", [0.05, 2.0])
-def test_asam_climbs_by_radius_in_units_of_the_weights(variant, radius):
-    net = Net()
-    grads = net.gradient(net.params)
-    there = F.asam_perturb(net.params, grads, radius, variant, eta=0.0)
-    size = {n: p.abs() if "weight" in n or variant == "davda54" else torch.ones_like(p)
-            for n, p in net.params.items()}  # fmt: skip
-    relative = (flat(there) - flat(net.params)) / flat(size)
-    assert relative.norm().item() == pytest.approx(radius, rel=1e-9)
 
 
 # ASAM does not see the scale of the layers, SAM does

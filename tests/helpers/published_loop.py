@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers.plain_loop import final_measures
+
 Data = Mapping[str, tuple[Tensor, Tensor]]
 """Inputs and targets of train, val and test."""
 
@@ -51,7 +53,7 @@ def train(
 ) -> list[dict[str, float]]:
     """Train `model` in place; where `measured`, return its measures before and after every epoch."""
     loader = DataLoader(TensorDataset(*data["train"]), batch_size, shuffle=True)
-    history = [measure(model, data)] if measured else []
+    history = [final_measures(model, data)] if measured else []
     for _ in range(epochs):
         model.train()
         for x, y in loader:
@@ -61,17 +63,5 @@ def train(
                 gradient(model, x, y, knob if method == "softad" else None)
             optimizer.step()
         if measured:
-            history.append(measure(model, data))
+            history.append(final_measures(model, data))
     return history
-
-
-@torch.no_grad()
-def measure(model: nn.Module, data: Data) -> dict[str, float]:
-    """Return loss and accuracy of every part, as one batch each, and the norm of all parameters."""
-    model.eval()
-    measures = {"model_norm": nn.utils.parameters_to_vector(model.parameters()).norm().item()}
-    for part, (x, y) in data.items():
-        logits = model(x)
-        measures[f"loss_{part}"] = nn.functional.cross_entropy(logits, y).item()
-        measures[f"acc_{part}"] = (logits.argmax(dim=1) == y).double().mean().item()
-    return measures

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.steps import closure_from
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -27,13 +28,7 @@ def least(loss, classes, wrong):
         above = free[0] + free[1].square()
         return torch.cat([free[:1], above[None] if wrong else free[1:2], free[2:]])[None]
 
-    def closure():
-        optimizer.zero_grad()
-        value = loss(scores(), torch.tensor([0])).sum()
-        value.backward()
-        return value
-
-    optimizer.step(closure)
+    optimizer.step(closure_from(optimizer, lambda: loss(scores(), torch.tensor([0])).sum()))
     return loss(scores(), torch.tensor([0])).item()
 
 

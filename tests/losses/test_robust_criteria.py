@@ -168,19 +168,6 @@ def test_no_sample_gets_a_negative_weight_and_all_sum_to_n(name, values, data):
     assert result.sum().item() == pytest.approx(len(values), rel=1e-9)
 
 
-def never_falls(function, values, place, rise):
-    raised = values.clone()
-    raised[place % len(values)] += rise
-    return function(raised) >= function(values) - 1e-9
-
-
-@every
-@given(values=losses, place=st.integers(0, 11), rise=st.floats(0, 10), data=st.data())
-def test_monotone_in_every_loss(name, values, place, rise, data):
-    knob = data.draw(KNOBS[name])
-    assert never_falls(lambda v: FUNCTIONS[name](v, knob), values, place, rise)
-
-
 # Types, shapes, transforms
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.steps import closure_from
 from torch import nn
 from torch.optim import SGD, Adadelta, Adam
 
@@ -16,19 +17,6 @@ MAKERS = {
     "fdgr": lambda base: FDGR(base, 0.1),
 }
 every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-
-
-def quadratic(w, optimizer, zero=True):
-    """A closure of ‖w‖²/2, which forgets to zero gradients where asked to."""
-
-    def closure():
-        if zero:
-            optimizer.zero_grad()
-        loss = w.square().sum() / 2
-        loss.backward()
-        return loss
-
-    return closure
 
 
 def weights(dtype=torch.float32):
@@ -101,7 +89,7 @@ def test_a_radius_set_in_the_groups_is_the_one_that_steps():
     w = weights()
     optimizer = SAM(SGD([w], lr=0.1), radius=0.0)
     optimizer.param_groups[0]["radius"] = 0.5
-    optimizer.step(quadratic(w, optimizer))
+    optimizer.step(closure_from(optimizer, lambda: w.square().sum() / 2))
     torch.testing.assert_close(w.data, torch.tensor([2.67, 3.56]))  # 0.89·w
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.steps import X, Y, closure_from, closure_of, network
 from torch import nn
 from torch.optim import SGD, Adam, SparseAdam
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
@@ -17,27 +18,9 @@ WRAPPERS = {
     "asam": partial(ASAM, radius=0.5, variant="davda54"),
     "gnp": partial(GNP, alpha=0.7, radius=0.2),
     "fdgr": partial(FDGR, strength=0.3, step_size=0.1),
+    "fdgr, centered": partial(FDGR, strength=0.3, step_size=0.1, scheme="centered"),
 }
 every = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-Y = torch.arange(12) % 3
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def closure_of(model, optimizer, clip=None):
-    def closure():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(X), Y)
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        return loss
-
-    return closure
 
 
 def weights(model):
@@ -167,21 +150,18 @@ def embedding(sparse):
     return nn.Embedding(9, 3, sparse=sparse)
 
 
+def embedded_loss(table, words):
+    return nn.functional.cross_entropy(table(torch.tensor(words)), Y[: len(words)])
+
+
 @every
 def test_sparse_gradients_are_as_dense_ones(wrap):
     ends = []
     for sparse in (False, True):
         table = embedding(sparse)
         optimizer = wrap(SGD(table.parameters(), lr=0.3))
-
-        def closure(table=table, optimizer=optimizer):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(table(torch.tensor([1, 4, 4, 7])), Y[:4])
-            loss.backward()
-            return loss
-
         for _ in range(5):
-            optimizer.step(closure)
+            optimizer.step(closure_from(optimizer, partial(embedded_loss, table, [1, 4, 4, 7])))
         ends.append(table.weight.detach())
     torch.testing.assert_close(*ends)
     assert torch.equal(ends[1][0], embedding(True).weight[0].detach())
@@ -192,14 +172,7 @@ def test_optimizers_of_sparse_gradients_get_sparse_gradients(wrap):
     table = embedding(True)
     optimizer = wrap(SparseAdam(table.parameters(), lr=0.1))
     before = table.weight.detach().clone()
-
-    def closure():
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(table(torch.tensor([1, 4])), Y[:2])
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    optimizer.step(closure_from(optimizer, partial(embedded_loss, table, [1, 4])))
     moved = (table.weight != before).any(1)
     assert moved.tolist() == [i in (1, 4) for i in range(9)]
 
@@ -210,14 +183,11 @@ def test_a_gradient_missing_from_a_later_pass_counts_as_zero(wrap):
     a, b = (nn.Parameter(torch.tensor([v])) for v in (1.0, 2.0))
     optimizer, calls = wrap(SGD([a, b], lr=0.1)), []
 
-    def closure():
-        optimizer.zero_grad()
-        loss = a.square().sum() + (b.square().sum() if not calls else 0)
+    def loss():
         calls.append(1)
-        loss.backward()
-        return loss
+        return a.square().sum() + (b.square().sum() if len(calls) == 1 else 0)
 
-    optimizer.step(closure)
+    optimizer.step(closure_from(optimizer, loss))
     assert a.isfinite()
     assert b.isfinite()
     assert a != 1
@@ -320,17 +290,15 @@ def test_autocast_around_the_step_is_autocast_inside_the_closure(wrap):
         model, seen = network(), []
         optimizer = wrap(SGD(model.parameters(), lr=0.3))
 
-        def closure(model=model, optimizer=optimizer, seen=seen):
-            optimizer.zero_grad()
+        def loss(model=model, seen=seen):
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = nn.functional.cross_entropy(model(X), Y)
-            loss.backward()
-            seen.append(loss.item())
-            return loss
+                value = nn.functional.cross_entropy(model(X), Y)
+            seen.append(value.item())
+            return value
 
         for _ in range(3):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
-                optimizer.step(closure)
+                optimizer.step(closure_from(optimizer, loss))
         ends.append([p.detach() for p in model.parameters()])
         assert seen[0] != seen[1], "the second pass is at other weights"
     for a, b in zip(*ends):
@@ -389,13 +357,10 @@ def test_a_gradient_that_only_a_later_pass_has_goes_through_the_rule(make, moved
     w, v, never = (nn.Parameter(torch.tensor([1.0])) for _ in range(3))
     optimizer, calls = make(SGD([w, v, never], lr=1.0, weight_decay=0.0)), []
 
-    def closure():
-        optimizer.zero_grad()
-        loss = (w.square() + (v if calls else 0)).sum()
+    def loss():
         calls.append(1)
-        loss.backward()
-        return loss
+        return (w.square() + (v if len(calls) > 1 else 0)).sum()
 
-    optimizer.step(closure)
+    optimizer.step(closure_from(optimizer, loss))
     assert 1 - v.item() == pytest.approx(moved)
     assert never.grad is None, "what no pass has is left out, as torch's optimizers leave it out"

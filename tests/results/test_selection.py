@@ -143,19 +143,3 @@ def test_curves_leave_out_runs_that_were_measured_at_the_end_alone():
 
 def test_curves_of_a_method_without_a_knob():
     assert len(selection.curves(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))) == 4
-
-
-def test_trials_that_a_method_lacks_are_left_out_on_that_dataset():
-    three = [(trial, 0.1, 0.9) for trial in range(3)]
-    rows = pd.concat(
-        [
-            table(three),
-            table(three[:2], method="sam"),
-            table(three, method="sam", dataset="spiral"),
-        ]
-    )
-    kept = selection.shared_trials(rows)
-    assert set(zip(kept["dataset"], kept["method"], kept["trial"])) == {
-        *(("gaussian", method, trial) for method in ("softad", "sam") for trial in (0, 1)),
-        *(("spiral", "sam", trial) for trial in range(3)),
-    }

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.engines import ENGINES, SEEDS, TRIALS, identical, make_engines, weights
-from helpers.workspace import TINY
+from helpers.protocols import tiny
 from torch import nn
 
 from softadlib import functional as F
@@ -17,7 +17,6 @@ from softadlib.models import MODELS
 from softadlib.training.checkpoint import Checkpoint
 from softadlib.training.engines.base import TrainConfig
 from softadlib.training.heldout import held_out_losses
-from softadlib.training.protocol import Protocol
 from softadlib.training.study import store_of
 from softadlib.training.trainer import train_runs
 
@@ -75,8 +74,7 @@ def test_a_stopped_engine_ends_where_the_uninterrupted_one_does(
 
 def protocol(**changes):
     values = {"epochs": 10, "checkpoint_every": 3, "grids": {"stopping": [0.1, 0.3]}}
-    facts = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", "model": "mlp1x1000"}
-    return Protocol.from_dict({**TINY, **facts, "dtype": "float32", **values, **changes})
+    return tiny(**{"model": "mlp1x1000", "dtype": "float32", **values, **changes})
 
 
 @pytest.fixture

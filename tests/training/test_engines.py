@@ -253,18 +253,6 @@ def test_a_dropped_engine_is_freed_without_the_garbage_collector(kind):
         gc.enable()
 
 
-@pytest.mark.parametrize("method", ["softad", "sam"])
-def test_bf16_trains_near_float32(method):
-    ends = []
-    for bf16 in (False, True):
-        batch = dataclasses.replace(make_batch(method, dtype=torch.float32), bf16=bf16)
-        (measured,) = VmapEngine(batch).train(SGD, SEEDS, {SGD.epochs})
-        ends.append(measured["loss_train"])
-    difference = np.abs(ends[0] - ends[1])
-    assert (difference > 0).all(), "another precision"
-    assert (difference < 0.05).all()
-
-
 def test_batches_whose_parts_disagree_are_refused():
     nets = networks((0, 1))
     with pytest.raises(ValueError, match="must be as many"):

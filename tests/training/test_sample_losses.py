@@ -1,11 +1,14 @@
 """Losses of single samples and calibration of the selected runs, against numpy and scipy."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers.engines import ENGINES, TRIALS, make_engines, networks, splits
-from helpers.workspace import TINY, tree
+from helpers.plain_loop import plain_loop
+from helpers.protocols import tiny as protocol
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
@@ -15,42 +18,22 @@ from softadlib.models import build
 from softadlib.results.schema import LOSS_COLUMNS, RUN_KEY, run_keys
 from softadlib.training.evaluation import loss_summary
 from softadlib.training.inputs import load_splits
-from softadlib.training.protocol import Protocol, Run
+from softadlib.training.protocol import Run
 from softadlib.training.study import run_study, store_of
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def protocol(**changes):
-    values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY}
-    return Protocol.from_dict({**values, **changes})
-
-
-def plain_loop(made, run, epochs):
-    """{epoch: {part: (logits, labels)}} by nn.Linear and torch's own SGD."""
+def logits_and_labels(made, run, epoch):
+    """{part: (logits, labels)} of a plain loop over SoftAD that ends at this epoch."""
     data = load_splits(made, run.label_noise).to("cpu", torch.float64)
-    network = build("linear", data.shape, 2, made.seeds[run.trial]).double()
-    optimizer = torch.optim.SGD(network.parameters(), made.lr)
-    x, y = data.part("train", run.trial)
-    measured = {}
-    for epoch in range(made.epochs + 1):
-        if epoch:
-            order = np.random.default_rng([made.seeds[run.trial], epoch]).permutation(len(y))
-            for batch in np.split(order, len(y) // made.batch_size):
-                losses = torch.nn.functional.cross_entropy(
-                    network(x[batch]), y[batch], reduction="none"
-                )
-                optimizer.zero_grad()
-                (torch.sqrt((losses - run.knob) ** 2 + 1) - 1).mean().backward()
-                optimizer.step()
-        if epoch in epochs:
-            with torch.no_grad():
-                pairs = {part: data.part(part, run.trial) for part in PARTS}
-                measured[epoch] = {
-                    part: (network(inputs).numpy(), labels.numpy())
-                    for part, (inputs, labels) in pairs.items()
-                }
-    return measured
+    seed = made.seeds[run.trial]
+    network = build("linear", data.shape, 2, seed).double()
+    parts = {part: data.part(part, run.trial) for part in PARTS}
+    recipe = dataclasses.replace(made.recipe, epochs=epoch)
+    plain_loop("softad", network, parts, seed, recipe, run.knob)
+    with torch.no_grad():
+        return {part: (network(x).numpy(), y.numpy()) for part, (x, y) in parts.items()}
 
 
 def cross_entropies(logits, labels):
@@ -99,7 +82,8 @@ def test_stored_losses_are_those_of_a_plain_loop():
     stored = store_of(made, "softad").losses()
     assert set(run_keys(stored)) == set(run_keys(chosen))
     for key in run_keys(chosen):
-        expected = plain_loop(made, Run("softad", *key), {0, 2, 4})
+        run = Run("softad", *key)
+        expected = {epoch: logits_and_labels(made, run, epoch) for epoch in (0, 2, 4)}
         of_run = stored[[k == key for k in run_keys(stored)]].set_index(["epoch", "part"])
         assert sorted(of_run.index) == sorted((e, p) for e in (0, 2, 4) for p in PARTS)
         for (epoch, part), row in of_run.iterrows():
@@ -122,7 +106,7 @@ def test_calibration_at_the_best_epoch_is_that_of_a_plain_loop():
     best = results.best(rows)
     assert (best["epoch"] < 20).any()
     for key, epoch in zip(run_keys(best), best["epoch"]):
-        expected = plain_loop(made, Run("softad", *key), {epoch})[epoch]
+        expected = logits_and_labels(made, Run("softad", *key), epoch)
         here = [k == key and e == epoch for k, e in zip(run_keys(stored), stored["epoch"])]
         for _, row in stored[here].iterrows():
             assert_calibrated(row, expected[row["part"]], expected["val"])
@@ -141,17 +125,6 @@ def test_losses_end_as_the_rows_do():
     pd.testing.assert_frame_equal(
         results.read_losses("tiny").query("method == 'softad'").reset_index(drop=True), stored
     )
-
-
-def test_without_curves_no_losses_are_written_and_a_finished_study_writes_nothing(home):
-    made = protocol(curves="none")
-    run_study(made, "softad")
-    assert not store_of(made, "softad").losses_file.exists()
-    run_study(protocol(), "softad")
-    assert store_of(protocol(), "softad").losses_file.exists()
-    before = tree(home / "outputs")
-    run_study(protocol(), "softad")
-    assert tree(home / "outputs") == before
 
 
 def test_a_run_that_diverged_has_no_calibration_and_stops_nobody():

@@ -9,21 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers.workspace import TINY, make_home, tree
+from helpers.protocols import tiny as protocol
+from helpers.workspace import make_home, tree
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
-from softadlib.training.protocol import Protocol
 from softadlib.training.study import run_study, store_of
 
 pytestmark = pytest.mark.usefixtures("home")
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
-
-
-def protocol(**changes):
-    values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY}
-    return Protocol.from_dict(values | changes)
 
 
 def trained(made, method="softad"):
@@ -60,6 +55,7 @@ def test_every_run_ends_and_the_selected_have_curves_and_losses():
 def test_curves_are_measured_where_asked(curves, count, losses):
     assert len(run_study(protocol(curves=curves), "softad")) == count
     assert len(results.read_losses("tiny")) == losses
+    assert store_of(protocol(), "softad").losses_file.exists() == bool(losses)
 
 
 @pytest.mark.parametrize("method", ["erm", "sam"])
@@ -95,6 +91,7 @@ def test_a_replay_that_ends_elsewhere_warns_and_the_last_epoch_stays():
         rows = run_study(protocol(), "softad")
     assert_equal(results.final(rows)[first.columns], elsewhere)
     assert len(rows) == 8
+    assert len(results.read_losses("tiny")) == 18
 
 
 def test_methods_share_data_and_initial_weights_in_a_trial():
@@ -221,11 +218,15 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch,
         run_study(made, method, shard=(1, 2), resume=False)
 
 
-@pytest.mark.parametrize(("method", "changes"), [("softad", {}), ("adaflood", ADAFLOOD)])
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("softad", {}), ("adaflood", ADAFLOOD | {"model": "mlp1x1000", "dtype": "float32"})],
+)
 def test_two_processes_change_nothing(home, tmp_path, monkeypatch, method, changes):
     """The second workbook's processes are those of the first."""
     made = protocol(trials=3, **changes)
     one = run_study(made, method)
+    assert np.isfinite(results.final(one)["loss_test"]).all()
     losses = results.read_losses("tiny")
     for name in ("first", "second"):
         monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / name)))
@@ -264,28 +265,6 @@ def test_what_killed_processes_left_half_written_goes_with_the_next_call():
     os.utime(left, (0, 0))
     run_study(protocol(), "softad")
     assert not parts.exists()
-
-
-# AdaFlood
-
-
-def test_held_out_losses_are_computed_once(home):
-    run_study(protocol(**ADAFLOOD), "adaflood")
-    file = store_of(protocol(**ADAFLOOD), "adaflood").held_out_file
-    before, content = file.stat().st_mtime_ns, file.read_bytes()
-    larger = protocol(**ADAFLOOD | {"grids": {"adaflood": [0.2, 0.5, 0.8]}})
-    rows = run_study(larger, "adaflood")
-    assert file.stat().st_mtime_ns == before, "the same losses serve a larger grid"
-    more = larger.replace(trials=3)
-    run_study(more, "adaflood")
-    held = store_of(more, "adaflood").held_out()
-    assert sorted(held) == ["0.0 0", "0.0 1", "0.0 2"]
-    assert all(values.shape == (20,) and (values > 0).all() for values in held.values())
-    file.write_bytes(content[:100])
-    again = run_study(larger.replace(trials=4), "adaflood")
-    kept = again.query("trial < 2").reset_index(drop=True)
-    assert_equal(kept[[*RUN_KEY, "epoch"]], rows[[*RUN_KEY, "epoch"]])
-    assert_equal(kept, rows)
 
 
 # Surroundings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.plain_loop import plain_loop
-from helpers.workspace import TINY
+from helpers.protocols import tiny
 from torch import nn
 
 from softadlib import functional as F
@@ -19,7 +19,6 @@ from softadlib.training.device import available_devices, deterministic_math, pic
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 from softadlib.training.inputs import load_splits
-from softadlib.training.protocol import Protocol
 from softadlib.training.trainer import make_engine, network_of, train_runs
 
 CPU_ONLY = pytest.mark.skipif(
@@ -29,8 +28,7 @@ CPU_ONLY = pytest.mark.skipif(
 
 def protocol(**changes):
     grids = {"softad": [0.05, 0.1, 0.2, 0.3, 0.4], "sam": [0.1]}
-    values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY, "grids": grids}
-    return Protocol.from_dict({**values, **changes})
+    return tiny(**{"grids": grids, **changes})
 
 
 def silu(shape, classes):
@@ -87,9 +85,11 @@ def test_the_best_epoch_is_a_plain_loops_early_stopping(schedule):
     assert early > 0, "some runs have their best epoch before the end"
 
 
-def test_bf16_trains_near_fp32_and_tf32_needs_cuda():
-    made = protocol(dtype="float32", epochs=30)
-    runs = made.runs("softad")[:2]
+@pytest.mark.parametrize("method", ["softad", "sam"])
+@pytest.mark.parametrize("model", ["linear", "mlp1x1000"])
+def test_bf16_trains_near_fp32_and_tf32_needs_cuda(model, method):
+    made = protocol(dtype="float32", epochs=30, model=model)
+    runs = made.runs(method)[:2]
     ends = [train_runs(p, runs, {30})[0] for p in (made, made.replace(precision="bf16"))]
     difference = (ends[0]["loss_test"] - ends[1]["loss_test"]).abs()
     assert (difference > 0).all(), "another precision"

@@ -129,7 +129,7 @@ def test_many_networks_of_the_recipe_have_a_row_each():
 # Lightning
 
 
-def fit(module, **settings):
+def fit(module, ckpt_path=None, **settings):
     quiet = (
         "logger",
         "enable_checkpointing",
@@ -142,7 +142,7 @@ def fit(module, **settings):
         **dict.fromkeys(quiet, False),
         **settings,
     }
-    lightning.Trainer(**settings).fit(module, data(), data())
+    lightning.Trainer(**settings).fit(module, data(), data(), ckpt_path=ckpt_path)
     return weights(module)
 
 
@@ -177,16 +177,8 @@ def test_lightning_resumes_sam_from_a_checkpoint(tmp_path):
     fit(half, max_epochs=1)
     half.trainer.save_checkpoint(tmp_path / "half.ckpt")
     rest = make(network(), SoftAD(0.1), 0.05)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-    }
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet
-    )
-    trainer.fit(rest, data(), data(), ckpt_path=tmp_path / "half.ckpt")
-    torch.testing.assert_close(weights(rest), whole, rtol=0, atol=0)
+    end = fit(rest, ckpt_path=tmp_path / "half.ckpt")
+    torch.testing.assert_close(end, whole, rtol=0, atol=0)
 
 
 def test_lightning_accumulates_softad_exactly():
@@ -253,7 +245,15 @@ def language_model():
 
 
 def train(
-    folder, compute_loss, size, times, model=None, optimizers=(None, None), mixin=object, **settings
+    folder,
+    compute_loss,
+    size,
+    times,
+    model=None,
+    optimizers=(None, None),
+    mixin=object,
+    examples=None,
+    **settings,
 ):
     model = model or language_model()
     args = transformers.TrainingArguments(
@@ -271,8 +271,9 @@ def train(
     kind = type(
         "Trainer", (transformers.Trainer,) if mixin is object else (mixin, transformers.Trainer), {}
     )
+    examples = examples or rows()
     trainer = kind(
-        model, args, train_dataset=rows(), compute_loss_func=compute_loss, optimizers=optimizers
+        model, args, train_dataset=examples, compute_loss_func=compute_loss, optimizers=optimizers
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
@@ -325,19 +326,11 @@ def test_classifiers_take_the_gradient_of_all_labels(tmp_path, kind):
     labels = batch.pop("labels")
     softad(start(**batch).logits[labels != -100], labels[labels != -100]).backward()
     expected = torch.cat([(p - 0.5 * p.grad).detach().flatten() for p in start.parameters()])
-    args = transformers.TrainingArguments(
-        output_dir=tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=4,
-        max_steps=1, max_grad_norm=0.0, lr_scheduler_type="constant", save_strategy="no",
-        logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
-    )  # fmt: skip
-    trainer = transformers.Trainer(
-        model, args, train_dataset=examples,
-        compute_loss_func=recipe("hugging-face-labels", hf_loss=hf_loss)["label_loss"],
-        optimizers=(torch.optim.SGD(model.parameters(), lr=0.5), None),
-    )  # fmt: skip
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
-    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
+    loss = recipe("hugging-face-labels", hf_loss=hf_loss)["label_loss"]
+    optimizers = torch.optim.SGD(model.parameters(), lr=0.5), None
+    once = {"examples": examples, "max_steps": 1, "max_grad_norm": 0.0}
+    _, end = train(tmp_path, loss, 8, 4, model, optimizers, **once)
+    torch.testing.assert_close(end, expected, rtol=0, atol=1e-10)
 
 
 def test_means_of_micro_batches_are_not_exact(tmp_path):
