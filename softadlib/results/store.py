@@ -19,6 +19,7 @@ outputs/<profile>/studies.parquet          rows, a row group a study; the metada
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -194,6 +195,16 @@ def _read_file(
 def _metadata(path: Path) -> list[dict[str, Any]]:
     """Return what a file's metadata say of each study in it. Raises UserError for a damaged file."""
     try:
+        facts = path.stat()
+    except OSError as error:
+        raise _broken(path, error.strerror) from None
+    return _read_metadata(path, (facts.st_mtime_ns, facts.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_metadata(path: Path, changed: tuple[int, int]) -> list[dict[str, Any]]:
+    """Read metadata once while the file stays the same; a packed file is asked once for every study."""
+    try:
         with pq.ParquetFile(path) as file:
             facts = json.loads((file.schema_arrow.metadata or {})[FACTS])
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
@@ -203,8 +214,12 @@ def _metadata(path: Path) -> list[dict[str, Any]]:
 
 def read_facts(path: Path) -> list[Facts]:
     """Read where the rows of a file come from, study by study. Raises UserError for a damaged file."""
+    return [_facts(path, facts) for facts in _metadata(path)]
+
+
+def _facts(path: Path, facts: Mapping[str, Any]) -> Facts:
     try:
-        return [Facts.model_validate(facts) for facts in _metadata(path)]
+        return Facts.model_validate(facts)
     except ValidationError as error:
         raise _broken(path, error.errors()[0]["msg"]) from None
 
@@ -293,7 +308,7 @@ class StudyStore:
     def facts(self) -> Facts | None:
         """Return the facts of the finished study; None where there is none."""
         place = self._place()
-        return read_facts(place[0])[place[1] or 0] if place else None
+        return _facts(place[0], _metadata(place[0])[place[1] or 0]) if place else None
 
     def other_facts(self) -> list[Facts]:
         """Return the facts of the same dataset × method under other protocols."""
