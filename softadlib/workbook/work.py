@@ -84,7 +84,8 @@ def prepare(
             done = not fresh and is_finished(protocol, method, plan, store)
             studies.append(Study(protocol, method, store, plan, done))
     if not studies:
-        raise UserError(f"profile {profile!r} has no data here: {'; '.join(left_out)}")
+        more = f"; and so for {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        raise UserError(f"profile {profile!r} has no data here: {left_out[0]}{more}")
     return Work(profile, studies, left_out)
 
 
