@@ -305,6 +305,20 @@ class StudyStore:
         columns, dtypes = (LOSS_COLUMNS, LOSS_DTYPES) if losses else (ALL_COLUMNS, DTYPES)
         return [_read_file(place[0], columns, dtypes, place[1])[0]] if place else []
 
+    def exists(self) -> bool:
+        """Tell whether the study is finished. Its own file is not read, and may be damaged."""
+        return self._place() is not None
+
+    def has_other_protocols(self) -> bool:
+        """Tell whether the same dataset × method is stored under another protocol."""
+        files = [path for path in self.folder.glob("*.parquet") if path != self.file]
+        packed = outputs(self.profile, PACKED[0])
+        pair = {"dataset": self.dataset, "method": self.method}
+        return any(not path.stem.endswith("-losses") for path in files) or any(
+            pair.items() <= facts.items() and facts["fingerprint"] != self.fingerprint
+            for facts in (_metadata(packed) if packed.exists() else ())
+        )
+
     def facts(self) -> Facts | None:
         """Return the facts of the finished study; None where there is none."""
         place = self._place()

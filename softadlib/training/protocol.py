@@ -14,7 +14,7 @@ from softadlib._validation import MissingData, UserError, choose, real, whole
 from softadlib.data.images import IMAGES, dataset_names, is_image_set, own_digest, table_of
 from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import HALVES, SYNTHETIC
-from softadlib.data.tables import table_file
+from softadlib.data.tables import TABLES, table_file
 from softadlib.functional import LN2
 from softadlib.methods import METHODS, complete_settings, get_method
 from softadlib.models import MODELS
@@ -185,7 +185,9 @@ class Protocol(BaseModel):
                     f"{own} is for data of your own, {self.dataset!r} is a known set; rename it"
                 )
         table = table_of(self.dataset, self.folder, self.table)
-        if table:
+        if table in TABLES:
+            pass  # as an image set: without its rows, stored results can still be drawn
+        elif table:
             table_file(table)
         elif not self.folder and not known and not is_image_set(self.dataset):
             try:

@@ -299,7 +299,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("softad run figures trains nothing; leave the other options out")
         pages, profile = notebooks.figures(), args.profile
     else:
-        prepared, changes = _prepare(args)
+        prepared, changes = _prepare(args, stored=args.draw_only)
         profile = prepared.profile
         notebooks.drawings(profile, list(prepared.protocols))  # bad files end before a training
         if args.dry_run:
@@ -401,7 +401,7 @@ def show(args: argparse.Namespace) -> int:
     if args.profile is None:
         print(overview.profiles())
         return 0
-    prepared, _ = _prepare(args)
+    prepared, _ = _prepare(args, stored=True)
     if args.json:
         print(json.dumps(overview.facts(prepared), indent=1))
         return 0

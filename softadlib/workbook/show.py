@@ -57,6 +57,8 @@ def progress(work: Work) -> str:
     Of more than `MOST_LINES` studies a line is a dataset. Selected runs whose curves are missing are
     trained again, and count as work left.
     """
+    if not work.studies:
+        return "\n".join(_also_stored(work))
     groups: dict[tuple[str, str], list[Study]] = {}
     by_method = len(work.studies) <= MOST_LINES
     for study in work.studies:

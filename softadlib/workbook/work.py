@@ -7,7 +7,7 @@ from typing import Any
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.store import StudyStore, merge, outputs
+from softadlib.results.store import StudyStore, merge, outputs, stored_facts
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
@@ -55,11 +55,13 @@ def prepare(
     *,
     shard: tuple[int, int] = (1, 1),
     fresh: bool = False,
+    stored: bool = False,
 ) -> Work:
     """Check a part of a profile and return its studies; None stands for all datasets or methods.
 
     A dataset whose data are missing is left out, but one that is named raises UserError, as any bad
     input does. `fresh`: stored results are going to be deleted, so a broken file is no error.
+    `stored`: finished results will do, so that there may be no study whose data are here.
     """
     available = datasets_of(profile)
     for name in datasets or ():
@@ -85,7 +87,8 @@ def prepare(
             studies.append(Study(protocol, method, store, plan, done))
     if not studies:
         more = f"; and so for {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        raise UserError(f"profile {profile!r} has no data here: {left_out[0]}{more}")
+        if not (stored and stored_facts(profile)):
+            raise UserError(f"profile {profile!r} has no data here: {left_out[0]}{more}")
     return Work(profile, studies, left_out)
 
 
@@ -134,7 +137,7 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     others = [
         study.name
         for study in work.studies
-        if study.store.facts() is None and study.store.other_facts()
+        if not study.store.exists() and study.store.has_other_protocols()
     ]
     if others:
         lines.append(
