@@ -25,7 +25,7 @@ CHAPTERS = {
     "": "More",
 }
 """Beginning of a notebook's name → its chapter."""
-FIRST = ("reproduced", "rivals", "frontier")
+FIRST = ("real_tables", "reproduced", "rivals", "frontier")
 """Pages that stand before the chapters."""
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)\$(?!\$)", re.DOTALL)
 """A formula in Markdown: $$displayed$$ or $inline$."""
