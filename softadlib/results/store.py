@@ -25,7 +25,7 @@ import io
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +195,10 @@ def _read_file(
 def _metadata(path: Path) -> list[dict[str, Any]]:
     """Return what a file's metadata say of each study in it. Raises UserError for a damaged file."""
     try:
-        facts = path.stat()
+        state = path.stat()
     except OSError as error:
         raise _broken(path, error.strerror) from None
-    return _read_metadata(path, (facts.st_mtime_ns, facts.st_size))
+    return _read_metadata(path, (state.st_mtime_ns, state.st_size))
 
 
 @functools.lru_cache(maxsize=4)
@@ -217,7 +217,14 @@ def read_facts(path: Path) -> list[Facts]:
     return [_facts(path, facts) for facts in _metadata(path)]
 
 
+def _packed_metadata(profile: str) -> list[dict[str, Any]]:
+    """Return the metadata of every packed study; an empty list where the profile is not packed."""
+    path = outputs(profile, PACKED[0])
+    return _metadata(path) if path.exists() else []
+
+
 def _facts(path: Path, facts: Mapping[str, Any]) -> Facts:
+    """Check metadata of a file. Raises UserError where a field is missing or wrong."""
     try:
         return Facts.model_validate(facts)
     except ValidationError as error:
@@ -290,10 +297,10 @@ class StudyStore:
     def _place(self, losses: bool = False) -> tuple[Path, int | None] | None:
         """Return the file of the finished study and its group of rows there; None for all groups."""
         own = self.losses_file if losses else self.file
-        packed = outputs(self.profile, PACKED[losses])
         if self.file.exists():
             return (own, None) if own.exists() else None
         key = {"dataset": self.dataset, "method": self.method, "fingerprint": self.fingerprint}
+        packed = outputs(self.profile, PACKED[losses])
         for group, facts in enumerate(_metadata(packed) if packed.exists() else ()):
             if key.items() <= facts.items():
                 return packed, group
@@ -309,25 +316,19 @@ class StudyStore:
         """Tell whether the study is finished. Its own file is not read, and may be damaged."""
         return self._place() is not None
 
-    def has_other_protocols(self) -> bool:
-        """Tell whether the same dataset × method is stored under another protocol."""
-        files = [path for path in self.folder.glob("*.parquet") if path != self.file]
-        packed = outputs(self.profile, PACKED[0])
+    def of_other_protocols(self) -> list["StudyStore"]:
+        """Return the finished studies of the same dataset × method. Files of their own are not read."""
         pair = {"dataset": self.dataset, "method": self.method}
-        return any(not path.stem.endswith("-losses") for path in files) or any(
-            pair.items() <= facts.items() and facts["fingerprint"] != self.fingerprint
-            for facts in (_metadata(packed) if packed.exists() else ())
-        )
+        packed = (of for of in _packed_metadata(self.profile) if pair.items() <= of.items())
+        names = {of["fingerprint"] for of in packed}
+        names |= {path.stem for path in self.folder.glob("*.parquet")}
+        names = {name for name in names if not name.endswith("-losses")} - {self.fingerprint}
+        return [replace(self, fingerprint=name) for name in sorted(names)]
 
     def facts(self) -> Facts | None:
         """Return the facts of the finished study; None where there is none."""
         place = self._place()
         return _facts(place[0], _metadata(place[0])[place[1] or 0]) if place else None
-
-    def other_facts(self) -> list[Facts]:
-        """Return the facts of the same dataset × method under other protocols."""
-        found = stored_facts(self.profile, self.dataset, self.method)
-        return [facts for facts in found if facts.fingerprint != self.fingerprint]
 
     def _read_parts(self, losses: bool) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
         """Yield the parts of a study under way; a damaged one counts as none: its runs are trained again."""
@@ -484,21 +485,25 @@ def _wanted(rows: pd.DataFrame, facts: Facts | None) -> pd.DataFrame:
     return rows if keep.all() else rows[keep]
 
 
-def stored_facts(profile: str, dataset: str = "*", method: str = "*") -> list[Facts]:
-    """Return the facts of every finished study under any protocol, packed ones first."""
-    found = []
+def stored_facts(profile: str) -> list[Facts]:
+    """Return the facts of every finished study under any protocol, packed ones first.
+
+    A file of its own stands in place of a packed study, as it does where rows are read.
+    """
     packed = outputs(profile, PACKED[0])
-    for facts in read_facts(packed) if packed.exists() else ():
-        if dataset in ("*", facts.dataset) and method in ("*", facts.method):
-            found.append(facts)
-    for path in sorted(outputs(profile).glob(f"{dataset}/{method}/*.parquet")):
+    studies = [
+        facts
+        for facts in (read_facts(packed) if packed.exists() else ())
+        if not StudyStore(profile, facts.dataset, facts.method, facts.fingerprint).file.exists()
+    ]
+    for path in sorted(outputs(profile).glob("*/*/*.parquet")):
         if path.stem.endswith("-losses") or path.parent.name not in METHODS:
             continue
         (facts,) = read_facts(path)
         if (facts.dataset, facts.method) != path.parts[-3:-1]:
             raise _broken(path, f"it has rows of {facts.dataset} × {facts.method}")
-        found.append(facts)
-    return found
+        studies.append(facts)
+    return studies
 
 
 def finished(profile: str) -> dict[StudyStore, Facts]:

@@ -185,10 +185,9 @@ class Protocol(BaseModel):
                     f"{own} is for data of your own, {self.dataset!r} is a known set; rename it"
                 )
         table = table_of(self.dataset, self.folder, self.table)
-        if table in TABLES:
-            pass  # as an image set: without its rows, stored results can still be drawn
-        elif table:
-            table_file(table)
+        if table:
+            if table not in TABLES:  # without the rows of those, stored results can still be drawn
+                table_file(table)
         elif not self.folder and not known and not is_image_set(self.dataset):
             try:
                 choose("dataset", self.dataset, dataset_names())

@@ -373,7 +373,8 @@ def mark_as_last(store: StudyStore) -> None:
     """Where another protocol's results were asked for later, note that a finished study is the last one."""
     facts = store.facts()
     assert facts is not None
-    if any(facts.last_asked <= other.last_asked for other in store.other_facts()):
+    others = [other.facts() for other in store.of_other_protocols()]
+    if any(other and facts.last_asked <= other.last_asked for other in others):
         facts = facts.model_copy(update={"asked": datetime.now(UTC).isoformat()})
         store.finish(store.rows(), store.losses(), facts)
 

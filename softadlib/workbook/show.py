@@ -96,12 +96,11 @@ def progress(work: Work) -> str:
 def _also_stored(work: Work) -> list[str]:
     """Return lines on finished results of other parameters, or of data that are not on this machine."""
     asked = {(study.protocol.dataset, study.method): study.store for study in work.studies}
-    without_data = {note.partition(":")[0] for note in work.left_out}
     stored = finished(work.profile) if outputs(work.profile).is_dir() else {}
     others: dict[tuple[str, ...], list[str]] = {}
     for study, facts in stored.items():
         known = asked.get((study.dataset, study.method), study)
-        if known != study or study.dataset in without_data:
+        if known != study or study.dataset in work.left_out:
             trials, epochs = facts.protocol["trials"], facts.protocol["epochs"]
             line = (study.dataset, f"{trials} trials of {epochs} epochs")
             others.setdefault(line, []).append(study.method)

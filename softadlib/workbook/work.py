@@ -39,7 +39,7 @@ class Work:
 
     profile: str
     studies: Sequence[Study]
-    left_out: Sequence[str]
+    left_out: Mapping[str, str]
 
     @property
     def protocols(self) -> dict[str, Protocol]:
@@ -67,7 +67,7 @@ def prepare(
     for name in datasets or ():
         choose("dataset", name, available)
     studies: list[Study] = []
-    left_out: list[str] = []
+    left_out: dict[str, str] = {}
     for dataset in dict.fromkeys(available if datasets is None else datasets):
         try:
             protocol = load(profile, dataset, changes)
@@ -76,7 +76,7 @@ def prepare(
         except MissingData as error:
             if datasets is not None:
                 raise
-            left_out.append(str(error))
+            left_out[dataset] = str(error)
             continue
         build(protocol.model, splits.shape, splits.classes, seed=0)
         for method in protocol.select_methods(methods):
@@ -85,10 +85,10 @@ def prepare(
             plan = plan_study(protocol, method, rows, shard)
             done = not fresh and is_finished(protocol, method, plan, store)
             studies.append(Study(protocol, method, store, plan, done))
-    if not studies:
+    if not studies and not (stored and stored_facts(profile)):
         more = f"; and so for {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        if not (stored and stored_facts(profile)):
-            raise UserError(f"profile {profile!r} has no data here: {left_out[0]}{more}")
+        first = next(iter(left_out.values()))
+        raise UserError(f"profile {profile!r} has no data here: {first}{more}")
     return Work(profile, studies, left_out)
 
 
@@ -126,7 +126,7 @@ def derive_profile(
 
 def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     """Return what a user should know before the work starts, one line each."""
-    lines = [f"left out: {words}" for words in work.left_out]
+    lines = [f"left out: {words}" for words in work.left_out.values()]
     stored: dict[str, tuple[int, int]] = {}
     for study in work.studies:
         trained, total = stored.get(study.protocol.dataset, (0, 0))
@@ -137,7 +137,7 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     others = [
         study.name
         for study in work.studies
-        if not study.store.exists() and study.store.has_other_protocols()
+        if not study.store.exists() and study.store.of_other_protocols()
     ]
     if others:
         lines.append(

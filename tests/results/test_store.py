@@ -126,12 +126,13 @@ def test_packed_studies_are_read_as_before_to_the_bit_and_go_on_from_there():
     assert finished("tiny") == before[3]
     assert {of.fingerprint for of in stored_facts("tiny")} == {"f0", "f1", "f2", "f3"}
     assert study("f1").facts() == facts()
-    assert [of.fingerprint for of in study("f0").other_facts()] == ["f1"]
+    assert study("f0").of_other_protocols() == [study("f1")]
     # More trials go to a file of their own, which holds the packed ones too.
     study().save_part(rows((2,)), losses(rows((2,))), SESSION)
     assert study().rows()["trial"].tolist() == [0, 1, 2]
     study().finish(study().rows(), study().losses(), facts(trials=3))
     assert results.read("tiny").query("method == 'softad'")["trial"].tolist() == [0, 1, 2]
+    assert [of.fingerprint for of in stored_facts("tiny")].count("f1") == 1
     study("f2", "erm").clear()
     assert not list(outputs("tiny").glob("*.parquet"))
     assert results.read("tiny")["method"].value_counts().to_dict() == {"softad": 3, "sam": 2}
