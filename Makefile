@@ -24,6 +24,7 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
 BOOK := $(VENV)/.ready-for-the-book
+RECIPES := $(VENV)/.ready-for-the-recipes
 # The versions of torch that `make wheel` tests with. The oldest has wheels for Python 3.11 and 3.12.
 OLDEST ?= torch==2.4.1
 
@@ -55,6 +56,11 @@ $(BOOK): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,book]'
 	touch $(BOOK)
 
+# One of the figures' pages shows SoftAD in Lightning and Transformers.
+$(RECIPES): $(READY)
+	$(INSTALL) $(EDITABLE) '.[workbook,recipes]'
+	touch $(RECIPES)
+
 # Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.
 book: $(BOOK)
 	$(BIN)/python -m sphinx -q -W --keep-going -c softadlib/workbook/book -d outputs/book/.doctrees . outputs/book
@@ -73,7 +79,7 @@ paper: $(READY)
 	$(BIN)/softad run paper
 	$(BIN)/softad report paper
 
-figures: $(READY)
+figures: $(RECIPES)
 	$(BIN)/softad run figures
 
 lint: $(TESTING)

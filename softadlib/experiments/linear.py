@@ -11,7 +11,7 @@ from softadlib.data.splits import PARTS, Splits, from_arrays
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.training.engines.base import RunBatch, TrainConfig
+from softadlib.training.engines.loop import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 Part = tuple[np.ndarray, np.ndarray]

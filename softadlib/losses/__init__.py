@@ -20,7 +20,7 @@ from softadlib.losses.levels import cross_entropy_levels as cross_entropy_levels
 from softadlib.losses.robust import ChiSquareDRO as ChiSquareDRO
 from softadlib.losses.robust import CVaR as CVaR
 from softadlib.losses.robust import Tilted as Tilted
-from softadlib.losses.schedule import ThetaSchedule as ThetaSchedule
+from softadlib.losses.theta_schedule import ThetaSchedule as ThetaSchedule
 
 _BY_NAME: dict[str, type[OverBase]] = {
     "erm": ERM,

@@ -19,7 +19,7 @@ from softadlib.functional import LN2
 from softadlib.methods import METHODS, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
-from softadlib.training.engines.base import TrainConfig
+from softadlib.training.engines.loop import TrainConfig
 
 NUMERICS_VERSION = 4
 """Raised by hand whenever the same protocol would give other numbers: earlier results then do not count."""
@@ -129,7 +129,7 @@ class Protocol(BaseModel):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where networks are trained."""
     checkpoint_every: Literal["auto"] | Size = "auto"
-    """Epochs between two saved states of a training, 0 for none; auto saves about every minute."""
+    """Epochs between two saved states of a training, 0 for none; `auto` saves about every minute."""
 
     def __init__(self, /, **values: Any):
         for name in values:

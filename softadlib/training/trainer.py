@@ -18,7 +18,7 @@ from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.results.store import merge, merge_losses
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.device import deterministic_math, device_name, pick_device
-from softadlib.training.engines.base import Engine, Row, RunBatch
+from softadlib.training.engines.loop import Engine, Row, RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 from softadlib.training.inputs import load_splits

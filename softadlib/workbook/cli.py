@@ -491,8 +491,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(error))
         return 2
     except ModuleNotFoundError as error:
-        install = "pip install 'softadlib[workbook]'"
-        say(f"{error.name} is not installed; install the workbook with: {install}")
+        extra = "cluster" if error.name == "distributed" else "workbook"
+        say(f"{error.name} is not installed; run: pip install 'softadlib[{extra}]'")
         return 2
     except MemoryError as error:
         say(f"memory ran out ({str(error) or 'MemoryError'}); take fewer samples or --jobs")

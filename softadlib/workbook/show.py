@@ -202,7 +202,7 @@ def reference() -> str:
     for name, facts in _schema()["properties"].items():
         default = f"`{json.dumps(facts['default'])}`" if "default" in facts else ""
         default = "" if name == "settings" else default
-        choices = ", ".join(_choices(facts))
+        choices = ", ".join(_choices(facts)) if "anyOf" not in facts else ""
         meaning = " ".join(facts["description"].split()) + (
             f" One of {choices}." if choices else ""
         )

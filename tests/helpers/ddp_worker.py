@@ -12,7 +12,7 @@ from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
 from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
-from softadlib.optim.sharpness import ASAM, FDGR, GNP, SAM
+from softadlib.optim.sam import ASAM, FDGR, GNP, SAM
 
 LEVELS = torch.linspace(0.2, 1.4, 12, dtype=torch.float64)
 CRITERIA = {

@@ -9,7 +9,7 @@ import torch
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.training.engines.base import RunBatch, TrainConfig
+from softadlib.training.engines.loop import RunBatch, TrainConfig
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine
 

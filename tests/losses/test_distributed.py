@@ -13,7 +13,7 @@ from torch import nn
 from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
 from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
-from softadlib.optim.sharpness import SAM
+from softadlib.optim.sam import SAM
 
 X, Y, INDEX = ddp_worker.batch()
 UNEVEN = [slice(0, 5), slice(5, 6), slice(6, 12)]

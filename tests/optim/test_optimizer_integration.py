@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adam, SparseAdam
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from softadlib.optim.sharpness import ASAM, FDGR, GNP, SAM
+from softadlib.optim.sam import ASAM, FDGR, GNP, SAM
 
 WRAPPERS = {
     "sam": partial(SAM, radius=0.2),

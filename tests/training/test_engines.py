@@ -33,7 +33,7 @@ from softadlib.methods import METHODS
 from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
 from softadlib.training.device_check import largest_difference
-from softadlib.training.engines.base import RunBatch, TrainConfig, batches
+from softadlib.training.engines.loop import RunBatch, TrainConfig, batches
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine
 

@@ -143,4 +143,4 @@ def test_from_csv_to_a_page_in_four_commands(tmp_path):
         ["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "outputs/mine/flowers/softad").is_dir()
+    assert (tmp_path / "outputs/flowers/flowers/softad").is_dir()

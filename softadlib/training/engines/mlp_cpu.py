@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from softadlib.functional import WEIGHTS
 from softadlib.functional.gradient_rules import Grads, plain_gradient
 from softadlib.methods import Method, cross_entropy
-from softadlib.training.engines.base import RunBatch, TrainConfig
+from softadlib.training.engines.loop import RunBatch, TrainConfig
 from softadlib.training.engines.mlp_layers import (
     backward,
     forward,

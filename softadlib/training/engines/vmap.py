@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 from softadlib.data.splits import PARTS
 from softadlib.functional.gradient_rules import Grads
 from softadlib.training.checkpoint import State
-from softadlib.training.engines.base import Engine, Row, RunBatch, TrainConfig, restore_optimizer
 from softadlib.training.engines.captured import CapturedStep
+from softadlib.training.engines.loop import Engine, Row, RunBatch, TrainConfig, restore_optimizer
 from softadlib.training.engines.mlp_layers import fuse_batchnorm, parse_mlp
 from softadlib.training.evaluation import as_rows, evaluate, model_norm
 
