@@ -37,11 +37,14 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
 
 
 def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = SET) -> pd.DataFrame:
-    """Return the mean over trials of a measure: a line a set, a column an entry.
+    """Return the mean of a measure over the trials that all entries have: a line a set, a column an entry.
 
-    A set that lacks an entry is left out. `FIXED` is the last column.
+    A set without such a trial is left out. `FIXED` is the last column. Means are rounded to 12
+    digits: the last bits of a mean depend on the order of its terms, and equal means are to be equal.
     """
-    table = runs.pivot_table(measure, list(index), "entry", aggfunc="mean").dropna()
+    found = runs.groupby([*SET, "trial"])["entry"].transform("nunique")
+    shared = runs[found == runs["entry"].nunique()]
+    table = shared.pivot_table(measure, list(index), "entry", aggfunc="mean").round(12)
     order = [*(method.label for method in METHODS.values()), FIXED]
     return table[sorted(table, key=order.index)]
 

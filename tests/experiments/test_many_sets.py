@@ -75,3 +75,11 @@ def test_means_keep_the_order_of_entries_and_leave_out_sets_that_lack_one():
     assert table.columns.tolist() == [A, B]
     assert table.loc["x"].tolist() == [1, 1.5]
     assert table.index.tolist() == ["x", "y", "z"]
+
+
+def test_means_are_of_the_trials_that_all_entries_have_and_equal_where_terms_are():
+    more = pd.concat([PAIRS, runs(x=((7,), ())).assign(trial=4)])
+    assert means(more, "loss_test", ["dataset"]).loc["x"].tolist() == [1, 1.5]
+    same = means(runs(x=((0.1, 0.2, 0.3), (0.3, 0.2, 0.1))), "loss_test", ["dataset"])
+    assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
+    assert same.loc["x", A] == same.loc["x", B]
