@@ -420,11 +420,14 @@ def _compare(replayed: pd.DataFrame, first_pass: pd.DataFrame, store: StudyStore
 
 
 def commit() -> str | None:
-    """Return the repository's commit, `+` where files differ from it; None outside one."""
-    command = ["git", "-C", str(_workspace.home())]
-    command += ["describe", "--always", "--abbrev=12", "--dirty=+"]
+    """Return the repository's commit, `+` where files other than results differ; None outside one."""
+    git = ["git", "-C", str(_workspace.home())]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        name = subprocess.run([*git, "describe", "--always", "--abbrev=12"], check=True, **options)
+        changed = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", "--", ".", ":!outputs"], **options
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return name.stdout.strip() + "+" * bool(changed.returncode)

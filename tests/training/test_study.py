@@ -285,3 +285,19 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_training(home
         run_study(protocol(), "erm")
     os.remove(home / "outputs")
     run_study(protocol(), "erm")
+
+
+def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_differ(home):
+    git = ["git", "-C", str(home), "-c", "user.name=a", "-c", "user.email=a@b"]
+    changed, marks = home / "params/tiny/gaussian.yaml", []
+    for call in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *call], check=True)
+    for trials in (1, 2, 3):
+        run_study(protocol(trials=trials), "erm")
+        marks.append(store_of(protocol(), "erm").facts().sessions[-1].commit[-1] == "+")
+        subprocess.run([*git, "add", "-A"], check=True)
+        if trials == 2:
+            changed.write_text("# another line\n" + changed.read_text())
+    assert marks == [False, False, True], (
+        "before there are results, with new results, with a new file"
+    )
