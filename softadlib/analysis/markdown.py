@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from softadlib import _workspace, results
-from softadlib._validation import UserError, choose
+from softadlib._validation import MissingData, UserError, choose
 from softadlib.analysis import tables
 from softadlib.methods import METHODS
 
@@ -70,10 +70,16 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
     """Write the same tables, one CSV file each, numbers unrounded."""
     paths = []
     for title, (frame, _) in frames(profile).items():
-        words = re.sub(r"\(.*?\)|[^\w\s]", "", title.replace("θ", "theta")).lower().split()
+        named = re.sub(r"(\d)\.(\d)", r"\1p\2", title.replace("θ", "theta"))
+        words = re.sub(r"\(.*?\)|[^\w\s]", "", named).lower().split()
         paths.append(folder / f"{'_'.join(words)}.csv")
         _workspace.write(paths[-1], frame.to_csv(index=False, float_format="%.6g"))
     return paths
+
+
+def is_marked(path: Path) -> bool:
+    """Tell whether a file has marks of any profile's tables, so that it holds other text, too."""
+    return ": softad report" in path.read_text(encoding="utf-8", errors="replace")
 
 
 def write(profile: str, path: Path) -> bool:
@@ -107,12 +113,17 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
     """Return one table: ERM, SoftAD at its smallest and selected θ, and its rivals at their selected values.
 
     Values are selected by validation accuracy, ties to the largest. ECE is that of the runs whose
-    losses are stored. The last columns are the same from the rows of profile `noisy`, if there are any.
+    losses are stored. The last columns are the same from the rows of profile `noisy`, if there are
+    any. Of each profile it is the lowest label noise.
     """
-    rows = tables.read(profile, final=True)
-    losses = results.read_losses(profile)
+    rows = _lowest_noise(tables.read(profile, final=True))
+    losses = _lowest_noise(results.read_losses(profile))
     ends = losses[(losses["part"] == "test") & losses["ece"].notna()]
-    flipped = results.read(noisy, final=True)
+    ends = ends[ends["epoch"] == ends["epoch"].groupby(ends["dataset"]).transform("max")]
+    try:
+        flipped = _lowest_noise(tables.read(noisy, final=True))
+    except MissingData:
+        flipped = rows.head(0)
     lines = []
     for dataset in tables.in_order(rows["dataset"]):
         part, other = rows[rows["dataset"] == dataset], flipped[flipped["dataset"] == dataset]
@@ -141,6 +152,10 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
     table = pd.DataFrame(lines).dropna(axis="columns", how="all")
     table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
     return to_markdown(tables.render(table)) + "\n"
+
+
+def _lowest_noise(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["label_noise"] == rows["label_noise"].min()]
 
 
 def _side(rows: pd.DataFrame, method: str, which: str) -> pd.DataFrame:

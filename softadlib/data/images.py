@@ -167,7 +167,9 @@ def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -
     """
     if read := table_of(name, folder, table):
         return table_digest(read, target)
-    return "" if name in dataset_names() else load_images(name, folder).digest
+    replaced = name in IMAGES and IMAGES[name].files and prepared_file(name).exists()
+    genuine = name in SYNTHETIC or (name in IMAGES and not replaced)
+    return "" if genuine else load_images(name, folder).digest
 
 
 def load_images(name: str, folder: str = "") -> Images:

@@ -66,7 +66,7 @@ def prepare_table(name: str, path: str | Path | None = None, target: str = "") -
         if name in SYNTHETIC or is_image_set(name) or not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
             raise UserError(f"{name!r} is taken or no plain name; choose another for your table")
         if not Path(path).is_file():
-            raise UserError(f"{path} is not there; give a .csv, .parquet or .npz file")
+            raise UserError(f"{path} is no file; give a .csv, .parquet or .npz file")
         frame = read_frame(Path(path))
         target = target or str(frame.columns[-1])
     try:

@@ -84,7 +84,7 @@ def table_file(table: str | Path) -> Path:
         if file.is_file():
             return file
     if table not in TABLES:
-        raise MissingData(f"table {str(table)!r} is neither under {root} nor under {home()}")
+        raise MissingData(f"table {str(table)!r} is no file under {root} or {home()}")
     how = "" if TABLES[str(table)] else " --from-csv FILE"
     raise MissingData(
         f"{table} is not under {root}; get it: softad data prepare {table}{how} "
@@ -123,14 +123,17 @@ def table_digest(path: str | Path, target: str = "") -> str:
 def read_frame(file: Path) -> "pd.DataFrame":
     """Read a file into columns. Raises UserError for one that is empty, broken or of another format."""
     import pandas as pd
+    import pyarrow.parquet as pq
 
     choose("format of a table", file.suffix, (".csv", ".parquet", ".npz"))
     try:
         if file.suffix == ".csv":
+            _refuse_repeated(pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].dropna())
             frame = pd.read_csv(file, low_memory=False)
             if not frame.index.equals(pd.RangeIndex(len(frame))):
                 raise ValueError("its rows have more values than its header has names")
         elif file.suffix == ".parquet":
+            _refuse_repeated(pd.Series(pq.read_schema(file).names))
             frame = pd.read_parquet(file)
         else:
             with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as arrays:
@@ -141,7 +144,7 @@ def read_frame(file: Path) -> "pd.DataFrame":
     frame.columns = frame.columns.astype(str)
     if nameless := [name for name in frame.columns if name.startswith("Unnamed: ")]:
         raise UserError(
-            f"{file}: column {nameless[0].split()[1]}, counted from 0, has no name; name it, or leave it "
+            f"{file}: column {nameless[0].partition(': ')[2]}, counted from 0, has no name; name it, or leave it "
             "out where it numbers the rows"
         )
     if len(frame.columns) < 2 or frame.empty:
@@ -150,6 +153,12 @@ def read_frame(file: Path) -> "pd.DataFrame":
             "and two columns or more with commas between them"
         )
     return frame
+
+
+def _refuse_repeated(names: "pd.Series") -> None:
+    """Raise ValueError for a name of two columns, which pandas would rename: a copy of the classes leaks."""
+    for name in names[names.duplicated()]:
+        raise ValueError(f"{(names == name).sum()} columns have the name {name!r}; leave one")
 
 
 def from_frame(frame: "pd.DataFrame", target: str) -> Table:

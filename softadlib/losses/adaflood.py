@@ -87,7 +87,8 @@ class AdaFlood(OverBase):
         dtype = torch.promote_types(losses.dtype, torch.float32)
         levels = self.theta[index.clamp(0, len(self.theta) - 1)].to(losses.device, dtype)
         if self._losses_hooks:
-            self._show(losses, counts, levels)
+            count = None if counts is None else counts.flatten()
+            self._show(losses.flatten(), count, levels.flatten())
         return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
 
     def extra_repr(self) -> str:

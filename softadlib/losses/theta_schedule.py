@@ -63,7 +63,7 @@ class ThetaSchedule:
         self._recent: deque[Tensor] = deque(maxlen=whole("window", window, 1))
         if kind == "quantile":
             self.q = real("q", q, low=0, high=1)
-            self._handle = criterion.register_losses_hook(self._collect)
+            criterion.register_losses_hook(self._collect)
             return
         self.steps = whole("steps", steps, 1)
         if kind == "warmup":
@@ -84,6 +84,8 @@ class ThetaSchedule:
         """Move θ by one step; a quantile stays where no batch was seen."""
         self.done += 1
         if self.kind != "quantile":
+            if self.done > self.steps:  # θ is the user's again
+                return
             share = min(1.0, self.done / self.steps)
             self._set((1 - share) * self.start + share * self.end)
             if self.done == self.steps:

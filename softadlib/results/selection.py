@@ -69,17 +69,19 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
 
 
 def curves(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
-    """Return all epochs of the selected runs.
+    """Return the epochs that all selected runs of a case share.
 
-    Runs that were measured at fewer epochs than others of their case are left out, so that a mean over
-    trials is one of the same trials at every epoch.
+    So a mean over trials is one of the same trials at every epoch. Runs that were not measured along
+    the way, from epoch 0 on, are left out where others of their case were; the best epoch of a single
+    run is no point of its curve.
     """
     chosen = select(rows, rule)[[*SWEEP, "trial", "knob"]]
     selected = rows.merge(chosen, on=list(chosen.columns))
-    n_epochs = selected.groupby([*SWEEP, "trial"])["epoch"].transform("size")
-    selected = selected.assign(n_epochs=n_epochs)
-    complete = n_epochs == selected.groupby(CASE)["n_epochs"].transform("max")
-    selected = selected[complete].drop(columns="n_epochs")
+    selected["along"] = selected.groupby([*SWEEP, "trial"])["epoch"].transform("min") == 0
+    selected = selected[selected["along"] == selected.groupby(CASE)["along"].transform("any")]
+    count = selected.groupby([*CASE, "epoch"])["epoch"].transform("size")
+    selected = selected[count == count.groupby([selected[c] for c in CASE]).transform("max")]
+    selected = selected.drop(columns="along")
     return selected.sort_values([*SWEEP, "trial", "epoch"], ignore_index=True)
 
 

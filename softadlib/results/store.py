@@ -56,6 +56,9 @@ FACTS = b"softad"
 """Key of a parquet file's metadata under which `Facts` stand as JSON."""
 PACKED = ("studies.parquet", "studies-losses.parquet")
 """Files of a packed profile: rows and losses."""
+TABLE = (ALL_COLUMNS, DTYPES)
+LOSS_TABLE = (LOSS_COLUMNS, LOSS_DTYPES)
+"""Columns and types of a file of rows, and of a file of losses."""
 ABANDONED = 3600.0
 """Seconds after which nobody is writing a file any more that has a temporary name."""
 
@@ -152,14 +155,17 @@ def merge_losses(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _parquet(groups: Sequence[pd.DataFrame], facts: object) -> bytes:
-    """Return a parquet file with `facts` in its metadata. Its pages carry checksums."""
+    """Return a parquet file, a row group for each of `groups`, with `facts` in its metadata.
+
+    Its pages carry checksums.
+    """
     tables = [pa.Table.from_pandas(rows, preserve_index=False) for rows in groups]
     schema = pa.unify_schemas([table.schema for table in tables])
     metadata = {**(schema.metadata or {}), FACTS: json.dumps(facts).encode()}
     schema, sink = schema.with_metadata(metadata), pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
         for table in tables:
-            writer.write_table(table.cast(schema))
+            writer.write_table(table.cast(schema), row_group_size=max(1, len(table)))
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
@@ -170,7 +176,7 @@ def _broken(path: Path, what: object) -> UserError:
         return UserError(f"{path} is broken ({what}); restore it, for example: git checkout {path}")
     profile, dataset, method = path.parts[-4:-1]
     command = f"softad train {profile} --dataset {dataset} --method {method}"
-    return UserError(f"{path} is broken ({what}); train it again: {command} --fresh")
+    return UserError(f"{path} is broken ({what}); delete it, then train what is missing: {command}")
 
 
 def _read_file(
@@ -268,13 +274,13 @@ class StudyStore:
     def _parts(self, pattern: str) -> list[Path]:
         return sorted(self.parts.glob(f"{self.fingerprint}-{pattern}"))
 
-    def _finished_parts(self) -> list[Path]:
+    def finished_parts(self) -> list[Path]:
         """Return all parts but states of trainings, which may be of runs that are asked for no more."""
         return [path for path in self._parts("*") if path.suffix != ".pt"]
 
     def has_parts(self) -> bool:
         """Tell whether results are stored that the finished study lacks."""
-        return bool(self._finished_parts())
+        return bool(self.finished_parts())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -309,8 +315,8 @@ class StudyStore:
     def _finished(self, losses: bool = False) -> list[pd.DataFrame]:
         """Return a list of the finished study's rows or losses; an empty one where there are none."""
         place = self._place(losses)
-        columns, dtypes = (LOSS_COLUMNS, LOSS_DTYPES) if losses else (ALL_COLUMNS, DTYPES)
-        return [_read_file(place[0], columns, dtypes, place[1])[0]] if place else []
+        table = LOSS_TABLE if losses else TABLE
+        return [_read_file(place[0], *table, group=place[1])[0]] if place else []
 
     def exists(self) -> bool:
         """Tell whether the study is finished. Its own file is not read, and may be damaged."""
@@ -331,12 +337,17 @@ class StudyStore:
         return _facts(place[0], _metadata(place[0])[place[1] or 0]) if place else None
 
     def _read_parts(self, losses: bool) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-        """Yield the parts of a study under way; a damaged one counts as none: its runs are trained again."""
-        columns, dtypes = (LOSS_COLUMNS, LOSS_DTYPES) if losses else (ALL_COLUMNS, DTYPES)
+        """Yield the parts of a study under way.
+
+        A part that is damaged, or whose losses are, counts as none: its runs are trained again.
+        """
         for path in self._parts("*.parquet"):
+            of_losses = path.with_stem(f"{path.stem}-losses")
             if path.stem.endswith("-losses") == losses:
                 with contextlib.suppress(UserError):
-                    yield _read_file(path, columns, dtypes)
+                    if of_losses.exists():
+                        _read_file(of_losses, LOSS_COLUMNS, LOSS_DTYPES)
+                    yield _read_file(path, *(LOSS_TABLE if losses else TABLE))
 
     def rows(self) -> pd.DataFrame:
         """Return every row that is stored: of the finished study, and of one under way."""
@@ -378,9 +389,18 @@ class StudyStore:
             )
         write(self.parts / f"{self.fingerprint}-{name}.parquet", _parquet([rows], facts))
 
-    def finish(self, rows: pd.DataFrame, losses: pd.DataFrame, facts: Facts) -> None:
-        """Write the study's files, then delete the parts that they replace."""
-        replaced = self._finished_parts()
+    def finish(
+        self,
+        rows: pd.DataFrame,
+        losses: pd.DataFrame,
+        facts: Facts,
+        parts: Sequence[Path] | None = None,
+    ) -> None:
+        """Write the study's files, then delete the parts that they replace.
+
+        `parts`: as `finished_parts` gave them before rows and losses were read; all of now by default.
+        """
+        replaced = self.finished_parts() if parts is None else parts
         if self._parts("held-out-*"):
             write(self.held_out_file, _pack_arrays(self.held_out()))
         self._write(rows, losses, facts)
@@ -494,7 +514,8 @@ def stored_facts(profile: str) -> list[Facts]:
     studies = [
         facts
         for facts in (read_facts(packed) if packed.exists() else ())
-        if not StudyStore(profile, facts.dataset, facts.method, facts.fingerprint).file.exists()
+        if facts.method in METHODS
+        and not StudyStore(profile, facts.dataset, facts.method, facts.fingerprint).file.exists()
     ]
     for path in sorted(outputs(profile).glob("*/*/*.parquet")):
         if path.stem.endswith("-losses") or path.parent.name not in METHODS:

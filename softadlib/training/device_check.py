@@ -1,5 +1,6 @@
 """A check of seconds that a GPU computes what the CPU does, made once before `device: auto` takes it."""
 
+import contextlib
 import json
 import warnings
 
@@ -28,7 +29,9 @@ def checked_device(name: str) -> str:
         return "cpu"
     key = f"{device_name(torch.device('cuda'))}, torch {torch.__version__}"
     file = home() / "outputs" / ".checked-devices.json"
-    known = json.loads(file.read_text()) if file.exists() else {}
+    known = {}
+    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: it is checked again
+        known = json.loads(file.read_text())
     if key not in known:
         known[key] = largest_difference()
         write(file, json.dumps(known, indent=1) + "\n")
@@ -61,5 +64,6 @@ def largest_difference(device: str = "cuda") -> float:
             rows, _ = train_runs(protocol.replace(device=place), runs, {protocol.epochs})
             tables.append(rows.loc[:, "loss_train":"model_norm"])
         expected, found = (table.to_numpy() for table in tables)
-        worst = max(worst, float(np.abs(found / expected - 1).max()))
+        apart = np.abs(found / expected - 1)
+        worst = max(worst, float(np.where(np.isfinite(apart), apart, np.inf).max()))
     return worst

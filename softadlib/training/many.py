@@ -1,10 +1,12 @@
 """Many small networks of one's own trained at once: `train_many`."""
 
+import contextlib
+import copy
 import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,7 @@ def train_many(
     """
     choose("optimizer", optimizer, ("adam", "adamw", "sgd"))
     whole("epochs", epochs, 1)
+    whole("batch_size", batch_size, 1)
     parsed = [_parse(i, run, lr) for i, run in enumerate(runs)]
     if not parsed:
         raise UserError("runs is empty; give at least one dict")
@@ -94,17 +97,22 @@ def train_many(
     measured_epochs = {*range(0 if measure_every else epochs, epochs, every), epochs}
     target = pick_device(device)
     networks = {seed: _build(make_model, seed).to(splits.x.dtype) for seed in seeds}
+    outputs = {seed: _first_outputs(network, splits.x) for seed, network in networks.items()}
+    if (classes := outputs[seeds[0]].shape[-1]) < splits.classes:
+        raise UserError(
+            f"targets go up to {splits.classes - 1}, and the network has {classes} outputs"
+        )
     folder = Path(folder) if folder is not None else None
     common = (epochs, batch_size, optimizer, momentum, weight_decay, sorted(measured_epochs))
-    identity = _digest(data, networks[seeds[0]], common) if folder else ""
+    identities = _digests(data, networks, outputs, common) if folder else {}
     frames: list[pd.DataFrame] = []
     todo: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for run in parsed:
-        path = _file(folder, identity, run)
-        if path is not None and path.exists():
-            frames.append(pd.read_parquet(path).assign(run=run["run"]))
-        else:
+        rows = _stored(_file(folder, identities, run))
+        if rows is None:
             todo.setdefault((run["method"], run["lr"]), []).append(run)
+        else:
+            frames.append(rows.assign(run=run["run"]))
     splits = splits.to(target, splits.x.dtype)
     with deterministic_math(target, "fp32"):
         for (method, rate), group in todo.items():
@@ -125,7 +133,7 @@ def train_many(
                     part, _tables(engine.train(config, seeds, measured_epochs), part)
                 ):
                     frames.append(rows)
-                    if (path := _file(folder, identity, run)) is not None:
+                    if (path := _file(folder, identities, run)) is not None:
                         content = io.BytesIO()
                         rows.to_parquet(content)
                         write(path, content.getvalue())
@@ -149,6 +157,8 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
         raise UserError(
             f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob}"
         )
+    for name in {"run", "knob", "epoch", *MEASURES} & set(run):
+        raise UserError(f"run {i}: {name!r} is a column of the result; call yours otherwise")
     knob = math.nan
     if method.knob:
         knob = real(f"run {i}: {method.knob}", run[method.knob], **method.bounds)
@@ -176,9 +186,16 @@ def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
     for part in data:
         choose("part of data", part, ("train", "val", "test"))
     parts = [data["train"], data["val"], data.get("test", data["val"])]
+    shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts}
+    if len(shapes) > 1:
+        raise UserError(f"inputs of all parts must have one shape, got {sorted(shapes)}")
     x, y = (torch.cat([part[i] for part in parts]) for i in (0, 1))
     if not x.is_floating_point():
         raise UserError(f"inputs must be floats, got {x.dtype}; convert and scale them first")
+    if y.is_floating_point() or y.ndim != 1 or len(x) != len(y) or y.min() < 0:
+        raise UserError(
+            f"targets must be whole numbers from 0 on, one per input, got {y.dtype} {tuple(y.shape)}"
+        )
     positions = torch.arange(len(y)).split([len(part[1]) for part in parts])
     train, val, test = (index.expand(trials, -1) for index in positions)
     return Splits(x, y.long(), train, val, test, int(y.max()) + 1)
@@ -190,21 +207,52 @@ def _build(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make_model()
 
 
-def _digest(data: Mapping[str, Pair], network: nn.Module, common: object) -> str:
-    """Hash what all runs share: data, network and recipe."""
-    content = hashlib.sha256(repr((str(network), common)).encode())
-    for part in sorted(data):
-        for tensor in data[part]:
+def _first_outputs(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what a network makes of the first inputs before training."""
+    with torch.no_grad():
+        outputs: Tensor = copy.deepcopy(network).eval()(inputs[:8])
+    return outputs
+
+
+def _digests(
+    data: Mapping[str, Pair],
+    networks: Mapping[int, nn.Module],
+    outputs: Mapping[int, Tensor],
+    common: object,
+) -> dict[int, str]:
+    """Hash, for each seed, what its runs share: data, recipe, and what the network is and does."""
+
+    def update(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
             content.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-    return content.hexdigest()
+
+    shared, found = hashlib.sha256(repr(common).encode()), {}
+    content = shared
+    update(tensor for part in sorted(data) for tensor in data[part])
+    for seed, network in networks.items():
+        content = shared.copy()
+        content.update(str(network).encode())
+        update([*network.state_dict().values(), outputs[seed]])
+        found[seed] = content.hexdigest()
+    return found
 
 
-def _file(folder: Path | None, identity: str, run: Mapping[str, Any]) -> Path | None:
+def _file(
+    folder: Path | None, identities: Mapping[int, str], run: Mapping[str, Any]
+) -> Path | None:
     if folder is None:
         return None
     facts = {k: v for k, v in run.items() if k != "run"}
-    text = json.dumps([identity, facts], sort_keys=True, default=str)
+    text = json.dumps([identities[run["seed"]], facts], sort_keys=True, default=str)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.parquet"
+
+
+def _stored(path: Path | None) -> pd.DataFrame | None:
+    """Return the rows of a run; None where there are none, or a damaged file."""
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return pd.read_parquet(path)
+    return None
 
 
 def _tables(measured: Sequence[Row], runs: Sequence[Mapping[str, Any]]) -> list[pd.DataFrame]:

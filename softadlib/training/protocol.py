@@ -184,6 +184,8 @@ class Protocol(BaseModel):
                 raise UserError(
                     f"{own} is for data of your own, {self.dataset!r} is a known set; rename it"
                 )
+        if self.folder and self.table:
+            raise UserError("folder and table are two sets of data; give one of them")
         table = table_of(self.dataset, self.folder, self.table)
         if table:
             if table not in TABLES:  # without the rows of those, stored results can still be drawn
@@ -327,7 +329,8 @@ def _user_error(error: ValidationError) -> UserError:
     name = str(first["loc"][0])
     if first["type"] == "missing":
         return UserError(f"parameter {name!r} is missing")
-    return UserError(f"{name}: {first['msg'].lower()}, got {first['input']!r:.80}")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return UserError(f"{name}: {message}, got {first['input']!r:.80}")
 
 
 def _parse_grid(method: str, values: Any) -> tuple[float, ...]:

@@ -16,10 +16,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,19 +81,25 @@ def first_epochs(protocol: Protocol, method: str) -> set[int]:
 
 
 def plan_study(
-    protocol: Protocol, method: str, rows: pd.DataFrame, shard: tuple[int, int] = (1, 1)
+    protocol: Protocol,
+    method: str,
+    rows: pd.DataFrame,
+    losses: pd.DataFrame,
+    shard: tuple[int, int] = (1, 1),
 ) -> Plan:
-    """Return what is left of a study, given its stored rows.
+    """Return what is left of a study, given its stored rows and losses.
 
     `shard` (i, N) takes every N-th trial, from the i-th on.
     """
     which, count = shard
     runs = [run for run in protocol.runs(method) if run.trial % count == which - 1]
     first = first_epochs(protocol, method)
-    todo = _missing(runs, rows, first)
+    measured_once = protocol.curves == "selected" and first == protocol.curve_epochs
+    at_once = protocol.best_epoch or measured_once
+    todo = _missing(runs, rows, first, losses if at_once else None)
     replays: list[Run] = []
     open_trials = {(run.label_noise, run.trial) for run in todo}
-    if protocol.curves == "selected" and first == {protocol.epochs}:
+    if protocol.curves == "selected" and not measured_once:
         keys = {run.key for run in runs}
         known = rows[[key in keys for key in run_keys(rows)]]
         chosen = set(run_keys(selection.select(known, protocol.ties))) if len(known) else set()
@@ -101,13 +108,21 @@ def plan_study(
             for run in runs
             if run.key in chosen and (run.label_noise, run.trial) not in open_trials
         ]
-        replays = _missing(selected, rows, protocol.curve_epochs)
+        replays = _missing(selected, rows, protocol.curve_epochs, losses)
         return Plan(runs, todo, replays, len(open_trials))
     return Plan(runs, todo, replays, 0)
 
 
-def _missing(runs: Sequence[Run], rows: pd.DataFrame, epochs: Collection[int]) -> list[Run]:
+def _missing(
+    runs: Sequence[Run],
+    rows: pd.DataFrame,
+    epochs: Collection[int],
+    losses: pd.DataFrame | None = None,
+) -> list[Run]:
+    """Return the runs that lack rows of some epochs, or losses of single samples of the last one."""
     keys = missing_keys(rows, [run.key for run in runs], epochs)
+    if losses is not None:
+        keys |= missing_keys(losses, [run.key for run in runs], {max(epochs)})
     return [run for run in runs if run.key in keys]
 
 
@@ -196,9 +211,9 @@ class _StudyRun:
     def run(self) -> pd.DataFrame:
         protocol, store = self.protocol, self.store
         rows = store.rows()
-        plan = plan_study(protocol, self.method, rows, self.shard)
+        plan = plan_study(protocol, self.method, rows, store.losses(), self.shard)
         if is_finished(protocol, self.method, plan, store) and self.shard == (1, 1):
-            mark_as_last(store)
+            mark_as_last(store, locked=True)
             return self._rows_of(rows, plan)
         bar = tqdm(
             total=plan.left,
@@ -215,14 +230,14 @@ class _StudyRun:
             self._hold_out(plan.todo, pool)
             self._train(plan.todo, first, losses, pool, bar)
             rows = store.rows()
-            plan = plan_study(protocol, self.method, rows, self.shard)
+            plan = plan_study(protocol, self.method, rows, store.losses(), self.shard)
             bar.total = bar.n + len(plan.replays)
             self._hold_out(plan.replays, pool)
             epochs = protocol.curve_epochs
             self._train(plan.replays, epochs, protocol.loss_epochs, pool, bar, rows)
-        rows = store.rows()
+        parts, rows = store.finished_parts(), store.rows()
         if self.shard == (1, 1):
-            self._finish(rows)
+            self._finish(rows, parts)
         return self._rows_of(rows, plan)
 
     def _rows_of(self, rows: pd.DataFrame, plan: Plan) -> pd.DataFrame:
@@ -351,7 +366,7 @@ class _StudyRun:
             }
         )
 
-    def _finish(self, rows: pd.DataFrame) -> None:
+    def _finish(self, rows: pd.DataFrame, parts: Sequence[Path]) -> None:
         """Write the table with its facts, and the losses of the runs that are selected."""
         worked = self.trained or self.replayed
         earlier = [session for session in self.store.sessions() if session.id != self.id]
@@ -366,17 +381,22 @@ class _StudyRun:
             sessions=sessions,
             asked=datetime.now(UTC).isoformat(),
         )
-        self.store.finish(rows, self.store.losses(), facts)
+        self.store.finish(rows, self.store.losses(), facts, parts)
 
 
-def mark_as_last(store: StudyStore) -> None:
-    """Where another protocol's results were asked for later, note that a finished study is the last one."""
+def mark_as_last(store: StudyStore, *, locked: bool = False) -> None:
+    """Where another protocol's results were asked for later, note that a finished study is the last one.
+
+    `locked`: the caller holds the study's lock.
+    """
     facts = store.facts()
     assert facts is not None
     others = [other.facts() for other in store.of_other_protocols()]
     if any(other and facts.last_asked <= other.last_asked for other in others):
         facts = facts.model_copy(update={"asked": datetime.now(UTC).isoformat()})
-        store.finish(store.rows(), store.losses(), facts)
+        with nullcontext() if locked else store.lock():
+            parts = store.finished_parts()
+            store.finish(store.rows(), store.losses(), facts, parts)
 
 
 def _now() -> str:

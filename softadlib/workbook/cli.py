@@ -212,8 +212,8 @@ def _changes(pairs: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"-p {pair} has no value; give -p {pair}=VALUE")
         try:
             values[name] = parse_yaml(text)
-        except YAMLError:
-            raise UserError(f"parameter {name}: {text!r} is not YAML") from None
+        except (YAMLError, ValueError, RecursionError):  # a date of month 13, 3,000 brackets
+            raise UserError(f"parameter {name}: {text!r:.80} is not YAML") from None
     return values
 
 
@@ -429,8 +429,7 @@ def report(args: argparse.Namespace) -> int:
     elif output is None:
         print(markdown.text(args.profile, args.format), end="")
     else:
-        marks = f"of profile {args.profile}: softad report"
-        if args.format == "md" and output.is_file() and marks in output.read_text(encoding="utf-8"):
+        if args.format == "md" and output.is_file() and markdown.is_marked(output):
             markdown.write(args.profile, output)
         else:
             _workspace.write(output, markdown.text(args.profile, args.format))

@@ -7,7 +7,7 @@ from typing import Any
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.store import StudyStore, merge, outputs, stored_facts
+from softadlib.results.store import StudyStore, merge, merge_losses, outputs, stored_facts
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
@@ -82,7 +82,8 @@ def prepare(
         for method in protocol.select_methods(methods):
             store = store_of(protocol, method)
             rows = merge([]) if fresh else store.rows()
-            plan = plan_study(protocol, method, rows, shard)
+            losses = merge_losses([]) if fresh else store.losses()
+            plan = plan_study(protocol, method, rows, losses, shard)
             done = not fresh and is_finished(protocol, method, plan, store)
             studies.append(Study(protocol, method, store, plan, done))
     if not studies and not (stored and stored_facts(profile)):
@@ -101,11 +102,12 @@ def derive_profile(
 ) -> None:
     """Write params/<name>/<dataset>.yaml, which extends the files of `profile` by the changes.
 
-    Raises UserError for a name that is taken, and where such a file exists with other parameters.
+    Other data sets of a profile of that name stay. Raises UserError for a name that cannot be one, and
+    where such a file exists with other parameters; then nothing is written.
     """
     if outputs(name).name in OTHER_FOLDERS:
         raise UserError(f"--as {name}: {outputs(name)} has other contents; choose another name")
-    files = {}
+    folder, files = _workspace.params_dir() / name, {}
     for dataset in datasets or datasets_of(profile):
         protocol = load(profile, dataset, changes)
         values: dict[str, Any] = {"extends": f"{profile}/{dataset}", **changes}
@@ -115,10 +117,10 @@ def derive_profile(
             protocol = protocol.replace(
                 grids={m: protocol.grids[m] for m in chosen if m in protocol.grids}
             )
-        path = _workspace.params_dir() / name / f"{dataset}.yaml"
+        path, derived = folder / f"{dataset}.yaml", protocol.replace(profile=name)
         if not path.exists():
             files[path] = values
-        elif load(name, dataset) != protocol.replace(profile=name):
+        elif load(name, dataset) != derived:
             raise UserError(f"{path} has other parameters; choose another name for --as")
     for path, values in files.items():
         write_profile(path, values)

@@ -87,6 +87,11 @@ def test_the_overview_by_independent_sums():
     noisy = results.read("label-noise", "spiral", final=True)
     noisy = noisy[(noisy["method"] == "erm")]["loss_test"].mean()
     assert erm["test loss, 5 % flipped"] == f"{noisy:.3f}"
+    assert (
+        markdown.overview("paper", "nosuch")
+        .splitlines()[2]
+        .startswith("| gaussian, n = 15 | ERM |")
+    )
     sides = [line[1] for line in lines[spiral : spiral + 6]]
     assert sides == [
         "ERM", "SoftAD, smallest θ", "SoftAD, selected θ", "iFlood, selected θ",

@@ -93,6 +93,8 @@ def test_the_mean_over_a_diverged_run_has_no_finite_interval():
     rows.loc[erm & (rows["trial"] == 1), ["loss_test", "gap"]] = math.inf
     line = tables.by_rule(rows, "gap").iloc[0]
     assert (line["largest_low"], line["largest_high"]) == (-math.inf, math.inf)
+    none = tables.by_rule(ROWS.assign(loss_val=math.nan, acc_val=math.nan), "gap")
+    assert none.empty, "every run diverged"
 
 
 def test_differences_are_paired_by_trial_with_students_interval():

@@ -89,6 +89,8 @@ def test_the_digest_is_that_of_names_and_values(root):
         ("a;b;y\n1;2;3\n", "holds 1 rows of 1 columns; .* with commas between them"),
         ("a,b,y\n", "holds 0 rows of 3 columns"),
         (",y\n0,1\n1,2\n", "column 0, counted from 0, has no name"),
+        ("Unnamed: ,y\n0,1\n1,2\n", "column , counted from 0, has no name"),
+        ("y,a,y\n0,1,0\n1,2,1\n", "2 columns have the name 'y'; leave one"),
         ("a,y\n1,2,3\n4,5,6\n", "its rows have more values than its header has names"),
         ("a,y\n1,2\n1,2,3,4\n", "is not a readable csv file .*line 3"),
         ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in row 2; fill them"),
@@ -150,7 +152,7 @@ def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
         ("../x", file, "", "'../x' is taken or no plain name"),
         ("mine", file, "nowhere", "class column .target. 'nowhere' unknown"),
         ("mine", single, "", "single.csv: column 'y' holds one class"),
-        ("mine", tmp_path / "gone.csv", "", "gone.csv is not there"),
+        ("mine", tmp_path / "gone.csv", "", "gone.csv is no file"),
     ):
         with pytest.raises(UserError, match=words):
             prepare_table(name, path, target)
@@ -163,7 +165,7 @@ def test_built_in_names_are_found_or_said_to_be_missing(root, monkeypatch):
     for name, words in (
         ("letter", "letter is not under .*get it: softad data prepare letter "),
         ("marketing", "get it: softad data prepare marketing --from-csv FILE"),
-        ("nowhere.csv", "table 'nowhere.csv' is neither under"),
+        ("nowhere.csv", "table 'nowhere.csv' is no file under"),
     ):
         with pytest.raises(MissingData, match=words):
             table_file(name)
@@ -333,7 +335,7 @@ def test_a_protocol_draws_its_table(root):
     with pytest.raises(UserError, match="own: batch_size 11 leaves a last batch of one of 12"):
         load_splits(made, 0.0)
     made.table = "gone.csv"
-    with pytest.raises(MissingData, match=r"own: table 'gone.csv' is neither under"):
+    with pytest.raises(MissingData, match=r"own: table 'gone.csv' is no file under"):
         load_splits(made, 0.0)
 
 

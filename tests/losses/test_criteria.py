@@ -143,6 +143,14 @@ def test_repr_shows_the_numbers():
 LEVELS = torch.tensor([0.1, 2.0, 0.3, 0.9])
 
 
+def test_hooks_of_adaflood_see_flat_losses_as_those_of_other_criteria():
+    criterion, seen = AdaFlood(LEVELS), []
+    criterion.register_losses_hook(lambda *tensors: seen.extend(tensors))
+    logits = torch.randn(1, 3, 2, 2, requires_grad=True)
+    criterion(logits, torch.zeros(1, 2, 2).long(), torch.arange(4).view(1, 2, 2))
+    assert [None if t is None else t.shape for t in seen] == [(4,), None, (4,)]
+
+
 def test_adaflood_from_the_formula():
     values = cross_entropies()
     expected = np.mean(np.abs(values - LEVELS.numpy()) + LEVELS.numpy())
@@ -325,6 +333,9 @@ def test_warm_up_and_linear_go_in_equal_steps_and_stay():
             schedule.step()
             seen.append(criterion.theta)
         assert seen == pytest.approx(path)
+        criterion.theta = 0.3
+        schedule.step()
+        assert criterion.theta == 0.3, "an assignment after the end holds"
 
 
 def test_the_quantile_follows_the_losses_of_the_window_and_stays_below_theta():

@@ -141,5 +141,15 @@ def test_curves_leave_out_runs_that_were_measured_at_the_end_alone():
     assert both.groupby("dataset")["trial"].nunique().to_dict() == {"gaussian": 2, "another": 2}
 
 
+def test_a_best_epoch_is_no_point_of_a_curve():
+    """Trial 0 was best at epoch 4; trial 1 at the last epoch, or at one of its curve."""
+    ends = table([(0, 0.1, 0.9), (1, 0.1, 0.8)], epochs=(4, 9))
+    ends = ends[(ends["trial"] == 0) | (ends["epoch"] == 9)]
+    assert selection.curves(ends)[["trial", "epoch"]].to_numpy().tolist() == [[0, 9], [1, 9]]
+    along = table([(0, 0.1, 0.9), (1, 0.1, 0.8)], epochs=(0, 3, 9))
+    both = selection.curves(pd.concat([along, ends[ends["epoch"] == 4]]))
+    assert both.groupby("trial")["epoch"].apply(list).tolist() == [[0, 3, 9], [0, 3, 9]]
+
+
 def test_curves_of_a_method_without_a_knob():
     assert len(selection.curves(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))) == 4

@@ -161,7 +161,7 @@ def damaged(content):
 def test_a_damaged_file_of_a_finished_study_is_one_line_and_never_other_numbers(name):
     study().finish(rows(), losses(rows()), facts())
     path = outputs("tiny", "studies.parquet") if name == "packed" else getattr(study(), name)
-    way_out = "train it again: softad train tiny --dataset gaussian --method softad --fresh"
+    way_out = "delete it, then train what is missing: softad train tiny --dataset gaussian --method softad"
     if name == "packed":
         pack("tiny")
         way_out = f"restore it, for example: git checkout {path}"
@@ -374,3 +374,24 @@ def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
     (root / "notebooks" / "deep").mkdir()
     monkeypatch.chdir(root / "notebooks" / "deep")
     assert _workspace.home() == root
+
+
+def test_a_study_of_over_a_million_rows_is_packed_whole():
+    """Parquet writers begin another group of rows after 1,048,576."""
+    long, erm = rows((0,), epochs=range(1_048_580)), rows(method="erm", knobs=(np.nan,))
+    study().finish(long, losses(long).head(0), facts())
+    study("f2", "erm").finish(erm, losses(erm), facts("f2", "erm"))
+    pack("tiny")
+    pd.testing.assert_frame_equal(study().rows(), long, check_exact=True)
+    pd.testing.assert_frame_equal(study("f2", "erm").rows(), erm, check_exact=True)
+
+
+def test_a_part_that_is_written_while_a_study_is_put_together_stays():
+    study().save_part(rows((0,)), losses(rows((0,))), SESSION)
+    parts, stored, of_samples = study().finished_parts(), study().rows(), study().losses()
+    study().save_part(rows((1,)), losses(rows((1,))), SESSION)
+    study().finish(stored, of_samples, facts(), parts)
+    assert study().rows()["trial"].tolist() == [0, 1]
+    (of_samples,) = study().parts.glob("*-losses.parquet")
+    of_samples.write_bytes(of_samples.read_bytes()[:90])
+    assert study().rows()["trial"].tolist() == [0], "rows whose losses are damaged are made again"

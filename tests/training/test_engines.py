@@ -32,10 +32,12 @@ from softadlib.data.splits import PARTS, Splits, synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
+from softadlib.training import device_check
 from softadlib.training.device_check import largest_difference
 from softadlib.training.engines.loop import RunBatch, TrainConfig, batches
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.protocol import Protocol
 
 
 def parts_of(data, trial):
@@ -265,6 +267,18 @@ def test_batches_whose_parts_disagree_are_refused():
 
 def test_the_device_check_finds_no_difference_between_the_cpu_and_itself():
     assert largest_difference("cpu") == 0
+
+
+def test_a_device_that_yields_nan_fails_its_check(monkeypatch):
+    whole, places = device_check.train_runs, iter(("cpu", "gpu"))
+
+    def train(protocol, *args):
+        rows, losses = whole(protocol, *args)
+        return rows.assign(loss_train=np.nan) if next(places) == "gpu" else rows, losses
+
+    monkeypatch.setattr(device_check, "train_runs", train)
+    monkeypatch.setattr(Protocol, "methods", ("erm",))
+    assert largest_difference("cpu") == np.inf
 
 
 @pytest.mark.gpu

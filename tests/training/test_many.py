@@ -26,6 +26,14 @@ def with_tanh():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def other_forward(function):
+    class Network(nn.Linear):
+        def forward(self, inputs):
+            return function(super().forward(inputs))
+
+    return lambda: Network(4, 3)
+
+
 @pytest.mark.parametrize("make_model", [perceptron, with_tanh])
 def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
     runs = [
@@ -57,6 +65,13 @@ def test_finished_runs_are_read_and_other_data_are_not(tmp_path):
     changed = data() | {"val": data()["test"]}
     train_many(perceptron, changed, runs[:1], **options)
     assert len(list(tmp_path.iterdir())) == 3
+    tanh = train_many(other_forward(torch.tanh), data(), [{}], **options)
+    relu = train_many(other_forward(torch.relu), data(), [{}], **options)
+    assert tanh["loss_test"].iloc[-1] != relu["loss_test"].iloc[-1], "networks of one repr"
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"damaged")
+    again = train_many(perceptron, data(), runs[:1], **options)
+    pd.testing.assert_frame_equal(again, first, check_exact=True)
 
 
 def test_without_a_test_part_there_are_no_such_columns():
@@ -74,9 +89,29 @@ def test_without_a_test_part_there_are_no_such_columns():
         ([{"method": "sfotad", "theta": 0.1}], "did you mean 'softad'"),
         ([{"method": "softad", "theta": -1}], "of at least 0"),
         ([{"method": "adaflood", "gamma": 0.5}], "held-out losses"),
+        ([{"epoch": 3}], "'epoch' is a column of the result"),
     ],
 )
 def test_bad_runs_are_one_line(runs, words):
     with pytest.raises(UserError, match=words) as error:
         train_many(perceptron, data(), runs, epochs=1, batch_size=20)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({}, {"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+        (
+            {"val": (torch.randn(9, 4), torch.full((9,), 5))},
+            {},
+            "go up to 5, and the network has 3 out",
+        ),
+        ({"val": (torch.randn(9, 5), torch.zeros(9).long())}, {}, "must have one shape, got"),
+        ({"val": (torch.randn(9, 4), torch.zeros(9))}, {}, "must be whole numbers from 0 on"),
+        ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, {}, "one per input"),
+    ],
+)
+def test_data_that_do_not_fit_together_are_one_line(changes, options, words):
+    with pytest.raises(UserError, match=words):
+        train_many(perceptron, data() | changes, [{}], **{"epochs": 1, "batch_size": 20, **options})

@@ -244,6 +244,7 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"n_train": 21, "dataset": "sinusoid"}, "batch_size 10 leaves a last batch of one of 21"),
         ({"table": "a.csv"}, "table is for data of your own, 'gaussian' is a known set"),
         ({"folder": "a"}, "folder is for data of your own, 'gaussian' is a known set"),
+        ({"dataset": "pets", "folder": "a", "table": "b"}, "folder and table are two sets of data"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),
         ({"grids": {"softad": {"linspace": [-1, 1, 3]}}}, "theta in grids.softad must be .* least 0"),
     ],

@@ -33,6 +33,15 @@ def assert_equal(a, b):
 # First pass and replay
 
 
+def test_losses_that_are_not_stored_are_made_by_a_replay():
+    run_study(protocol(curves="all"), "softad")
+    for _ in ("no losses yet", "their file is lost"):
+        assert results.read_losses("tiny").empty
+        run_study(protocol(), "softad")
+        assert len(results.read_losses("tiny")) == 18
+        store_of(protocol(), "softad").losses_file.unlink()
+
+
 def test_every_run_ends_and_the_selected_have_curves_and_losses():
     rows = run_study(protocol(), "softad")
     assert_equal(rows, results.read("tiny"))

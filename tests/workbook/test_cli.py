@@ -39,12 +39,15 @@ STUDY = [
     (["tiny", "-p", "epochs=many"], "epochs: input should be a valid integer, got 'many'"),
     (["tiny", "-p", "epochs.softad=2"], "epochs.softad cannot be set: epochs is 4, no mapping"),
     (["tiny", "-p", "grids", "{sam: ["], "parameter grids: '{sam: [' is not YAML"),
+    (["tiny", "-p", "lr=2024-13-45"], "parameter lr: '2024-13-45' is not YAML"),
+    (["tiny", "-p", "lr=" + "[" * 3000], "parameter lr: '[[[[[[[[[["),
     (["tiny", "-p", "grids.softda", "null"], "'softda' unknown; choose from"),
     (["tiny", "-p", "lr"], "-p lr has no value; give -p lr=VALUE"),
     (["tiny", "--dryrun"], "unrecognized arguments: --dryrun; softad --help lists"),
     (["tiny", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
     (["tiny", "--as", "book"], "has other contents; choose another name"),
     (["tiny", "--as", "../x"], "use a plain name"),
+    (["tiny", "--as", "my lr"], "profile: string should match pattern '^[A-Za-z0-9]"),
     (["tiny", "--scheduler", "nosuch.json"], "must be tcp://HOST:PORT or a file that exists"),
 ]
 OTHERS = [
@@ -61,7 +64,7 @@ OTHERS = [
     (["report", "tiny", "--format", "pdf"], "invalid choice: 'pdf' (choose from"),
     (["data", "prepare", "fashionmist"], "did you mean 'fashionmnist'?; for a table of your own add --from"),
     (["data", "prepare", "magic", "--target", "x"], "--target names a column of --from-csv FILE"),
-    (["data", "prepare", "pets", "--from-csv", "nosuch.csv"], "nosuch.csv is not there"),
+    (["data", "prepare", "pets", "--from-csv", "nosuch.csv"], "nosuch.csv is no file"),
 ]  # fmt: skip
 BAD = [([command, *argv], words) for argv, words in STUDY for command in ("run", "train")] + OTHERS
 
@@ -80,7 +83,9 @@ def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
     capsys.readouterr()
     (path,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    again = "train it again: softad train tiny --dataset gaussian --method erm --fresh"
+    again = (
+        "delete it, then train what is missing: softad train tiny --dataset gaussian --method erm"
+    )
     for command in ("train", "show"):
         line = refused(capsys, command, "tiny")
         assert f"{path} is broken" in line

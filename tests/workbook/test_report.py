@@ -99,6 +99,13 @@ def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
             assert cli.main(["report", "tiny", "--format", form, "--output", str(target)]) == 0
             assert markdown.text("tiny", form).strip() in target.read_text()
         capsys.readouterr()
+    other, picture = tmp_path / "NOTES.md", tmp_path / "picture.png"
+    picture.write_bytes(b"\x89PNG")
+    other.write_text("Notes\n<!-- results of profile paper: softad report paper -->\n")
+    for path, status in ((other, 2), (picture, 0)):
+        assert cli.main(["report", "tiny", "--format", "md", "--output", str(path)]) == status
+    assert other.read_text().startswith("Notes"), "a page of another profile stays as it is"
+    assert "must hold the lines" in capsys.readouterr().err
     folder = tmp_path / "csv"
     assert cli.main(["report", "tiny", "--format", "csv", "--output", str(folder)]) == 0
     paths = capsys.readouterr().out.split()
