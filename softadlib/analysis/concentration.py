@@ -33,10 +33,10 @@ def read(profile: str, label_noise: float = 0.0) -> pd.DataFrame:
     """Return `results.read_losses`; UserError, in one line, where a profile has none."""
     rows = results.read_losses(profile, label_noise=label_noise)
     rows = rows[rows["quantiles"].notna()]  # a study with best_epoch has none
-    if rows.empty:
+    if with_theta(rows).empty:
         raise MissingData(
-            f"profile {profile!r} has no losses of single samples at label noise {label_noise:g};"
-            f" curves: selected in the profile stores them"
+            f"profile {profile!r} has no losses of single samples of a method with a θ at label noise "
+            f"{label_noise:g}; curves: selected in the profile stores them"
         )
     return rows
 

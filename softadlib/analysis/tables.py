@@ -108,6 +108,26 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
 
 
+def require(rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = False) -> None:
+    """Raise MissingData, in one line, unless results have what a page compares.
+
+    Args:
+        rows: of a profile.
+        methods: each must have rows.
+        sets: the fewest datasets.
+        curves: whether runs must be measured along the way, too.
+    """
+    lacking = [LABELS[method] for method in methods if not (rows["method"] == method).any()]
+    if lacking:
+        raise MissingData(f"this page compares {', '.join(lacking)}, of which there are no results")
+    if rows["dataset"].nunique() < sets:
+        raise MissingData(f"this page compares at least {sets} data sets")
+    if curves and not (rows["epoch"] == 0).any():
+        raise MissingData(
+            "no run was measured along the way; curves: selected in the profile does it"
+        )
+
+
 def by_rule(rows: pd.DataFrame, measure: str, rules: Sequence[str] = tuple(RULES)) -> pd.DataFrame:
     """Return means of a measure over the selected runs: a line per dataset and method.
 
