@@ -17,7 +17,7 @@ import numpy as np
 
 from softadlib._validation import MissingData, UserError
 from softadlib._workspace import check_writable, home
-from softadlib.data.root import data_root as data_root
+from softadlib.data.root import data_root
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import TABLES, is_table, table_digest
 from softadlib.models import torchvision
@@ -96,7 +96,6 @@ class ImageSet:
     n_test: int
     shape: tuple[int, int, int] = (3, 32, 32)
     """(channels, height, width) of one image."""
-    classes: int = 10
 
     @property
     def size(self) -> str:
@@ -114,7 +113,7 @@ IMAGES: dict[str, ImageSet] = {
     "fashionmnist": ImageSet(_fashionmnist, ("FashionMNIST/raw",), 60_000, 10_000, (1, 28, 28)),
     "svhn": ImageSet(_svhn, ("train_32x32.mat", "test_32x32.mat"), 73_257, 26_032),
     "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py",), 50_000, 10_000),
-    "cifar100": ImageSet(_cifar100, ("cifar-100-python",), 50_000, 10_000, classes=100),
+    "cifar100": ImageSet(_cifar100, ("cifar-100-python",), 50_000, 10_000),
 }
 """The built-in sets, in the order in which they are listed; one's own are files and folders."""
 

@@ -115,7 +115,10 @@ def from_arrays(trials: Sequence[dict[str, tuple[np.ndarray, np.ndarray]]], clas
 
 
 def synthetic_splits(
-    name: str, seeds: Sequence[int], label_noise: float, sizes: Sequence[int]
+    name: str,
+    seeds: Sequence[int | np.random.SeedSequence],
+    label_noise: float,
+    sizes: Sequence[int],
 ) -> Splits:
     """Draw one trial per seed: train, val, test of `sizes`, in that order, from `default_rng(seed)`."""
     make, trials = SYNTHETIC[name], []

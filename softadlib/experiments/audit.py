@@ -12,11 +12,11 @@ from softadlib._validation import MissingData
 from softadlib.analysis import tables
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.analysis.tables import COMPARED
+from softadlib.results.selection import CASE
 
 PAPER = tuple(m for m in COMPARED if m != "softad")
 """The rivals of the paper's Table 1; its appendix adds iFlood on image sets."""
 OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
-CASE = ["dataset", "label_noise"]
 LEVEL = 0.05
 DECIDABLE = 6
 """Trials from which an exact two-sided test can reach 5 %: 2/2⁶ = 3 %."""

@@ -7,24 +7,15 @@ import numpy as np
 import pandas as pd
 import torch
 
-from softadlib.data.splits import PARTS, Splits, from_arrays
-from softadlib.data.synthetic import SYNTHETIC
+from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.training.engines.loop import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
-Part = tuple[np.ndarray, np.ndarray]
-"""Points (n, 2) and classes (n,)."""
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
 """Training, validation and test points of the paper's problems on the plane."""
-
-
-def _draw(dataset: str, seed: int | np.random.SeedSequence, sizes: Sizes) -> dict[str, Part]:
-    """Draw training, validation and test part of one trial, in this order."""
-    rng = np.random.default_rng(seed)
-    return {part: SYNTHETIC[dataset](n, 0.0, rng) for part, n in zip(PARTS, sizes)}
 
 
 def linear_rows(
@@ -48,8 +39,7 @@ def linear_rows(
     and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
     Holland & Nakatani (2024), App. C.2.
     """
-    splits = from_arrays([_draw(dataset, seed, sizes)], classes=2)
-    splits = splits.to("cpu", dtype)
+    splits = synthetic_splits(dataset, [seed], 0.0, sizes).to("cpu", dtype)
     config, rows = TrainConfig("sgd", lr, batch_size=sizes[0], epochs=epochs), []
     for method in methods:
         knob = theta if get_method(method).knob else math.nan
@@ -111,7 +101,7 @@ def _fresh(
 ) -> tuple[Splits, list[torch.nn.Module], list[int]]:
     """Make data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
     sequences = [np.random.SeedSequence(seed, spawn_key=cell) for cell in cells]
-    trials = [_draw(dataset, sequence, sizes) for sequence in sequences]
+    splits = synthetic_splits(dataset, sequences, 0.0, sizes)
     seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]
     networks = [build("linear", (2,), 2, s).to(torch.float64) for s in seeds]
-    return from_arrays(trials, classes=2).to("cpu", torch.float64), networks, seeds
+    return splits.to("cpu", torch.float64), networks, seeds

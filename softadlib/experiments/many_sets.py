@@ -9,12 +9,12 @@ from scipy import stats
 from softadlib import results
 from softadlib.analysis.statistics import Mean
 from softadlib.methods import METHODS
+from softadlib.results.selection import CASE
 
 FIXED_THETA = 0.01
 """θ of the SoftAD that chooses nothing."""
 FIXED = f"SoftAD, θ = {FIXED_THETA}"
 """Its label."""
-SET = ["dataset", "label_noise"]
 HIGHER_IS_BETTER = {"acc_test"}
 """Measures of which more is better; of all others less is."""
 
@@ -36,13 +36,13 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
     return pd.concat([chosen, fixed.assign(entry=FIXED)], ignore_index=True)
 
 
-def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = SET) -> pd.DataFrame:
+def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.DataFrame:
     """Return the mean of a measure over the trials that all entries have: a line a set, a column an entry.
 
     A set without such a trial is left out. `FIXED` is the last column. Means are rounded to 12
     digits: the last bits of a mean depend on the order of its terms, and equal means are to be equal.
     """
-    found = runs.groupby([*SET, "trial"])["entry"].transform("nunique")
+    found = runs.groupby([*CASE, "trial"])["entry"].transform("nunique")
     shared = runs[found == runs["entry"].nunique()]
     table = shared.pivot_table(measure, list(index), "entry", aggfunc="mean").round(12)
     order = [*(method.label for method in METHODS.values()), FIXED]
@@ -54,9 +54,9 @@ def wins(runs: pd.DataFrame, measure: str, entry: str, other: str) -> list[np.nd
     sides = {}
     for name in (entry, other):
         part = runs[runs["entry"] == name]
-        sides[name] = part.set_index([*SET, "trial"])[measure]
+        sides[name] = part.set_index([*CASE, "trial"])[measure]
     better = sides[entry].sub(sides[other]).dropna() * (1 if measure in HIGHER_IS_BETTER else -1)
-    return [(np.sign(d.to_numpy()) + 1) / 2 for _, d in better.groupby(level=SET)]
+    return [(np.sign(d.to_numpy()) + 1) / 2 for _, d in better.groupby(level=CASE)]
 
 
 def chance_to_win(runs: pd.DataFrame, measure: str, entry: str, other: str) -> Mean:

@@ -557,7 +557,9 @@ def pack(profile: str) -> None:
         for facts in stored_facts(profile)
     }
     if not studies:
-        return
+        raise MissingData(
+            f"nothing is finished in profile {profile!r}, so there is nothing to pack"
+        )
     about = [facts.model_dump() for facts in studies.values()]
     rows = [merge(study._finished()) for study in studies]
     losses = [merge_losses(study._finished(losses=True)) for study in studies]

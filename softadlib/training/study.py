@@ -29,7 +29,8 @@ from tqdm import tqdm
 
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError
-from softadlib.data.images import data_root, own_folder
+from softadlib.data.images import own_folder
+from softadlib.data.root import data_root
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import table_file
 from softadlib.results import selection
@@ -450,4 +451,4 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return name.stdout.strip() + "+" * bool(changed.returncode)
+    return f"{name.stdout.strip()}{'+' if changed.returncode else ''}"

@@ -373,7 +373,7 @@ def train(args: argparse.Namespace) -> int:
             "the same command without --shard puts them together"
         )
     seconds, folder = time.monotonic() - started, outputs(prepared.profile)
-    say(f"done: {len(prepared.studies)} trainings in {seconds:.0f} s, {folder}")
+    say(f"done: {len(prepared.studies)} datasets × methods in {seconds:.0f} s, {folder}")
     return 0
 
 
