@@ -147,9 +147,9 @@ def by_rule(rows: pd.DataFrame, measure: str, rules: Sequence[str] = tuple(RULES
         columns[rule] = groups.mean()
         if measure == "gap":
             ends = {k: _ends(v) for k, v in groups}
-            found = groups.mean().index
-            columns[f"{rule}_low"] = pd.Series([ends[k][0] for k in found], found, dtype=float)
-            columns[f"{rule}_high"] = pd.Series([ends[k][1] for k in found], found, dtype=float)
+            index = columns[rule].index
+            columns[f"{rule}_low"] = pd.Series([ends[k][0] for k in index], index, dtype=float)
+            columns[f"{rule}_high"] = pd.Series([ends[k][1] for k in index], index, dtype=float)
         elif measure == "knob":
             columns[f"{rule}_sd"] = groups.std(ddof=1)
         columns["n"] = groups.size()

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from softadlib import results
-from softadlib._validation import MissingData
 from softadlib.analysis import tables
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.analysis.tables import COMPARED
@@ -83,15 +82,15 @@ def compare(chosen: pd.DataFrame, claim: Claim) -> pd.DataFrame:
 
 
 def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) -> pd.DataFrame:
-    """Return `compare` of every claim under every rule of `results.select`: columns `claim`, `rule`."""
+    """Return `compare` of every claim under every rule of `results.select`: columns `claim`, `rule`.
+
+    Raises MissingData without SoftAD or ERM.
+    """
+    tables.require(rows, "erm", "softad")
     found = []
     for rule in rules:
         chosen = results.select(rows, rule)
         found += [compare(chosen, c).assign(claim=c.name, rule=rule) for c in CLAIMS]
-    if not any(map(len, found)):
-        raise MissingData(
-            "the claims compare SoftAD with other methods of the paper; train two of them"
-        )
     return pd.concat([table for table in found if len(table)], ignore_index=True)
 
 

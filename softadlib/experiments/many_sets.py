@@ -42,9 +42,9 @@ def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.D
     A set without such a trial is left out. `FIXED` is the last column. Means are rounded to 12
     digits: the last bits of a mean depend on the order of its terms, and equal means are to be equal.
     """
-    found = runs.groupby([*CASE, "trial"])["entry"].transform("nunique")
-    shared = runs[found == runs["entry"].nunique()]
-    table = shared.pivot_table(measure, list(index), "entry", aggfunc="mean").round(12)
+    n_entries = runs.groupby([*CASE, "trial"])["entry"].transform("nunique")
+    complete = runs[n_entries == runs["entry"].nunique()]
+    table = complete.pivot_table(measure, list(index), "entry", aggfunc="mean").round(12)
     order = [*(method.label for method in METHODS.values()), FIXED]
     return table[sorted(table, key=order.index)]
 

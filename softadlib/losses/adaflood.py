@@ -87,8 +87,8 @@ class AdaFlood(OverBase):
         dtype = torch.promote_types(losses.dtype, torch.float32)
         levels = self.theta[index.clamp(0, len(self.theta) - 1)].to(losses.device, dtype)
         if self._losses_hooks:
-            count = None if counts is None else counts.flatten()
-            self._show(losses.flatten(), count, levels.flatten())
+            flat_counts = None if counts is None else counts.flatten()
+            self._show(losses.flatten(), flat_counts, levels.flatten())
         return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
 
     def extra_repr(self) -> str:

@@ -77,11 +77,11 @@ def curves(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     """
     chosen = select(rows, rule)[[*SWEEP, "trial", "knob"]]
     selected = rows.merge(chosen, on=list(chosen.columns))
-    selected["along"] = selected.groupby([*SWEEP, "trial"])["epoch"].transform("min") == 0
-    selected = selected[selected["along"] == selected.groupby(CASE)["along"].transform("any")]
-    count = selected.groupby([*CASE, "epoch"])["epoch"].transform("size")
-    selected = selected[count == count.groupby([selected[c] for c in CASE]).transform("max")]
-    selected = selected.drop(columns="along")
+    selected["has_curve"] = selected.groupby([*SWEEP, "trial"])["epoch"].transform("min") == 0
+    any_has = selected.groupby(CASE)["has_curve"].transform("any")
+    selected = selected[selected["has_curve"] == any_has].drop(columns="has_curve")
+    runs = selected.groupby([*CASE, "epoch"])["epoch"].transform("size")
+    selected = selected[runs == runs.groupby([selected[c] for c in CASE]).transform("max")]
     return selected.sort_values([*SWEEP, "trial", "epoch"], ignore_index=True)
 
 

@@ -221,20 +221,20 @@ def _digests(
     common: object,
 ) -> dict[int, str]:
     """Hash, for each seed, what its runs share: data, recipe, and what the network is and does."""
-
-    def update(tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            content.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-
-    shared, found = hashlib.sha256(repr(common).encode()), {}
-    content = shared
-    update(tensor for part in sorted(data) for tensor in data[part])
+    shared, digests = hashlib.sha256(repr(common).encode()), {}
+    _update(shared, (tensor for part in sorted(data) for tensor in data[part]))
     for seed, network in networks.items():
         content = shared.copy()
         content.update(str(network).encode())
-        update([*network.state_dict().values(), outputs[seed]])
-        found[seed] = content.hexdigest()
-    return found
+        _update(content, [*network.state_dict().values(), outputs[seed]])
+        digests[seed] = content.hexdigest()
+    return digests
+
+
+def _update(content: "hashlib._Hash", tensors: Iterable[Tensor]) -> None:
+    """Add the values of tensors to a hash."""
+    for tensor in tensors:
+        content.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
 
 
 def _file(
