@@ -67,9 +67,7 @@ def write(path: Path, content: bytes | str) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise UserError now rather than after an hour; leaves nothing behind."""
-    nearest = folder
-    while not nearest.exists() and nearest.parent != nearest:
-        nearest = nearest.parent
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
     with os_error_as_user_error(folder):
         if not nearest.is_dir():
             raise NotADirectoryError(20, f"{nearest} is not a folder")

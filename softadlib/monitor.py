@@ -112,13 +112,9 @@ class LossMonitor:
         if not isinstance(criterion, Criterion):  # AdaFlood: a level for each loss
             return torch.cat([(v - torch.as_tensor(t)).sign() for v, _, t in batches]).float()
         if criterion.decomposes:  # batches with the same θ at once
-            joined: dict[Any, list[Tensor]] = {}
-            for v, _, t in batches:
-                joined.setdefault(t, []).append(v)
-            if len(joined) == 1:
+            batches = [(v, None, t) for v, _, t in batches]
+            if len({t for _, _, t in batches}) == 1:
                 batches = [(torch.cat([v for v, _, _ in batches]), None, batches[0][2])]
-            else:
-                batches = [(v, None, t) for v, _, t in batches]
         found = []
         now = criterion.__dict__.get("theta")
         for losses, counts, theta in batches:
@@ -164,11 +160,8 @@ class LossMonitor:
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the losses around θ over training, and the share in ascent; return the axes."""
-        if self._batches:
-            self._close()
+        self.summary()  # closes a row, and raises where there is none
         rows = self.history
-        if not rows:
-            self.summary()
         if ax is None:
             from matplotlib import pyplot
 

@@ -92,11 +92,12 @@ def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
 
 
 def development(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
-    """Return mean share of losses near θ per dataset and method (rows) at each stored epoch (columns)."""
+    """Return mean share of losses near θ per dataset and method (rows) at each stage of training (columns)."""
     rows = shares(rows[rows["part"] == part])
     means = rows.groupby(["dataset", "method", "epoch"])["near"].mean().reset_index()
     ends = means.groupby(["dataset", "method"])["epoch"].transform("max").clip(lower=1)
     means["stage"] = (4 * means["epoch"] / ends).round().astype(int)
+    means = means.drop_duplicates(["dataset", "method", "stage"], keep="last")
     table = means.pivot(index=["dataset", "method"], columns="stage", values="near")
     table = tables.ordered(table.rename(columns=dict(enumerate(STAGES))).reset_index())
     return table.set_index(["dataset", "method"]).rename_axis(columns=None)

@@ -4,7 +4,7 @@ Methods keep the registry's colours, labels and order everywhere.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -13,8 +13,6 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
@@ -60,33 +58,6 @@ def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
     half = np.diff(v) / 2 if len(v) > 1 else np.array([0.5])
     edges = np.concatenate([[v[0] - half[0]], v[:-1] + half[: len(v) - 1], [v[-1] + half[-1]]])
     return np.exp(edges) if geometric else edges
-
-
-def colour_scale(values: Sequence[float], cmap: str) -> ScalarMappable:
-    """Return one flat colour per value, without the palest tenth of the map, hard to see on white."""
-    colours = plt.get_cmap(cmap)(np.linspace(0, 0.9, len(values)))
-    return ScalarMappable(BoundaryNorm(cell_edges(values), len(values)), ListedColormap(colours))
-
-
-def sweep(
-    ax: Axes,
-    x: np.ndarray,
-    curves: Iterable[np.ndarray],
-    values: Sequence[float],
-    cmap: str,
-    symbol: str | None = None,
-    **line: Any,
-) -> None:
-    """Draw one curve (m,) per value, coloured by it; with `symbol`, a colourbar of at most 10 ticks."""
-    scale = colour_scale(values, cmap)
-    for colour, curve in zip(map(tuple, scale.to_rgba(np.asarray(values))), curves):
-        ax.plot(x, curve, color=colour, **line)
-    if symbol:
-        ticks = values[:: -(-len(values) // 10)]
-        bar = ax.figure.colorbar(scale, ax=ax, ticks=ticks, pad=0.02)
-        bar.ax.set_title(symbol)
-        bar.ax.set_yticklabels([f"{round(tick, 3):g}".replace("-", "−") for tick in ticks])
-        bar.ax.tick_params(which="both", length=0)
 
 
 def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
@@ -181,37 +152,40 @@ def band(values: pd.DataFrame) -> pd.DataFrame:
     return table.replace([np.inf, -np.inf], np.nan)
 
 
-def trajectories(
-    rows: pd.DataFrame,
-    measure: str,
-    *,
-    ax: Axes | None = None,
-    parts: Sequence[str] = tuple(LINES),
-    log: bool = False,
-    legend: bool = True,
-) -> Axes:
-    """Draw the mean over trials against epoch with Student's 95 % interval, a line per method.
+def trajectory_panels(rows: pd.DataFrame) -> Figure:
+    """Draw loss, accuracy and model norm over the epochs side by side, one legend above.
 
-    Values that are not finite are left out of the means and counted in the legend.
+    Lines are means over trials with Student's 95 % interval, one per method; test is solid, train
+    dashed. Values that are not finite are left out of the means and counted in the legend. The axis
+    of the loss is logarithmic, down to `LOSS_FLOOR`; that of the accuracy starts below all means
+    after the first tenth of training.
 
     Args:
         rows: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
-        measure: loss, acc or model_norm.
-        ax: where to draw.
-        parts: of loss and accuracy; test is solid, train dashed.
-        log: give the loss a logarithmic axis, down to `LOSS_FLOOR`.
-        legend: draw one.
 
     Raises:
-        UserError: for rows or arguments other than these.
+        UserError: for other rows.
     """
-    choose("measure", measure, NAMES)
-    for part in parts:
-        choose("part", part, LINES)
-    rows, methods = _checked(rows, "method", "trial", "epoch")
-    ax = plt.gca() if ax is None else ax
-    names = {"": "-"} if measure == "model_norm" else {part: LINES[part] for part in parts}
-    for part, dash in names.items():
+    rows, _ = _checked(rows, "method", "trial", "epoch")
+    fig: Figure
+    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.6))
+    for ax, measure in zip(axes, NAMES):
+        _trajectories(ax, rows, measure)
+    _log_loss(axes[0])
+    lines = [np.asarray(line.get_ydata(), dtype=float) for line in axes[1].get_lines()]
+    late = np.concatenate([y[-max(1, 9 * len(y) // 10) :] for y in lines])
+    if np.isfinite(late).any() and (low := np.nanmin(late)) < (high := np.nanmax(late)):
+        axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    handles = legend_handles(rows, parts=True)
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    fig.set_layout_engine("constrained", w_pad=0.1)
+    return fig
+
+
+def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
+    """Draw one measure of NAMES, a line per method and part."""
+    methods = _in_order(rows)
+    for part, dash in {"": "-"}.items() if measure == "model_norm" else LINES.items():
         column = f"{measure}_{part}".strip("_")
         for rank, name in enumerate(methods):
             runs = rows[rows["method"] == name].pivot(index="epoch", columns="trial", values=column)
@@ -224,31 +198,6 @@ def trajectories(
             ax.fill_between(line.index, line["low"], line["high"], **shade)
     ax.set(xlabel="epoch", ylabel=NAMES[measure])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    if log and measure == "loss":
-        _log_loss(ax)
-    if legend:
-        ax.legend(handles=legend_handles(rows, len(names) > 1), fontsize="small")
-    return ax
-
-
-def trajectory_panels(rows: pd.DataFrame, *, log_loss: bool = True) -> Figure:
-    """Draw loss, accuracy and model norm side by side, one legend above.
-
-    The axis of the accuracy starts below all means after the first tenth of training.
-    """
-    fig: Figure
-    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.6))
-    trajectories(rows, "loss", ax=axes[0], log=log_loss, legend=False)
-    trajectories(rows, "acc", ax=axes[1], legend=False)
-    trajectories(rows, "model_norm", ax=axes[2], legend=False)
-    lines = [np.asarray(line.get_ydata(), dtype=float) for line in axes[1].get_lines()]
-    late = np.concatenate([y[-max(1, 9 * len(y) // 10) :] for y in lines])
-    if np.isfinite(late).any() and (low := np.nanmin(late)) < (high := np.nanmax(late)):
-        axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
-    handles = legend_handles(rows, parts=True)
-    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
-    fig.set_layout_engine("constrained", w_pad=0.1)
-    return fig
 
 
 def knob_curves(rows_final: pd.DataFrame) -> Figure:
@@ -256,7 +205,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
 
     Methods with the same knob, in the same unit, share a column; that of θ has ln 2 marked, the
     others are logarithmic where all values are above 0. ERM, which has no knob, is a level dashed
-    line. `rows_final` and the loss axis as in `trajectories`.
+    line. `rows_final` and the loss axis as in `trajectory_panels`.
     """
     rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
     rows = rows[rows["epoch"] == rows["epoch"].max()]

@@ -22,9 +22,6 @@ class Mean(NamedTuple):
     high: float
     n: int
 
-    def __str__(self) -> str:
-        return f"{self.mean:+.3g} [{self.low:+.3g}, {self.high:+.3g}] n={self.n}"
-
 
 class Signs(NamedTuple):
     """Numbers of differences above, at and below zero; p is two-sided."""

@@ -207,31 +207,25 @@ def interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
     return f"{cell.text(mean)} [{cell.text(low)}, {cell.text(high)}]" if n > 1 else cell.text(mean)
 
 
-def differences(
-    runs: pd.DataFrame,
-    case: Sequence[str],
-    measures: Sequence[str],
-    name: str = "method",
-    reference: str = "erm",
-) -> pd.DataFrame:
-    """Return every method minus `reference`, paired by trial: a line per case and method.
+def differences(runs: pd.DataFrame, case: Sequence[str], measures: Sequence[str]) -> pd.DataFrame:
+    """Return every method minus ERM, paired by trial: a line per case and method.
 
     Args:
-        runs: a row per case, method and trial.
-        case: columns within which methods are compared.
+        runs: a row per case, method and trial; lines follow the first appearance of methods.
+        case: columns within which methods are compared; cases without ERM have no lines.
         measures: columns to subtract. Each becomes the mean difference, with `_low` and `_high` the ends
             of Student's 95 % interval.
-        name: the column that tells methods apart; lines follow its first appearance.
-        reference: one of its values; cases without it have no lines.
     """
     lines = []
     for key, part in runs.groupby(list(case), sort=False):
-        by_name = dict(iter(part.set_index("trial").groupby(name, sort=False)[list(measures)]))
-        for label in [label for label in by_name if label != reference and reference in by_name]:
-            both = by_name[label].merge(by_name[reference], on="trial", suffixes=("", "_reference"))
-            line = {**dict(zip(case, key)), name: label}
+        by_method = dict(
+            iter(part.set_index("trial").groupby("method", sort=False)[list(measures)])
+        )
+        for method in [m for m in by_method if m != "erm" and "erm" in by_method]:
+            both = by_method[method].merge(by_method["erm"], on="trial", suffixes=("", "_erm"))
+            line = {**dict(zip(case, key)), "method": method}
             for measure in measures:
-                mean = paired(both[measure], both[f"{measure}_reference"])
+                mean = paired(both[measure], both[f"{measure}_erm"])
                 line |= {
                     measure: mean.mean,
                     f"{measure}_low": mean.low,
@@ -239,7 +233,7 @@ def differences(
                 }
             lines.append(line | {"n": len(both)})
     columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high")]
-    return pd.DataFrame(lines, columns=[*case, name, *columns, "n"])
+    return pd.DataFrame(lines, columns=[*case, "method", *columns, "n"])
 
 
 def mean_text(mean: Mean, cell: Cell) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib import results
+from softadlib._validation import MissingData
 from softadlib.analysis import tables
 from softadlib.analysis.statistics import paired, permutation_test, sign_test
 from softadlib.analysis.tables import COMPARED
@@ -84,14 +85,19 @@ def compare(chosen: pd.DataFrame, claim: Claim) -> pd.DataFrame:
 def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) -> pd.DataFrame:
     """Return `compare` of every claim under every rule of `results.select`: columns `claim`, `rule`.
 
-    Raises MissingData without SoftAD or ERM.
+    Raises MissingData where SoftAD has no rival on any dataset.
     """
     tables.require(rows, "erm", "softad")
     found = []
     for rule in rules:
         chosen = results.select(rows, rule)
         found += [compare(chosen, c).assign(claim=c.name, rule=rule) for c in CLAIMS]
-    return pd.concat([table for table in found if len(table)], ignore_index=True)
+    found = [table for table in found if len(table)]
+    if not found:
+        raise MissingData(
+            "no dataset has results of SoftAD and of another method; train both on one"
+        )
+    return pd.concat(found, ignore_index=True)
 
 
 def holm(p: object) -> np.ndarray:

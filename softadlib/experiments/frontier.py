@@ -33,16 +33,14 @@ def at_training_loss(
     return pd.DataFrame(lines, columns=["method", "trial", "loss_train", "value"])
 
 
-def minus(
-    points: pd.DataFrame, by: str, method: str, rival: str, least: int = 3
-) -> dict[float, Mean]:
-    """Return method − rival paired by trial at each value of column `by`; fewer than `least` pairs are left out.
+def minus(points: pd.DataFrame, by: str, method: str, rival: str) -> dict[float, Mean]:
+    """Return method − rival paired by trial at each value of column `by`; fewer than 3 pairs are left out.
 
     `points` has columns method, trial, `by` and value.
     """
     found = {}
     for at, part in points.groupby(by):
         wide = part.pivot(index="trial", columns="method", values="value")
-        if {method, rival} <= set(wide) and len(both := wide[[method, rival]].dropna()) >= least:
+        if {method, rival} <= set(wide) and len(both := wide[[method, rival]].dropna()) >= 3:
             found[float(at)] = paired(both[method], both[rival])
     return found

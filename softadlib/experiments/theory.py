@@ -301,13 +301,6 @@ def cloud(n: int, d: int, seed: int, spread: float = 0.5) -> np.ndarray:
     return spread * np.random.default_rng(seed).standard_normal((n, d))
 
 
-def softad_gradient(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
-    """Return ∇S(w) = mean φ(ℓ − θ)·∇ℓ over all points, (…, d) → (…, d)."""
-    losses, gradients, _ = problem(w)
-    gradient: np.ndarray = soft_gradient(losses, gradients, theta).mean(-2)
-    return gradient
-
-
 def softad_value(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
     """Return S(w) = θ + mean ρ(ℓ − θ), (…, d) → (…,)."""
     x = problem(w)[0] - theta
@@ -439,7 +432,7 @@ def softad_rows(
         path = simulate(NormClipMomentum(steps, g).step, gradient, start, runs, steps)
         drop = softad_value(problem, path[0], theta)
         drop = (drop - softad_value(problem, path[-1], theta)).max()
-        slopes = softad_gradient(problem, _subsample(path, count), theta)
+        slopes = mean_gradient(problem, _subsample(path, count), theta, "softad")
         bounds = momentum_bounds(steps, drop, smoothness, g, delta)
         return _row(norms(slopes)[..., 0], bounds, path, problem.radius)
 

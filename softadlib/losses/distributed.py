@@ -49,6 +49,8 @@ class AccumulatedFlooding(Thresholded):
         >>> value = flooding.scale_gradients(model.parameters())  # then optimizer.step()
     """
 
+    decomposes = False  # a part does not know the sign of the whole
+
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
         self._sums: Tensor | None = None

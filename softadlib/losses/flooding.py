@@ -165,9 +165,6 @@ class IFlood(Pointwise):
         tensor(0.6000)
     """
 
-    def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
-        super().__init__(theta, base=base, reduction=reduction)
-
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.iflood(losses, self.theta, weights=weights, reduction=self.reduction)
 

@@ -97,8 +97,10 @@ class ThetaSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the schedule stands; the losses of a window are collected anew."""
-        return {"done": self.done, "start": self.start, "end": self.end}
+        theta = self.criterion.theta
+        return {"done": self.done, "start": self.start, "end": self.end, "theta": theta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a schedule of the same settings stood; the criterion's state holds its θ."""
+        """Go on where a schedule of the same settings stood, with the θ that the criterion had then."""
         self.done, self.start, self.end = state["done"], state["start"], state["end"]
+        self._set(state.get("theta", self.criterion.theta))

@@ -176,7 +176,12 @@ class ClosureOptimizer(Optimizer):
         that gives no gradient at all ends the step after one call, as in torch's optimizers.
         """
         if closure is None:
-            raise UserError(self._why_a_closure())
+            raise UserError(
+                f"{type(self).__name__}.step needs a closure: it evaluates the loss more than once. With a "
+                "GradScaler give both, optimizer.step(closure, scaler=scaler); in Lightning use precision "
+                "'bf16-mixed', since '16-mixed' gives none. In Hugging Face's Trainer use "
+                "softadlib.SAMTrainerMixin. Functions of torch.distributed.checkpoint take optimizer.base"
+            )
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         named, evaluate = self._named(), torch.enable_grad()(closure)
@@ -223,15 +228,6 @@ class ClosureOptimizer(Optimizer):
             scaler.update()
         self._left = mark_gradients(list(named.values()))
         return loss[0]
-
-    def _why_a_closure(self) -> str:
-        name = type(self).__name__
-        return (
-            f"{name}.step needs a closure: it evaluates the loss more than once. With a GradScaler give "
-            "both, optimizer.step(closure, scaler=scaler); in Lightning use precision 'bf16-mixed', since "
-            "'16-mixed' gives none. In Hugging Face's Trainer use softadlib.SAMTrainerMixin. Functions of "
-            "torch.distributed.checkpoint take optimizer.base"
-        )
 
     def _first_pass(
         self, evaluate: Callable[[], Tensor], params: list[Tensor], unscaled: bool

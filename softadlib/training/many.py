@@ -85,6 +85,8 @@ def train_many(
     [[0.0, 0.01, 2.0], [1.0, 0.1, 2.0], [2.0, 0.5, 2.0]]
     """
     choose("optimizer", optimizer, ("adam", "adamw", "sgd"))
+    if optimizer != "sgd" and momentum:
+        raise UserError(f"momentum is of sgd; give 0 for {optimizer}, got {momentum!r}")
     whole("epochs", epochs, 1)
     whole("batch_size", batch_size, 1)
     parsed = [_parse(i, run, lr) for i, run in enumerate(runs)]
@@ -125,7 +127,7 @@ def train_many(
                     splits,
                     [seeds.index(run["seed"]) for run in part],
                     [run["knob"] for run in part],
-                    _settings(method),
+                    get_method(method).defaults,
                 )
                 by_hand = len(part) == 1 and MLPEngine.supports(batch.networks[0], target)
                 engine = MLPEngine(batch) if by_hand else VmapEngine(batch)
@@ -170,12 +172,6 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
         "lr": real(f"run {i}: lr", run.get("lr", lr), above=0),
         "knob": knob,
     }
-
-
-def _settings(method: str) -> dict[str, Any]:
-    described = get_method(method)
-    defaults = described.defaults
-    return {name: defaults[name] for name in described.settings_for("objective", "rule")}
 
 
 def _splits(data: Mapping[str, Pair], trials: int) -> Splits:

@@ -71,35 +71,22 @@ def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     `extended`: the files that lead here. Raises UserError for a file that is not there, and for
     one that extends itself.
     """
-    return _resolve(read_yaml(path), str(path), (path, *extended))
-
-
-def _resolve(values: Mapping[str, Any], source: str, files: tuple[Path, ...]) -> dict[str, Any]:
-    """Return `values`, read from `source`, on top of those of the file that they extend."""
-    changes = dict(values)
+    changes, inherited = read_yaml(path), {}
     base = changes.pop("extends", None)
-    if base is None:
-        return _merge_file({}, changes, source)
-    base_path = _workspace.params_dir() / f"{base}.yaml"
-    if base_path in files:
-        raise UserError(f"{source}: extends {base!r}, which extends it in turn; break the circle")
-    if not base_path.is_file():
-        raise UserError(
-            f"{source}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
-        )
-    inherited = read_profile(base_path, files)
-    inherited = {k: v for k, v in inherited.items() if k not in ("profile", "dataset")}
-    return _merge_file(inherited, changes, source)
-
-
-def _merge_file(
-    values: Mapping[str, Any], changes: Mapping[str, Any], source: str
-) -> dict[str, Any]:
-    """Merge as `merge` does; an error names `source`."""
+    if base is not None:
+        base_path = _workspace.params_dir() / f"{base}.yaml"
+        if base_path in (path, *extended):
+            raise UserError(f"{path}: extends {base!r}, which extends it in turn; break the circle")
+        if not base_path.is_file():
+            raise UserError(
+                f"{path}: extends {base!r}, but {base_path} is not there; name it PROFILE/DATASET"
+            )
+        inherited = read_profile(base_path, (path, *extended))
+        inherited = {k: v for k, v in inherited.items() if k not in ("profile", "dataset")}
     try:
-        return merge(values, changes)
+        return merge(inherited, changes)
     except UserError as error:
-        raise UserError(f"{source}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
 def profile_names() -> list[str]:

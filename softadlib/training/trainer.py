@@ -98,7 +98,6 @@ def make_engine(
 ) -> Engine:
     """Make the engine that trains `runs`: perceptrons on a CPU have one of their own."""
     method = get_method(runs[0].method)
-    settings = protocol.settings_of(method.name)
     # Runs of a trial have the same initial weights: building one network per run is slow.
     networks = {run.trial: network_of(protocol, splits, run) for run in runs}
     bf16 = protocol.precision == "bf16"
@@ -108,7 +107,7 @@ def make_engine(
         splits,
         [run.trial for run in runs],
         [run.knob for run in runs],
-        {name: settings[name] for name in method.settings_for("objective", "rule")},
+        protocol.settings_of(method.name),
         samples or {},
         bf16=bf16,
     )

@@ -326,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
         print("notebooks to draw:", ", ".join(page.name for page in pages) or "none")
         return 0
     outcomes += _execute(pages, jobs, args.timeout)
-    failed = notebooks.failures(outcomes)
+    failed = [outcome for outcome in outcomes if outcome.error and not outcome.lacks_results]
     if failed:
         say(f"{len(failed)} of {len(outcomes)} notebooks failed; the same command tries them again")
         return 1

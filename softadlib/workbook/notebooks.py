@@ -6,9 +6,8 @@ import logging
 import os
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,6 @@ class Outcome:
     """How the execution of a page ended; an empty `error` means that it succeeded."""
 
     page: Page
-    seconds: float
     error: str = ""
     lacks_results: bool = False
     """Whether the page found no results to draw, which is no failure."""
@@ -172,7 +170,7 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
     from jupyter_core.utils import ensure_event_loop
     from papermill.exceptions import PapermillExecutionError
 
-    started, running = time.monotonic(), _temporary(page)
+    running = _temporary(page)
     failed = page.target.with_name(f"{page.target.stem}.error.ipynb")
     error, lacks_results = "", False
     try:
@@ -212,7 +210,7 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
         error = f"{page.name}{_last_started(failed)}: {what[:600]}"
     finally:
         running.unlink(missing_ok=True)
-    return Outcome(page, time.monotonic() - started, error, lacks_results)
+    return Outcome(page, error, lacks_results)
 
 
 def _leave_out_conclusions(notebook: Any, page: Page) -> None:
@@ -237,8 +235,3 @@ def _last_started(notebook: Path) -> str:
         i for i, c in enumerate(cells, 1) if c["metadata"].get("papermill", {}).get("start_time")
     ]
     return f" In [{begun[-1]}]" if begun else ""
-
-
-def failures(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return the errors of pages that failed."""
-    return [outcome.error for outcome in outcomes if outcome.error and not outcome.lacks_results]

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from softadlib._validation import UserError, describe_range
@@ -202,7 +202,7 @@ def reference() -> str:
     for name, facts in _schema()["properties"].items():
         default = f"`{json.dumps(facts['default'])}`" if "default" in facts else ""
         default = "" if name == "settings" else default
-        choices = ", ".join(_choices(facts)) if "anyOf" not in facts else ""
+        choices = ", ".join(facts.get("enum", ()))
         meaning = " ".join(facts["description"].split()) + (
             f" One of {choices}." if choices else ""
         )
@@ -234,16 +234,6 @@ def write_references() -> None:
     head, tail = (page.read_text(encoding="utf-8").split(mark)[i] for i, mark in enumerate(MARKS))
     write(page, f"{head}{MARKS[0]}\n{reference()}{MARKS[1]}{tail}")
     write(params_dir() / "schema.json", schema())
-
-
-def _choices(facts: Mapping[str, Any]) -> list[str]:
-    """Return the words that a field may be."""
-    parts = [facts, *facts.get("anyOf", ())]
-    return [
-        word
-        for part in parts
-        for word in part.get("enum", [part["const"]] if "const" in part else [])
-    ]
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ def test_development_has_a_column_for_every_stored_epoch():
     table = concentration.development(pd.concat(rows))
     assert list(table.columns) == ["start", "half", "end"]
     assert table.iloc[0].tolist() == pytest.approx([0.1, 1, 1], abs=0.02)
+    close = run("softad", 0, 0.5, parts([0.69] * 10), epochs=(9,))  # rounds to the last stage, too
+    pd.testing.assert_frame_equal(concentration.development(pd.concat([*rows, close])), table)
 
 
 def test_a_profile_without_losses_ends_in_one_line():

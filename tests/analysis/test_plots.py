@@ -69,21 +69,15 @@ class TestTrajectories:
     def test_lines_are_the_means_over_trials(self):
         rows = table(["erm", "softad"])
         rows["loss_train"] /= 2
-        ax = figures.trajectories(rows, "loss")
+        ax = figures.trajectory_panels(rows).axes[0]
         assert len(ax.get_lines()) == 4
         drawn = lines(ax, "softad")  # in place 1; trials 0.0 and 0.1 apart
         np.testing.assert_allclose(drawn["-"], [[0, 1], [2.05, 3.05]])
         np.testing.assert_allclose(drawn["--"], [[0, 1], [1.025, 1.525]])
 
-    def test_one_part_alone_is_drawn_as_it_was_measured(self):
-        rows = table(["erm"], trials=1, epochs=(0, 1, 2))
-        rows["acc_test"] = [0.2, 0.9, 0.4]
-        (line,) = figures.trajectories(rows, "acc", parts=["test"]).get_lines()
-        assert line.get_ydata().tolist() == [0.2, 0.9, 0.4]
-
     def test_the_band_is_students_interval(self):
         rows = table(["erm"], trials=3, epochs=(0, 1))
-        ax = figures.trajectories(rows, "model_norm")
+        ax = figures.trajectory_panels(rows).axes[2]
         expected = mean_interval([1, 1.1, 1.2])
         corners = ax.collections[0].get_paths()[0].vertices
         at_zero = corners[corners[:, 0] == 0][:, 1]
@@ -93,9 +87,9 @@ class TestTrajectories:
     def test_a_diverged_trial_is_left_out_and_counted(self, lost):
         rows = table(["erm", "sam"])
         rows.loc[(rows["method"] == "sam") & (rows["trial"] == 1), "loss_train"] = lost
-        ax = figures.trajectories(rows, "loss")
-        np.testing.assert_allclose(lines(ax, "sam")["--"][1], [2, 3])
-        assert names(ax.get_legend())[:2] == ["ERM", "SAM (1 of 2 diverged)"]
+        figure = figures.trajectory_panels(rows)
+        np.testing.assert_allclose(lines(figure.axes[0], "sam")["--"][1], [2, 3])
+        assert names(figure.legends[0])[:2] == ["ERM", "SAM (1 of 2 diverged)"]
 
     @pytest.mark.parametrize(
         ("rows", "message"),
@@ -109,13 +103,7 @@ class TestTrajectories:
     )
     def test_rows_that_have_no_mean_are_refused(self, rows, message):
         with pytest.raises(UserError, match=message):
-            figures.trajectories(rows, "loss")
-
-    def test_unknown_measure_and_part_name_the_choices(self):
-        with pytest.raises(UserError, match="loss, acc, model_norm"):
-            figures.trajectories(table(["erm"]), "accuracy")
-        with pytest.raises(UserError, match="train, test"):
-            figures.trajectories(table(["erm"]), "acc", parts=["val"])
+            figures.trajectory_panels(rows)
 
 
 def sweep_rows(method, knobs, **values):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from softadlib._validation import MissingData
 from softadlib.experiments import audit
 from softadlib.experiments.audit import Claim
 
@@ -155,3 +156,12 @@ def test_epochs_to_a_low_loss_by_hand():
         "flooding": np.inf,
         "softad": 1,
     }
+
+
+def test_methods_that_share_no_dataset_are_one_line():
+    apart = [runs(erm=[1.0]), runs(dataset="spiral", softad=[1.0])]
+    rows = pd.concat(apart).assign(
+        knob=0.1, epoch=1, acc_val=1.0, loss_val=1.0, loss_test=1.0, model_norm=1.0
+    )
+    with pytest.raises(MissingData, match="no dataset has results of SoftAD and of another method"):
+        audit.comparisons(rows)

@@ -20,7 +20,6 @@ from softadlib.experiments.theory import (
     simulate,
     smoothed_gradient,
     smoothed_value,
-    softad_gradient,
     softad_rows,
     softad_value,
     steepest,
@@ -166,7 +165,9 @@ class TestTransformedGradients:
         w, h = np.array([a, b]), 1e-5
         shifts = h * np.eye(2)
         slope = softad_value(PROBLEM, w + shifts, theta) - softad_value(PROBLEM, w - shifts, theta)
-        np.testing.assert_allclose(softad_gradient(PROBLEM, w, theta), slope / (2 * h), atol=1e-8)
+        np.testing.assert_allclose(
+            mean_gradient(PROBLEM, w, theta, "softad"), slope / (2 * h), atol=1e-8
+        )
 
 
 def one_dimensional_prox(w, theta):

@@ -245,6 +245,7 @@ def test_a_callable_with_an_ignore_index_ignores_it(index, flat):
         (lambda: SoftAD(0.1)(torch.zeros(2, 2), TWO, torch.tensor([1.0, -1.0])), "weights must be .* 0, got -1"),
         (lambda: get_criterion("softAD", theta=0.1), "did you mean 'softad'"),
         (lambda: hf_loss(CVaR(0.5)), "CVaR is no sum over samples, and the Trainer adds up"),
+        (lambda: hf_loss(AccumulatedFlooding(0.1)), "AccumulatedFlooding is no sum over samples"),
         (lambda: hf_loss(nn.MSELoss()), "MSELoss is no sum over samples"),
         (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(torch.ones(3)))), "counts labels and not class weights"),
         (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(ignore_index=0))), "base ignores 0; mark them by -100"),

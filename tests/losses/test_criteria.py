@@ -365,15 +365,19 @@ def test_the_quantile_is_of_targets_that_count():
     assert criterion.theta == pytest.approx(math.log(1 + math.exp(-2)))
 
 
-def test_a_schedule_goes_on_from_its_state():
+@pytest.mark.parametrize("criterion_first", [False, True])
+def test_a_schedule_goes_on_from_its_state(criterion_first):
     one, two = SoftAD(0.4), SoftAD(0.4)
     first = ThetaSchedule(one, "warmup", steps=4)
     for _ in range(3):
         first.step()
+    if criterion_first:
+        two.load_state_dict(one.state_dict())
     second = ThetaSchedule(two, "warmup", steps=4)
+    if not criterion_first:
+        two.load_state_dict(one.state_dict())
     second.load_state_dict(first.state_dict())
-    two.load_state_dict(one.state_dict())
-    assert two.theta == one.theta
+    assert two.theta == one.theta == pytest.approx(0.3)
     for schedule in (first, second):
         schedule.step()
     assert two.theta == one.theta == 0.4

@@ -35,7 +35,6 @@ from softadlib.results.schema import MEASURES
 from softadlib.training import device_check
 from softadlib.training.device_check import largest_difference
 from softadlib.training.engines.loop import RunBatch, TrainConfig, batches
-from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.protocol import Protocol
 
@@ -253,16 +252,6 @@ def test_a_dropped_engine_is_freed_without_the_garbage_collector(kind):
         assert memory() is None
     finally:
         gc.enable()
-
-
-def test_batches_whose_parts_disagree_are_refused():
-    nets = networks((0, 1))
-    with pytest.raises(ValueError, match="must be as many"):
-        RunBatch(METHODS["erm"], nets, splits(), (0, 1), [math.nan])
-    with pytest.raises(ValueError, match="adaflood needs aux of every training sample"):
-        RunBatch(METHODS["adaflood"], nets, splits(), (0, 1), [0.1, 0.2])
-    with pytest.raises(ValueError, match="trains a single run"):
-        MLPEngine(make_batch("erm"))
 
 
 def test_the_device_check_finds_no_difference_between_the_cpu_and_itself():

@@ -101,6 +101,7 @@ def test_bad_runs_are_one_line(runs, words):
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [
+        ({}, {"momentum": 0.9}, "momentum is of sgd; give 0 for adam, got 0.9"),
         ({}, {"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         (
             {"val": (torch.randn(9, 4), torch.full((9,), 5))},

@@ -128,8 +128,6 @@ class MLPEngine(VmapEngine):
         return device.type == "cpu" and not bf16 and parse_mlp(network) is not None
 
     def __init__(self, batch: RunBatch):
-        if len(batch) != 1:
-            raise ValueError(f"MLPEngine trains a single run, got {len(batch)}; use VmapEngine")
         super().__init__(batch)
         layers = parse_mlp(self.template)
         if layers is None:
