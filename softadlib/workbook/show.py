@@ -28,8 +28,11 @@ def profiles() -> str:
             datasets = ", ".join(datasets_of(name))
         except UserError:
             datasets = "none: no DATASET.yaml"
-        count = len(finished(name)) if outputs(name).is_dir() else 0
-        lines.append((name, str(count), datasets))
+        try:
+            count = str(len(finished(name)) if outputs(name).is_dir() else 0)
+        except UserError:  # `softad show NAME` says which file
+            count = "broken"
+        lines.append((name, count, datasets))
     return table(lines)
 
 

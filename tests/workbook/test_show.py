@@ -29,6 +29,9 @@ def test_profiles_and_how_much_of_each_is_finished(home, capsys):
         ["empty", "0", "none: no DATASET.yaml"],
         ["tiny", "1", "gaussian"],
     ]
+    (stored,) = (home / "outputs/tiny").rglob("*[0-9a-f].parquet")
+    stored.write_bytes(b"no parquet")
+    assert printed(capsys)[-1].split() == ["tiny", "broken", "gaussian"]
 
 
 def test_what_is_done_and_what_is_left(home, capsys):
