@@ -87,6 +87,12 @@ class RunBatch:
     bf16: bool = False
     """Forward passes in bfloat16 where autocast allows; everything else keeps its precision."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where the method lacks a value of the samples."""
+        for name in self.method.samples:
+            if name not in self.samples:
+                raise ValueError(f"{self.method.name} needs {name} of every training sample")
+
     def __len__(self) -> int:
         return len(self.trial)
 
