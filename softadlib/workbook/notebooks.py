@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 import warnings
@@ -148,8 +149,9 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
             for future in as_completed(futures):
                 yield future.result()
         except (KeyboardInterrupt, GeneratorExit) as stop:
+            pool.shutdown(wait=False, cancel_futures=True)
             for page in pages:
-                _temporary(page).unlink(missing_ok=True)
+                _remove(_temporary(page).parent)
             print("softad: stopped; the same command resumes", file=sys.stderr, flush=True)
             os._exit(
                 getattr(stop, "status", 130)
@@ -157,7 +159,14 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
 
 
 def _temporary(page: Page) -> Path:
-    return page.target.with_name(f".{page.target.stem}.{os.getpid()}.ipynb")
+    """Return where a page is written while it runs: in a folder of its own."""
+    return page.target.with_name(f".{page.target.stem}.{os.getpid()}") / page.target.name
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, even where a thread is writing a file into it."""
+    for _ in range(3):  # papermill writes none where the folder is gone
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 _starting = threading.Lock()
@@ -209,7 +218,7 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
         what = " ".join(f"{type(problem).__name__}: {problem}".split())
         error = f"{page.name}{_last_started(failed)}: {what[:600]}"
     finally:
-        running.unlink(missing_ok=True)
+        _remove(running.parent)
     return Outcome(page, error, lacks_results)
 
 
