@@ -463,7 +463,7 @@ def _join_pairs(argv: Iterable[str]) -> list[str]:
     words: list[str] = []
     for word in argv:
         name = words[-1] if len(words) > 1 and words[-2] in ("-p", "--parameter") else ""
-        if re.fullmatch(r"[A-Za-z_][\w.]*", name):
+        if re.fullmatch(r"[A-Za-z_][\w.]*", name) and not re.match("--?[A-Za-z]", word):
             words[-1] = f"{name}={word}"
         else:
             words.append(word)

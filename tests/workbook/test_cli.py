@@ -43,6 +43,7 @@ STUDY = [
     (["tiny", "-p", "lr=" + "[" * 3000], "parameter lr: '[[[[[[[[[["),
     (["tiny", "-p", "grids.softda", "null"], "'softda' unknown; choose from"),
     (["tiny", "-p", "lr"], "-p lr has no value; give -p lr=VALUE"),
+    (["tiny", "-p", "lr", "--dataset", "gaussian"], "-p lr has no value; give -p lr=VALUE"),
     (["tiny", "--dryrun"], "unrecognized arguments: --dryrun; softad --help lists"),
     (["tiny", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
     (["tiny", "--as", "book"], "has other contents; choose another name"),
