@@ -29,7 +29,7 @@ LAYERS = (
 )
 TRAINING = (
     ("device", "checkpoint", "evaluation", "engines"),
-    ("engines.loop", "engines.captured"),
+    ("engines.runs", "engines.captured"),
     ("engines.mlp_layers",),
     ("engines.vmap",),
     ("engines.mlp_cpu",),

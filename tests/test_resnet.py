@@ -9,7 +9,7 @@ from softadlib.data.images import Images
 from softadlib.data.splits import PARTS, image_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
-from softadlib.training.engines.loop import RunBatch, TrainConfig
+from softadlib.training.engines.runs import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 RNG = np.random.default_rng(5)

@@ -155,7 +155,7 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
 
 
 def _lowest_noise(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["label_noise"] == rows["label_noise"].min()]
+    return rows[rows["label_noise"] == rows.groupby("dataset")["label_noise"].transform("min")]
 
 
 def _side(rows: pd.DataFrame, method: str, which: str) -> pd.DataFrame:

@@ -108,8 +108,8 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
 
 
-def require(rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = False) -> None:
-    """Raise MissingData, in one line, unless results have what a page compares.
+def require(rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = False) -> pd.DataFrame:
+    """Return the rows of the datasets that have all methods which a page compares, else raise MissingData.
 
     Args:
         rows: of a profile.
@@ -117,15 +117,18 @@ def require(rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = Fal
         sets: the fewest datasets.
         curves: whether runs must be measured along the way, too.
     """
-    lacking = [LABELS[method] for method in methods if not (rows["method"] == method).any()]
-    if lacking:
-        raise MissingData(f"this page compares {', '.join(lacking)}, of which there are no results")
+    found = rows.groupby("dataset")["method"].agg(set)
+    rows = rows[rows["dataset"].isin([name for name, has in found.items() if has >= {*methods}])]
+    if rows.empty:
+        names = " and ".join(LABELS[method] for method in methods)
+        raise MissingData(f"this page compares {names}; no data set has results of both")
     if rows["dataset"].nunique() < sets:
         raise MissingData(f"this page compares at least {sets} data sets")
     if curves and not (rows["epoch"] == 0).any():
         raise MissingData(
             "no run was measured along the way; curves: selected in the profile does it"
         )
+    return rows
 
 
 def by_rule(rows: pd.DataFrame, measure: str, rules: Sequence[str] = tuple(RULES)) -> pd.DataFrame:

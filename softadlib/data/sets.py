@@ -74,8 +74,8 @@ def prepare_table(name: str, path: str | Path | None = None, target: str = "") -
     except UserError as error:
         raise UserError(f"{path or name}: {error}") from None
     content = io.BytesIO()
-    last = frame.pop(target)
-    frame.assign(**{target: last}).to_parquet(content, index=False)
+    frame[target] = frame.pop(target)
+    frame.to_parquet(content, index=False)
     write(prepared_table(name), content.getvalue())
     return prepared_table(name)
 

@@ -130,7 +130,7 @@ def read_frame(file: Path) -> "pd.DataFrame":
         if file.suffix == ".csv":
             _refuse_repeated(pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].dropna())
             frame = pd.read_csv(file, low_memory=False)
-            if not frame.index.equals(pd.RangeIndex(len(frame))):
+            if not isinstance(frame.index, pd.RangeIndex):
                 raise ValueError("its rows have more values than its header has names")
         elif file.suffix == ".parquet":
             _refuse_repeated(pd.Series(pq.read_schema(file).names))
@@ -141,7 +141,7 @@ def read_frame(file: Path) -> "pd.DataFrame":
     except Exception as error:  # pandas, pyarrow, zipfile, numpy: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None
-    frame.columns = frame.columns.astype(str)
+    frame.columns = [str(name) for name in frame.columns]
     if nameless := [name for name in frame.columns if name.startswith("Unnamed: ")]:
         raise UserError(
             f"{file}: column {nameless[0].partition(': ')[2]}, counted from 0, has no name; name it, or leave it "
@@ -168,7 +168,7 @@ def from_frame(frame: "pd.DataFrame", target: str) -> Table:
         if rows := np.flatnonzero(column.isna()).tolist():
             raise UserError(
                 f"column {name!r} has {len(rows)} missing values, first in row {rows[0] + 1}; "
-                "fill them in or leave these rows out (empty, NA and NaN count as missing)"
+                "fill them in or leave these rows out (empty, NA, n/a, NaN, None and null count as missing)"
             )
     levels, y = np.unique(frame[target].astype(str), return_inverse=True)
     classes = tuple(levels.tolist())

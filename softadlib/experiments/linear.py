@@ -10,7 +10,7 @@ import torch
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.training.engines.loop import RunBatch, TrainConfig
+from softadlib.training.engines.runs import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 Sizes = tuple[int, int, int]

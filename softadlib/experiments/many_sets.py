@@ -64,10 +64,12 @@ def chance_to_win(runs: pd.DataFrame, measure: str, entry: str, other: str) -> M
 
     The mean over sets of the share of trials won, the probability of improvement of Agarwal et al.
     (2021) for paired trials, with its 95 % interval by the stratified bootstrap: trials are drawn
-    anew within each set. n counts sets.
+    anew within each set. It is 0 to 1 where a set has a single trial. n counts sets.
     """
     won = wins(runs, measure, entry, other)
     mean = float(np.mean([w.mean() for w in won]))
+    if min(map(len, won)) < 2:
+        return Mean(mean, 0.0, 1.0, len(won))
 
     def statistic(*sets: np.ndarray, axis: int = -1) -> np.ndarray:
         shares: np.ndarray = np.mean([s.mean(axis=axis) for s in sets], axis=0)

@@ -21,8 +21,8 @@ from softadlib.data.splits import Splits, check_batches
 from softadlib.methods import METHODS, get_method
 from softadlib.results.schema import MEASURES
 from softadlib.training.device import deterministic_math, pick_device
-from softadlib.training.engines.loop import Row, RunBatch, TrainConfig
 from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.runs import Row, RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 
 Pair = tuple[Tensor, Tensor]

@@ -19,7 +19,7 @@ from softadlib.functional import LN2
 from softadlib.methods import METHODS, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
-from softadlib.training.engines.loop import TrainConfig
+from softadlib.training.engines.runs import TrainConfig
 
 NUMERICS_VERSION = 4
 """Raised by hand whenever the same protocol would give other numbers: earlier results then do not count."""
@@ -115,9 +115,9 @@ class Protocol(BaseModel):
     grids: Mapping[str, tuple[float, ...]] = {}
     """Values of each method's hyperparameter: a list or `{linspace: [start, stop, count]}`."""
     ties: Literal["largest", "smallest"] = "largest"
-    """The knob selected among those of equal validation accuracy."""
+    """The value selected among those of equal validation accuracy."""
     curves: Literal["selected", "all", "none"] = "selected"
-    """The runs that are measured along the way; the others are measured at the end."""
+    """The runs that are measured during training; the others are measured at the last epoch."""
     curve_every: Count = 1
     """Epochs between two points of a curve."""
     best_epoch: bool = False
@@ -196,6 +196,8 @@ class Protocol(BaseModel):
             except UserError as error:
                 own = "folder: DIR (images) or table: FILE in the profile"
                 raise MissingData(f"{error}; data of your own: {own}") from None
+        if self.target and not table:
+            raise UserError(f"target is the class column of a table; {self.dataset} has none")
         if self.optimizer != "sgd" and self.momentum:
             raise UserError(f"momentum is of sgd; give 0 for {self.optimizer}, got {self.momentum}")
         if self.precision != "fp32" and self.dtype != "float32":

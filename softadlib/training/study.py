@@ -135,10 +135,14 @@ def store_of(protocol: Protocol, method: str) -> StudyStore:
 
 def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) -> bool:
     """Tell whether nothing is left: no run, and the table is written for this very protocol."""
-    if plan.left or store.has_parts():
+    if plan.left or store.has_parts() or (facts := store.facts()) is None:
         return False
-    facts = store.facts()
-    return facts is not None and facts.protocol == protocol.to_dict()
+    # The fingerprint holds the method's own settings, and grids of other methods do not matter.
+    asked, stored = (
+        {**values, "settings": None, "grids": values["grids"].get(method)}
+        for values in (protocol.to_dict(), facts.protocol)
+    )
+    return asked == stored
 
 
 def run_study(

@@ -18,8 +18,8 @@ from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.results.store import merge, merge_losses
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.device import deterministic_math, device_name, pick_device
-from softadlib.training.engines.loop import Engine, Row, RunBatch
 from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.runs import Row, RunBatch
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
@@ -95,7 +95,7 @@ def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
 
 def make_engine(
     protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: Samples | None = None
-) -> Engine:
+) -> VmapEngine:
     """Make the engine that trains `runs`: perceptrons on a CPU have one of their own."""
     method = get_method(runs[0].method)
     # Runs of a trial have the same initial weights: building one network per run is slow.

@@ -8,6 +8,7 @@ stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the 
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -275,7 +276,8 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     prepared = work.prepare(profile, datasets, methods, changes, **options)
     if new is not None and not args.dry_run:
         work.derive_profile(profile, new, datasets, methods, changes)
-        prepared, changes = work.prepare(new, datasets, methods, **options), {}
+        derived = work.prepare(new, list(prepared.protocols), methods, **options)
+        prepared, changes = dataclasses.replace(derived, left_out=prepared.left_out), {}
     for line in work.notes(prepared, methods):
         say(f"note: {line}")
     return prepared, changes
@@ -290,6 +292,7 @@ def run(args: argparse.Namespace) -> int:
         whole("--timeout", args.timeout, 1)
     from softadlib._validation import MissingData
     from softadlib.results.store import outputs
+    from softadlib.training.profiles import datasets_of
     from softadlib.training.study import mark_as_last
     from softadlib.workbook import notebooks, show
 
@@ -315,8 +318,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             training = notebooks.training_pages(profile, prepared.studies, changes, jobs)
             outcomes = _execute(training, jobs, args.timeout)
-        would_train = args.dry_run and not args.draw_only
-        datasets = list(prepared.protocols) if would_train else notebooks.stored_datasets(profile)
+        known = set(notebooks.stored_datasets(profile))
+        if args.dry_run and not args.draw_only:
+            known |= set(prepared.protocols)
+        datasets = [name for name in datasets_of(profile) if name in known]
         if not datasets and not outcomes:
             raise MissingData(
                 f"nothing is finished in profile {profile!r}; first: softad train {profile}"
@@ -481,6 +486,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without θ shows \u03b8
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, _stop)
+    for name in ("SOFTAD_HOME", "SOFTAD_DATA"):
+        if os.environ.get(name):  # kernels run in another folder
+            os.environ[name] = os.path.abspath(os.environ[name])
     try:
         args = command_line.parse_args(_join_pairs(sys.argv[1:] if argv is None else argv))
         status: int = args.run(args)

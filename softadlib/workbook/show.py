@@ -77,7 +77,7 @@ def progress(work: Work) -> str:
         values = sorted({count // max(trials, 1) for count in runs})
         trained = sum(study.plan.trained for study in studies)
         left = sum(study.plan.left for study in studies)
-        seconds = [facts.seconds for study in studies if (facts := study.store.facts())]
+        seconds = [session.seconds for study in studies for session in study.store.sessions()]
         line = (
             dataset,
             method or str(len(studies)),
@@ -103,7 +103,9 @@ def _also_stored(work: Work) -> list[str]:
     others: dict[tuple[str, ...], list[str]] = {}
     for study, facts in stored.items():
         known = asked.get((study.dataset, study.method), study)
-        if known != study or study.dataset in work.left_out:
+        protocol = work.protocols.get(study.dataset)
+        unknown = protocol is not None and study.method not in protocol.methods
+        if known != study or unknown or study.dataset in work.left_out:
             trials, epochs = facts.protocol["trials"], facts.protocol["epochs"]
             line = (study.dataset, f"{trials} trials of {epochs} epochs")
             others.setdefault(line, []).append(study.method)

@@ -113,7 +113,12 @@ def derive_profile(
         values: dict[str, Any] = {"extends": f"{profile}/{dataset}", **changes}
         if methods is not None:
             chosen = protocol.select_methods(methods)
-            values |= {f"grids.{m}": None for m in protocol.grids if m not in chosen}
+            unused = {f"grids.{m}" for m in protocol.grids if m not in chosen}
+            values = {name: value for name, value in values.items() if name not in unused}
+            kept = {name: value for name, value in changes.items() if name not in unused}
+            values |= dict.fromkeys(
+                unused & {f"grids.{m}" for m in load(profile, dataset, kept).grids}
+            )
             protocol = protocol.replace(
                 grids={m: protocol.grids[m] for m in chosen if m in protocol.grids}
             )

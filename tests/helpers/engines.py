@@ -9,8 +9,8 @@ import torch
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.training.engines.loop import RunBatch, TrainConfig
 from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.engines.runs import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 SMALL = partial(mlp, width=16, depth=2)

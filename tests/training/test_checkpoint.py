@@ -15,7 +15,7 @@ from softadlib import functional as F
 from softadlib.methods import METHODS, Method
 from softadlib.models import MODELS
 from softadlib.training.checkpoint import Checkpoint
-from softadlib.training.engines.loop import TrainConfig
+from softadlib.training.engines.runs import TrainConfig
 from softadlib.training.heldout import held_out_losses
 from softadlib.training.study import store_of
 from softadlib.training.trainer import train_runs

@@ -34,7 +34,7 @@ from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
 from softadlib.training import device_check
 from softadlib.training.device_check import largest_difference
-from softadlib.training.engines.loop import RunBatch, TrainConfig, batches
+from softadlib.training.engines.runs import RunBatch, TrainConfig, batches
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.protocol import Protocol
 

@@ -7,7 +7,7 @@ from helpers.plain_loop import plain_loop
 from torch import nn
 
 from softadlib._validation import UserError
-from softadlib.training.engines.loop import TrainConfig
+from softadlib.training.engines.runs import TrainConfig
 from softadlib.training.many import train_many
 
 

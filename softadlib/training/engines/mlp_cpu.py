@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from softadlib.functional import WEIGHTS
 from softadlib.functional.gradient_rules import Grads, plain_gradient
 from softadlib.methods import Method, cross_entropy
-from softadlib.training.engines.loop import RunBatch, TrainConfig
 from softadlib.training.engines.mlp_layers import (
     backward,
     forward,
@@ -24,6 +23,7 @@ from softadlib.training.engines.mlp_layers import (
     parse_mlp,
     weight_gradient,
 )
+from softadlib.training.engines.runs import RunBatch, TrainConfig
 from softadlib.training.engines.vmap import VmapEngine
 
 PACKED_BELOW = 2**14

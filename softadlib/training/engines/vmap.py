@@ -7,7 +7,7 @@ leaves the others as they were.
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map
 
 from softadlib.data.splits import PARTS
 from softadlib.functional.gradient_rules import Grads
-from softadlib.training.checkpoint import State
+from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.engines.captured import CapturedStep
-from softadlib.training.engines.loop import Engine, Row, RunBatch, TrainConfig, restore_optimizer
 from softadlib.training.engines.mlp_layers import fuse_batchnorm, parse_mlp
-from softadlib.training.evaluation import as_rows, evaluate, model_norm
+from softadlib.training.engines.runs import Row, RunBatch, TrainConfig, batches, restore_optimizer
+from softadlib.training.evaluation import as_rows, evaluate, loss_summary, model_norm
 
 CPU_CHUNK = 1000
 """Samples per forward pass in evaluation on a CPU: what stays in its cache."""
@@ -70,11 +70,12 @@ def _empty_stack(runs: int, value: Tensor, channels_last: bool, device: torch.de
     return torch.empty((runs, *value.shape), dtype=value.dtype, device=device)
 
 
-class VmapEngine(Engine):
+class VmapEngine:
     """Train R networks of one architecture side by side, each with its own weights, data and knob."""
 
     def __init__(self, batch: RunBatch):
-        super().__init__(batch)
+        self.splits, self.device, self.trials = batch.splits, batch.device, list(batch.trial)
+        self.shuffled = sorted(set(self.trials))
         self.method, self.bf16, device = batch.method, batch.bf16, self.device
         self.trial = torch.as_tensor(self.trials, device=device)
         rows = [self.shuffled.index(trial) for trial in self.trials]
@@ -89,6 +90,10 @@ class VmapEngine(Engine):
         self.samples = {
             k: batch.samples[k][self.shuffled].to(device, dtype) for k in batch.method.samples
         }
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.trials)
 
     def _stack(self, networks: Sequence[nn.Module]) -> None:
         """Copy the values of all networks into stacked tensors; keep the first as a template."""
@@ -198,6 +203,7 @@ class VmapEngine(Engine):
         return {name: state[key] for name, state in states.items() if state.get(key) is not None}
 
     def weights(self) -> State:
+        """Return the parameters and buffers of all runs, (R, …) each, as tensors that training changes."""
         return self.params | self.buffers
 
     def state(self, run: int) -> tuple[Grads, Grads]:
@@ -232,13 +238,14 @@ class VmapEngine(Engine):
 
     @torch.no_grad()
     def logits(self, run: int, part: str) -> Tensor:
+        """Return the logits of one run on a part of its trial's data, (n, C), in evaluation mode."""
         self.template.eval()
         data, trial, network = self.splits, self.trials[run], self.network(run)
         chunks = getattr(data, part)[trial].split(self._chunk)
         return torch.cat([network(data.inputs(data.x[c], part, trial)) for c in chunks])
 
     def measure(self, runs: Sequence[int]) -> Row:
-        """Measure loss and accuracy on train, val and test, and the model norm."""
+        """Return loss and accuracy on train, val and test, and the model norm, a value per run asked for."""
         measures = self._evaluate_runs(runs, PARTS)
         if self.device.type != "cpu" and len(runs) == len(self) > 1:
             measures["model_norm"] = vmap(model_norm)(self.params)
@@ -247,7 +254,17 @@ class VmapEngine(Engine):
             measures["model_norm"] = torch.stack(norms)
         return as_rows(measures)
 
+    def measure_losses(self, runs: Sequence[int], calibrated: bool) -> Row:
+        """Summarise the losses of single samples: {column: (len(runs), 3, …)}, a row per part."""
+        rows = []
+        for run in runs:
+            logits = [self.logits(run, part) for part in PARTS]
+            labels = [self.splits.y[getattr(self.splits, part)[self.trials[run]]] for part in PARTS]
+            rows.append(loss_summary(logits, labels, calibrated))
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
     def validation_losses(self) -> np.ndarray:
+        """Return the mean validation loss of every run, (R,)."""
         losses = self._evaluate_runs(range(len(self)), ("val",))["loss_val"]
         values: np.ndarray = losses.cpu().double().numpy()
         return values
@@ -296,6 +313,10 @@ class VmapEngine(Engine):
         return measures
 
     def begin(self, config: TrainConfig) -> Callable[[Iterable[Tensor]], None]:
+        """Make the optimizer. Return what trains one epoch on batches of positions (T', b).
+
+        Row i of the positions belongs to trial `shuffled[i]`.
+        """
         self.optimizer = config.build(list(self.params.values()))
         step: Callable[[Tensor], None] = functools.partial(self.step, self.optimizer)
         # A captured step keeps its learning rate, and has no buffers before the first step.
@@ -311,15 +332,117 @@ class VmapEngine(Engine):
         return run_epoch
 
     def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next epoch; needs `begin`."""
         self.optimizer.param_groups[0]["lr"] = lr
 
     def state_dict(self) -> State:
+        """Return parameters, buffers and the optimizer's state; needs `begin`."""
         optimizer = self.optimizer.state_dict()
         return {"params": self.params, "buffers": self.buffers, "optimizer": optimizer}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
+        """Resume from `state`: copy its values into the tensors that `begin` has seen."""
         for name, value in (self.params | self.buffers).items():
             saved = state["params"] if name in self.params else state["buffers"]
             value.copy_(saved[name])
         restore_optimizer(self.optimizer, state["optimizer"])
+
+    def train(
+        self,
+        config: TrainConfig,
+        seeds: Sequence[int],
+        eval_epochs: Collection[int],
+        *,
+        loss_epochs: Collection[int] = (),
+        best_epoch: bool = False,
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Row]:
+        """Train all runs and measure them at `eval_epochs`; epoch 0 is before any step.
+
+        Args:
+            config: optimizer and schedule.
+            seeds: (T,), one shuffling seed per trial.
+            eval_epochs: epochs to measure at.
+            loss_epochs: of these, epochs at which the losses of single samples are summarised too,
+                and calibration after the last epoch.
+            best_epoch: also measure every run, with calibration, as it was at the epoch of its lowest
+                validation loss. That loss is measured every epoch.
+            checkpoint: may hold an earlier state, and is given new ones.
+
+        Returns a table a measurement: {measure: (R,)}, and `epoch` (R,).
+        """
+        checkpoint = checkpoint or Checkpoint(None, {})
+        run_epoch, first = self.begin(config), 0
+        n, order_seeds = self.splits.train.shape[1], [seeds[trial] for trial in self.shuffled]
+        measured: list[Row] = []
+        best = BestWeights(self) if best_epoch else None
+        if earlier := checkpoint.load():
+            self.load_state_dict(earlier["state"])
+            measured = [tree_map(Tensor.numpy, row) for row in earlier["measured"]]
+            first = earlier["epoch"] + 1
+            if best:
+                best.load_state_dict(earlier["best"])
+        runs = range(len(self))
+        for epoch in range(first, config.epochs + 1):
+            if epoch:
+                if config.lr_schedule != "constant":
+                    self.set_lr(config.lr_at(epoch))
+                run_epoch(batches(order_seeds, epoch, n, config.batch_size, self.device))
+            if epoch in eval_epochs:
+                row = {"epoch": np.full(len(self), epoch), **self.measure(runs)}
+                if epoch in loss_epochs:
+                    row |= self.measure_losses(runs, calibrated=epoch == config.epochs)
+                measured.append(row)
+            if best and epoch:
+                best.update(epoch)
+            if epoch < config.epochs and checkpoint.due(epoch):
+                state = {"epoch": epoch, "state": self.state_dict()}
+                state["measured"] = [tree_map(torch.from_numpy, row) for row in measured]
+                checkpoint.save(state | ({"best": best.state_dict()} if best else {}))
+        if best:
+            measured.insert(0, best.measure())
+        return measured
+
+
+class BestWeights:
+    """The weights of every run at the epoch of its lowest validation loss."""
+
+    def __init__(self, engine: VmapEngine):
+        self.engine = engine
+        self.weights = tree_map(Tensor.clone, engine.weights())
+        self.loss = np.full(len(engine), np.inf)
+        self.epoch = np.zeros(len(engine), dtype=np.int64)
+
+    def update(self, epoch: int) -> None:
+        """Keep the weights of the runs whose validation loss is lower than ever."""
+        loss = self.engine.validation_losses()
+        better = np.flatnonzero(loss < self.loss)
+        if len(better):
+            self.loss[better], self.epoch[better] = loss[better], epoch
+            index = torch.from_numpy(better).to(self.engine.device)
+            for kept, now in zip(self.weights.values(), self.engine.weights().values()):
+                kept[index] = now[index]
+
+    def measure(self) -> Row:
+        """Measure the kept weights; the engine's own stay as they are. Epoch 0 marks a run without any."""
+        current = self.engine.weights()
+        last = tree_map(Tensor.clone, current)
+        for name, value in current.items():
+            value.copy_(self.weights[name])
+        runs = range(len(self.engine))
+        row = {"epoch": self.epoch, **self.engine.measure(runs)}
+        row |= self.engine.measure_losses(runs, calibrated=True)
+        for name, value in current.items():
+            value.copy_(last[name])
+        return row
+
+    def state_dict(self) -> State:
+        """Return what a checkpoint holds."""
+        numbers = {"loss": torch.from_numpy(self.loss), "epoch": torch.from_numpy(self.epoch)}
+        return {"weights": self.weights, **numbers}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        self.weights = {k: v.to(self.engine.device) for k, v in state["weights"].items()}
+        self.loss, self.epoch = state["loss"].numpy(), state["epoch"].numpy()
