@@ -130,7 +130,7 @@ def read_frame(file: Path) -> "pd.DataFrame":
         if file.suffix == ".csv":
             _refuse_repeated(pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].dropna())
             frame = pd.read_csv(file, low_memory=False)
-            if not isinstance(frame.index, pd.RangeIndex):
+            if not frame.index.equals(pd.RangeIndex(len(frame))):
                 raise ValueError("its rows have more values than its header has names")
         elif file.suffix == ".parquet":
             _refuse_repeated(pd.Series(pq.read_schema(file).names))

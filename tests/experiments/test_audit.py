@@ -163,5 +163,5 @@ def test_methods_that_share_no_dataset_are_one_line():
     rows = pd.concat(apart).assign(
         knob=0.1, epoch=1, acc_val=1.0, loss_val=1.0, loss_test=1.0, model_norm=1.0
     )
-    with pytest.raises(MissingData, match="no dataset has results of SoftAD and of another method"):
+    with pytest.raises(MissingData, match="no data set has results of both"):
         audit.comparisons(rows)
