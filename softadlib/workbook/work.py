@@ -116,9 +116,8 @@ def derive_profile(
             unused = {f"grids.{m}" for m in protocol.grids if m not in chosen}
             values = {name: value for name, value in values.items() if name not in unused}
             kept = {name: value for name, value in changes.items() if name not in unused}
-            values |= dict.fromkeys(
-                unused & {f"grids.{m}" for m in load(profile, dataset, kept).grids}
-            )
+            swept = (f"grids.{m}" for m in load(profile, dataset, kept).grids)
+            values |= {name: None for name in sorted(swept) if name in unused}
             protocol = protocol.replace(
                 grids={m: protocol.grids[m] for m in chosen if m in protocol.grids}
             )
