@@ -99,6 +99,7 @@ class LossMonitor:
             mean = (torch.where(counted, weights, 0) * counts).sum() / total
             share = (counted & (weights < 0)).sum() / samples
             losses = torch.where(counted, losses, torch.nan)
+        share = torch.where(mean.isnan(), mean, share)  # unknown, as the weights are
         row = torch.stack([samples, loss, share, mean, *_quantiles(losses, samples)])
         self.losses = losses
         theta = batches[-1][2]

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,15 +130,16 @@ def read_frame(file: Path) -> "pd.DataFrame":
     try:
         if file.suffix == ".csv":
             _refuse_repeated(pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].dropna())
-            frame = pd.read_csv(file, low_memory=False)
-            if not frame.index.equals(pd.RangeIndex(len(frame))):
-                raise ValueError("its rows have more values than its header has names")
+            with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+                frame = pd.read_csv(file, low_memory=False, index_col=False)
         elif file.suffix == ".parquet":
             _refuse_repeated(pd.Series(pq.read_schema(file).names))
             frame = pd.read_parquet(file)
         else:
             with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as arrays:
                 frame = pd.DataFrame(arrays["x"]).add_prefix("x").assign(y=arrays["y"])
+    except pd.errors.ParserWarning:
+        raise UserError(f"{file}: its rows have more values than its header has names") from None
     except Exception as error:  # pandas, pyarrow, zipfile, numpy: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None

@@ -157,6 +157,8 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
         input, target = (v.float() if v.dtype in HALF else v for v in (input, target))
     if not is_classification(base):
         return _losses_of_callable(base, input, target)
+    if target.dtype == torch.uint8:  # takes -100 for 156, and as an index is a mask
+        target = target.long()
     ignored, weight = base.ignore_index, base.weight
     if weight is None:
         losses = base(input, target)
@@ -177,7 +179,7 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
             f"got {tuple(weight.shape)}"
         )
     counted = target != ignored
-    index = torch.where(counted, target, 0).long()  # uint8 would be a mask
+    index = torch.where(counted, target, 0)
     return losses, weight.to(losses.dtype)[index] * counted
 
 
@@ -195,7 +197,7 @@ def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tens
             "use reduction='none', or a callable without the mean"
         )
     ignored: Any = getattr(base, "ignore_index", None)
-    if not hasattr(ignored, "__index__") or isinstance(ignored, bool) or target.is_floating_point():
+    if not hasattr(ignored, "__index__") or isinstance(ignored, bool):
         return losses, None
     if losses.ndim == 1 and losses.numel() == target.numel():  # as where tokens were flattened
         return losses, target.flatten() != ignored

@@ -63,6 +63,8 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
             logits, labels = logits[:, :-1], labels[:, 1:]
         if not labels.is_floating_point():
             logits, labels = logits.flatten(0, -2), labels.flatten()
+        elif logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1:  # regression
+            logits = logits.squeeze(-1)
         if not logits.requires_grad:
             losses, counts = per_sample_losses(base, logits, labels)
             return F.erm(losses, weights=counts)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from softadlib._validation import UserError, choose, real, whole
 from softadlib.losses.base import Thresholded
+from softadlib.losses.distributed import gather_losses
 
-KINDS = ("warmup", "linear", "quantile")
+KINDS = {"warmup": ("steps",), "linear": ("steps", "end"), "quantile": ("q",)}
 
 
 class ThetaSchedule:
@@ -18,7 +19,8 @@ class ThetaSchedule:
     "warmup" goes 0 → θ, the criterion's own, in `steps` steps, and "linear" θ → `end`. "quantile"
     sets θ to the q-quantile of the losses of the last `window` batches, at most the criterion's θ as
     it was given: a share q of the samples ascends until losses grow beyond that. It reads the quantile,
-    one synchronisation a step; the others need none. θ itself is in the criterion's `state_dict`.
+    one synchronisation a step; the others need none. Where several processes train, the quantile is that
+    of the losses of all, and every process must call `step()`. θ itself is in the criterion's `state_dict`.
 
     Args:
         criterion: Flooding, IFlood, SoftAD or AccumulatedFlooding.
@@ -29,7 +31,8 @@ class ThetaSchedule:
         window: batches that "quantile" looks back on, at least 1.
 
     Raises:
-        ValueError: for a criterion without one θ, another kind, and numbers missing or out of range.
+        ValueError: for a criterion without one θ, another kind, and numbers missing, out of range or of
+            another kind.
 
     A θ that stays is that of Ishida et al. (2020) and Holland & Nakatani (2024).
 
@@ -58,6 +61,9 @@ class ThetaSchedule:
                 f"{type(criterion).__name__} has no theta to move; take SoftAD, IFlood or Flooding"
             )
         choose("kind", kind, KINDS)
+        for name, value in {"steps": steps, "end": end, "q": q}.items():
+            if value is not None and name not in KINDS[kind]:
+                raise UserError(f"{kind!r} takes {' and '.join(KINDS[kind])}, and no {name}")
         self.criterion, self.kind, self.done = criterion, kind, 0
         self.start = self.end = criterion.theta
         self._recent: deque[Tensor] = deque(maxlen=whole("window", window, 1))
@@ -91,7 +97,7 @@ class ThetaSchedule:
             if self.done == self.steps:
                 self.criterion.theta = self.end  # checked and warned of as any
         elif self._recent:
-            level = torch.cat([*self._recent]).float().nanquantile(self.q).item()
+            level = gather_losses(torch.cat([*self._recent]).float()).nanquantile(self.q).item()
             if level == level:
                 self._set(min(level, self.end))
 

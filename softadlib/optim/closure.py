@@ -184,6 +184,11 @@ class ClosureOptimizer(Optimizer):
             )
         if scaler is not None and not scaler.is_enabled():
             scaler = None
+        if scaler is not None and not self.first_sync:
+            raise UserError(
+                "first_sync=False with a GradScaler: a process whose part overflows would leave out the "
+                "step alone; leave out first_sync=False, or train in bfloat16 without a scaler"
+            )
         named, evaluate = self._named(), torch.enable_grad()(closure)
         start = {name: p.clone() for name, p in named.items()}
         loss: list[Tensor] = []
@@ -204,6 +209,11 @@ class ClosureOptimizer(Optimizer):
             if not graded and not sparse_dims:
                 raise _Skip
             if scaler is not None and graded:
+                if any(id(o) in scaler._per_optimizer_states for o in (self, self.base)):
+                    raise UserError(
+                        "the closure unscales the gradients, and step(closure, scaler=scaler) does so "
+                        "too: leave out scaler.unscale_, and clip in a step pre-hook of base"
+                    )
                 passes.append(_Pass(list(named.values())))
                 scaler.step(passes[-1])  # unscales in place
                 if not passes[-1].finite:
@@ -216,6 +226,10 @@ class ClosureOptimizer(Optimizer):
             combined = self.combine(gradient, start)
         except _Skip:
             pass
+        except BaseException:
+            for given_up in passes:  # a later pass may have its id
+                scaler._per_optimizer_states.pop(id(given_up), None)
+            raise
         finally:
             AWAY.discard(self)
             set_weights(named, start)  # a stored copy: subtracting would not restore the bits
@@ -266,6 +280,9 @@ class ClosureOptimizer(Optimizer):
         """Zero the gradients, as every optimizer does."""
         self._zeroed = True
         super().zero_grad(set_to_none)
+        if not set_to_none:  # zeros are no gradients of an earlier backward()
+            every = [p for group in self.param_groups for p in group["params"]]
+            self._left = mark_gradients(every)
 
     def _set_first_sync(self, first_sync: bool) -> None:
         """Set `first_sync`, for rules that perturb by the first gradient and use it for nothing else."""

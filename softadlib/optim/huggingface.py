@@ -44,6 +44,8 @@ class SAMTrainerMixin:
         trainer: Any = self
         parent = torch.enable_grad()(super().training_step)  # type: ignore[misc]
         kept = self.__dict__.setdefault("_micro_batches", [])
+        if all(p.grad is None for p in model.parameters()):
+            kept.clear()  # of a batch that was given up
         kept.append((copy.copy(inputs), args, settings))
         try:
             loss: Tensor = parent(model, inputs, *args, **settings)

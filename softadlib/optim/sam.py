@@ -40,7 +40,9 @@ class TwoCalls(RadiusOptimizer):
         For loops that cannot hand over a closure: `first_step`, the loss and `backward()` once more at
         the moved weights, `second_step`. The end is that of `step(closure)`, to the bit. Gradients of
         earlier micro-batches count: accumulate all before the first half and all again before the
-        second. RuntimeError where no gradient is there, and after another `first_step`.
+        second. A GradScaler belongs to `step(closure, scaler=scaler)`: these halves step with scaled
+        gradients. Hooks of the optimizer's step run in `step(closure)` alone, hooks of `base` in both.
+        RuntimeError where no gradient is there, and after another `first_step`.
 
         Args:
             zero_grad: zero the gradients, which the second `backward()` must not add to.
@@ -256,6 +258,11 @@ class MSAM(RadiusOptimizer):
             buffer = state.get("momentum_buffer", state.get("exp_avg"))
             if buffer is not None:
                 momentum[name] = buffer
+        if not momentum and any(self.state.values()):
+            raise UserError(
+                f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}; "
+                "take torch.optim.SGD with momentum, or Adam"
+            )
         return F.msam_gradient(gradient, params, self.radius, momentum=momentum)
 
 

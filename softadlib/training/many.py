@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -158,6 +159,14 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
     for name in symbols & set(run):
         raise UserError(
             f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob}"
+        )
+    shared = {*inspect.signature(train_many).parameters}.union(
+        *(m.settings for m in METHODS.values())
+    )
+    for name in (shared - symbols - {method.knob, "lr"}) & set(run):
+        raise UserError(
+            f"run {i}: {name} is the same for all runs, an argument of train_many or the method's "
+            "default; take it out of the run"
         )
     for name in {"run", "knob", "epoch", *MEASURES} & set(run):
         raise UserError(f"run {i}: {name!r} is a column of the result; call yours otherwise")

@@ -91,7 +91,7 @@ def test_the_digest_is_that_of_names_and_values(root):
         (",y\n0,1\n1,2\n", "column 0, counted from 0, has no name"),
         ("Unnamed: ,y\n0,1\n1,2\n", "column , counted from 0, has no name"),
         ("y,a,y\n0,1,0\n1,2,1\n", "2 columns have the name 'y'; leave one"),
-        ("a,y\n1,2,3\n4,5,6\n", "its rows have more values than its header has names"),
+        ("a,y\n0,2,3\n1,5,6\n", "its rows have more values than its header has names"),
         ("a,y\n1,2\n1,2,3,4\n", "is not a readable csv file .*line 3"),
         ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in row 2; fill them"),
         ("a,y\n1,0\n1,\n2,0\n3,1\n", "column 'y' has 1 missing values, first in row 2"),

@@ -144,11 +144,13 @@ def test_calls_without_gradients_are_no_parts(trains):
     torch.testing.assert_close(ours, model.weight.grad)
 
 
-def test_uint8_targets_pick_their_class_weight():
-    base = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]))
-    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    target = torch.tensor([0, 2, 1, 1], dtype=torch.uint8)
-    torch.testing.assert_close(ERM(base=base)(logits, target), base(logits, target))
+@pytest.mark.parametrize("weight", [None, 1.0 + torch.arange(200)])
+def test_uint8_targets_all_count_and_pick_their_class_weight(weight):
+    """Class 156 too, which is −100 in 8 bits."""
+    base = nn.CrossEntropyLoss(weight=weight)
+    logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 156, 1, 199], dtype=torch.uint8)
+    torch.testing.assert_close(ERM(base=base)(logits, target), base(logits, target.long()))
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -227,6 +229,15 @@ def test_a_callable_with_an_ignore_index_ignores_it(index, flat):
     torch.testing.assert_close(ERM(base=base)(logits, targets), expected, rtol=0, atol=1e-12)
 
 
+def test_a_callable_ignores_float_targets_too():
+    def base(input, target):
+        return nn.functional.binary_cross_entropy_with_logits(input, target, reduction="none")
+
+    base.ignore_index = -100
+    logits, target = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([1.0, 0.0, -100.0])
+    torch.testing.assert_close(ERM(base=base)(logits, target), base(logits[:2], target[:2]).mean())
+
+
 # The way out
 
 
@@ -253,6 +264,7 @@ def test_a_callable_with_an_ignore_index_ignores_it(index, flat):
         (lambda: ThetaSchedule(SoftAD(0.1), "warm-up", steps=2), "did you mean 'warmup'"),
         (lambda: ThetaSchedule(SoftAD(0.1), "warmup"), "steps must be a whole number of at least 1, got None"),
         (lambda: ThetaSchedule(SoftAD(0.1), "linear", steps=2), "end must be a finite number, got None"),
+        (lambda: ThetaSchedule(SoftAD(0.1), "warmup", steps=2, end=0.5), "'warmup' takes steps, and no end"),
         (lambda: ThetaSchedule(SoftAD(0.1), "quantile", q=1.5), "q must be a number of at least 0 and at most 1"),
     ],
 )  # fmt: skip
@@ -271,6 +283,15 @@ def test_the_loss_for_the_trainer_counts_samples_and_not_the_entries_of_soft_lab
     given = [loss({"logits": a.requires_grad_()}, b, num_items_in_batch=18) for a, b in parts]
     torch.testing.assert_close(sum(given), whole)
     torch.testing.assert_close(loss({"logits": z.clone().requires_grad_()}, soft), whole)
+
+
+def test_regression_in_the_trainer_takes_outputs_of_one_column():
+    loss, z, y = (
+        hf_loss(ERM(base=nn.MSELoss())),
+        torch.randn(4, 1, requires_grad=True),
+        torch.ones(4),
+    )
+    torch.testing.assert_close(loss({"logits": z}, y), (z[:, 0] - 1).square().mean())
 
 
 def test_criteria_by_name():

@@ -179,6 +179,11 @@ def test_two_processes_end_after_20_steps_where_one_does(two_processes, criterio
     close(values.mean() if criterion not in ddp_worker.SPREAD_OUT else values[0], loss)
 
 
+def test_the_quantile_of_a_schedule_is_of_the_losses_of_all_processes(two_processes):
+    for rank in two_processes:
+        assert rank["quantile"] == pytest.approx(ddp_worker.quantile(slice(0, 12)))
+
+
 def test_flooding_and_its_like_warn_in_a_process_group(two_processes):
     flooding, cvar, softad = two_processes[0]["warning"]
     assert flooding.startswith("DistributionWarning: Flooding is a function of the whole batch")

@@ -248,23 +248,25 @@ def test_gradients_of_an_earlier_backward_are_not_added_to(wrap):
 
 
 @every
-@pytest.mark.parametrize("zero", ["optimizer", "model", "none"])
+@pytest.mark.parametrize("zero", ["optimizer", "before the step", "model", "none"])
 def test_gradients_that_the_closure_or_the_last_step_leaves_are_no_objection(wrap, zero):
     model, twin = network(), network()
     optimizer = wrap(SGD(model.parameters(), lr=0.1))
-    if zero != "none":  # of an evaluation, say
+    if zero in ("optimizer", "model"):  # of an evaluation, say
         nn.functional.cross_entropy(model(X), Y).backward()
 
     def closure():
         if zero == "optimizer":
             optimizer.zero_grad(set_to_none=False)
-        else:
+        elif zero != "before the step":
             model.zero_grad()
         loss = nn.functional.cross_entropy(model(X), Y)
         loss.backward()
         return loss
 
     for _ in range(3):
+        if zero == "before the step":
+            optimizer.zero_grad(set_to_none=False)
         optimizer.step(closure)
     end = weights(model)
     torch.testing.assert_close(

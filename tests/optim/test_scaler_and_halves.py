@@ -1,11 +1,12 @@
 """GradScaler, the two-call form and MSAM: held against loops written out here, in float64."""
 
+import contextlib
 import copy
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import ASGD, SGD, Adam, AdamW
 
 from softadlib import ASAM, FDGR, GNP, MSAM, SAM
 from softadlib import functional as F
@@ -157,6 +158,52 @@ def test_halves_restore_every_bit_and_keep_the_statistics_of_the_first():
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers()))
 
 
+def test_a_closure_that_fails_in_its_second_pass_leaves_no_trace_in_the_scaler():
+    model, calls = network(), []
+    optimizer, scaler = SAM(SGD(model.parameters(), lr=0.1), 0.2), torch.amp.GradScaler("cpu")
+    step = closure_of(model, optimizer, scaler)
+
+    def closure():
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            raise MemoryError
+        return step()
+
+    for _ in range(10):
+        with pytest.raises(MemoryError):
+            optimizer.step(closure, scaler=scaler)
+    optimizer.step(step, scaler=scaler)
+    twin = network()
+    plain = SAM(SGD(twin.parameters(), lr=0.1), 0.2)
+    plain.step(closure_of(twin, plain))
+    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("target", ["optimizer", "base"])
+@pytest.mark.parametrize("wrap", [MSAM, SAM])
+def test_a_closure_that_unscales_is_refused(wrap, target):
+    model, scaler = network(), torch.amp.GradScaler("cpu")
+    optimizer = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9))
+    step, before = closure_of(model, optimizer, scaler), weights(model)
+
+    def closure():
+        loss = step()
+        scaler.unscale_(optimizer if target == "optimizer" else optimizer.base)
+        return loss
+
+    with pytest.raises(ValueError, match=r"the closure unscales the gradients, .* leave out scaler"):
+        optimizer.step(closure, scaler=scaler)
+    assert torch.equal(weights(model), before)
+
+
+def test_a_scaler_needs_the_first_exchange():
+    model, scaler = network(), torch.amp.GradScaler("cpu")
+    model.no_sync = contextlib.nullcontext  # as DDP has it
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), model=model, first_sync=False)
+    with pytest.raises(ValueError, match=r"first_sync=False with a GradScaler.*leave out first_sy"):
+        optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+
+
 def test_halves_in_another_order_are_refused():
     model = network()
     optimizer = SAM(SGD(model.parameters(), lr=0.1))
@@ -221,6 +268,13 @@ def test_msam_takes_adamw_and_a_scaler_and_refuses_what_has_no_momentum():
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"SGD has none: give it one, .*momentum=0\.9"):
         MSAM(SGD(network().parameters(), lr=0.1))
+    model = network()
+    unknown = MSAM(ASGD([{"params": model.parameters(), "momentum": 0.9}]))
+    unknown.step(closure_of(model, unknown))
+    with pytest.raises(
+        ValueError, match="neither momentum_buffer nor exp_avg in the state of ASGD"
+    ):
+        unknown.step(closure_of(model, unknown))
 
 
 def test_the_rule_of_msam_by_hand():

@@ -89,6 +89,8 @@ def test_without_a_test_part_there_are_no_such_columns():
         ([{"method": "sfotad", "theta": 0.1}], "did you mean 'softad'"),
         ([{"method": "softad", "theta": -1}], "of at least 0"),
         ([{"method": "adaflood", "gamma": 0.5}], "held-out losses"),
+        ([{"method": "softad", "theta": 0.1, "sigma": 2.0}], "sigma is the same for all runs"),
+        ([{"weight_decay": 0.1}], "weight_decay is the same for all runs, an argument"),
         ([{"epoch": 3}], "'epoch' is a column of the result"),
     ],
 )

@@ -423,6 +423,21 @@ def test_sam_in_the_trainer_is_the_loop_by_hand_under_accumulation(tmp_path, tim
     assert trainer._micro_batches == []
 
 
+def test_a_micro_batch_of_an_interrupted_training_is_not_run_again(tmp_path):
+    class Restarted(Ordered):
+        def training_step(self, model, inputs, *args, **settings):
+            if (
+                "_micro_batches" not in self.__dict__
+            ):  # interrupted; a new training starts from zero
+                super().training_step(model, dict(inputs), *args, **settings)
+                model.zero_grad()
+            return super().training_step(model, inputs, *args, **settings)
+
+    settings = {"mixin": Restarted, "max_steps": 2, "max_grad_norm": 0.0}
+    _, end = train(tmp_path, recipes_loss(), 8, 4, **settings)
+    torch.testing.assert_close(end, sam_by_hand(2), rtol=0, atol=1e-12)
+
+
 def test_sam_in_the_trainer_restores_every_bit_and_hides_its_second_pass(tmp_path):
     model, criterion = language_model(), SoftAD(0.1)
     monitor, before = LossMonitor(criterion), weights(model)
