@@ -135,20 +135,6 @@ def test_a_setting_may_differ_from_run_to_run():
         assert_near(weights(together, run), weights(alone, 0))
 
 
-@pytest.mark.parametrize(
-    ("method", "loss"), [("erm", 0.15544981), ("flooding", 0.25065106), ("softad", 0.36922014)]
-)
-def test_the_linear_demonstration_ends_at_the_published_losses(method, loss):
-    """The authors' stored train losses: Gaussian, θ = 0.25, 200 full-batch steps of SGD at 0.1."""
-    seed = 22993514079364
-    data = synthetic_splits("gaussian", [seed], 0.0, (100, 2, 2))
-    network = build("linear", (2,), 2, seed)
-    settings = METHODS[method].defaults
-    made = VmapEngine(RunBatch(METHODS[method], [network], data, [0], [0.25], settings))
-    (measured,) = made.train(TrainConfig("sgd", 0.1, 100, 200), [seed], {200})
-    assert measured["loss_train"][0] == pytest.approx(loss, abs=1e-6)
-
-
 # Runs side by side
 
 

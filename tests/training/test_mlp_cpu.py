@@ -162,19 +162,6 @@ def test_gradients_in_the_logits_are_autograds(values, knob, sigma, scale, name)
     torch.testing.assert_close(got, leaf.grad, rtol=1e-12, atol=1e-15)
 
 
-def test_the_weights_by_hand():
-    losses, theta = torch.tensor([0.0, 1.0, 5.0]), torch.tensor(1.0)
-    got = {f.__name__: F.WEIGHTS[f](losses, theta).tolist() for f in F.WEIGHTS}
-    assert got == {
-        "erm": [1, 1, 1],
-        "flooding": [1, 1, 1],  # their mean is 2
-        "iflood": [-1, 0, 1],
-        "softad": pytest.approx([-1 / math.sqrt(2), 0, 4 / math.sqrt(17)]),
-        # of γ = 1: 1 − p + pℓ with p = e^−ℓ
-        "focal": pytest.approx([0, 1, 1 + 4 * math.exp(-5)]),
-    }
-
-
 @pytest.mark.parametrize("method", ["erm", "softad", "sam", "gnp", "fdgr", "decay"])
 @pytest.mark.parametrize(
     ("network", "recipe"),

@@ -14,7 +14,7 @@ from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.methods import METHODS, Method
 from softadlib.models import MODELS
-from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.results.schema import MEASURES
 from softadlib.training.device import available_devices, deterministic_math, pick_device
 from softadlib.training.engines.mlp_cpu import MLPEngine
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
@@ -44,19 +44,6 @@ def test_perceptrons_on_a_cpu_have_an_engine_of_their_own(monkeypatch):
         assert type(make_engine(made, runs, splits)) is VmapEngine
     assert is_convolutional(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2)))
     assert not is_convolutional(silu((2,), 2))
-
-
-def test_runs_together_and_alone_have_the_same_rows():
-    made = protocol(model="mlp1x1000")
-    runs, splits = made.runs("softad"), load_splits(made, 0.0).to("cpu", torch.float64)
-    rows, losses = train_runs(made, runs, {0, made.epochs})
-    assert losses.empty
-    engine = make_engine(made, runs, splits)
-    for table in engine.train(made.recipe, made.seeds, {0, made.epochs}):
-        of_epoch = rows[rows["epoch"] == table["epoch"][0]].set_index(RUN_KEY)
-        for i, run in enumerate(runs):
-            found = of_epoch.loc[tuple(run.key), list(MEASURES)].to_numpy(float)
-            np.testing.assert_allclose(found, [table[name][i] for name in MEASURES], rtol=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
