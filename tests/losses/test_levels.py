@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -74,15 +75,20 @@ def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, smoothing):
 
 @pytest.mark.filterwarnings("ignore::softadlib.CalibrationWarning")
 @pytest.mark.filterwarnings("ignore::softadlib.InertWarning")
-@pytest.mark.parametrize("criterion", [SoftAD, IFlood])
-def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion):
-    loss, levels = entropy_loss(0.2), cross_entropy_levels(2, 0.2)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("likely", [0.55, 0.7, 0.9])
+@pytest.mark.parametrize(
+    "criterion",
+    [SoftAD, partial(SoftAD, sigma=0.2), partial(SoftAD, sigma=5.0, scale="text"), IFlood],
+)
+def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion, likely, smoothing):
+    loss, levels = entropy_loss(smoothing), cross_entropy_levels(2, smoothing)
     margin = torch.linspace(-4, 4, 1601, dtype=torch.float64)
     scores = torch.stack([margin, torch.zeros_like(margin)], 1)
     for factor, side in ((0.5, 1), (0.95, 1), (1.05, -1), (1.5, -1)):
         made = criterion(factor * levels.calibrated_below, base=loss, reduction="none")
-        risk = 0.7 * made(scores, torch.zeros(1601).long())
-        risk = risk + 0.3 * made(scores, torch.ones(1601).long())
+        risk = likely * made(scores, torch.zeros(1601).long())
+        risk = risk + (1 - likely) * made(scores, torch.ones(1601).long())
         assert np.sign(margin[risk.argmin()].item()) == side
 
 
