@@ -1,4 +1,4 @@
-"""The gradient rules on quadratics, a quartic and a network: by hand, by double backprop, by identity."""
+"""The gradient rules on quadratics and a network: by hand, by double backprop, by their limits."""
 
 import inspect
 import itertools
@@ -67,10 +67,6 @@ class Net:
 
 def flat(params):
     return torch.cat([p.flatten() for p in params.values()])
-
-
-def moved(params, grads, step):
-    return {name: p + step * grads[name] for name, p in params.items()}
 
 
 # How many gradients, and which of them move batch norm's statistics
@@ -238,56 +234,6 @@ def test_fdgr_tends_to_double_backprop_at_the_order_of_its_scheme(scheme, order)
     assert errors[-1] < 1e-3 * exact.norm()
     for one, half in itertools.pairwise(errors):
         assert math.log2(one / half) == pytest.approx(order, abs=0.15)
-
-
-# Flooding is forward FD-GR, once it crosses its level (the paper's eq. flood_fd_link)
-
-
-def two_flooding_steps(net, theta, lr):
-    """w_{t+1} and w_{t+2} of gradient descent on the flooded loss, all data in every step."""
-    flooded = grad(lambda params: F.flooding(net.loss(params)[None], theta))
-    ends, params = [], net.params
-    for _ in range(2):
-        g = flooded(params)
-        params = moved(params, g, -lr)
-        ends.append(params)
-    return ends
-
-
-def by_the_identity(net, lr):
-    """w − α²·[g(w + αg) − g(w)]/α, the difference quotient from the gradient rule."""
-    g = net.gradient(net.params)
-    with_it = F.fdgr_gradient(net.gradient, net.params, 1.0, step_size=lr)
-    quotient = {name: with_it[name] - g[name] for name in g}
-    return moved(net.params, quotient, -(lr**2))
-
-
-def levels_around(net, lr):
-    """Losses at w and one ascent step up."""
-    up = moved(net.params, net.gradient(net.params), lr)
-    return net.loss(net.params).item(), net.loss(up).item()
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("lr", [0.05, 0.5])
-def test_two_flooding_steps_across_the_level_are_one_fdgr_step(lr, seed):
-    net = Net(seed=seed)
-    here, up = levels_around(net, lr)
-    for share in (0.05, 0.5, 0.95):
-        theta = here + share * (up - here)
-        _, end = two_flooding_steps(net, theta, lr)
-        gap = (flat(end) - flat(by_the_identity(net, lr))).abs().max()
-        assert gap < 1e-12
-        assert (flat(end) - flat(net.params)).norm() > 1e-4, "something has moved"
-
-
-@pytest.mark.parametrize("place", ["below both", "above both"])
-def test_the_identity_fails_where_the_level_is_not_crossed(place):
-    net, lr = Net(), 0.5
-    here, up = levels_around(net, lr)
-    theta = {"below both": here - 1.0, "above both": up + 1.0}[place]
-    _, end = two_flooding_steps(net, theta, lr)
-    assert (flat(end) - flat(by_the_identity(net, lr))).norm() > 1e-2
 
 
 # Types, transforms, arguments
