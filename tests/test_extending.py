@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.workspace import TINY
+from helpers.protocols import tiny
 from torch import nn
 
 from softadlib.data.images import IMAGES, Images, ImageSet
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def make_protocol(**changes):
-    values = {"profile": "toy", "dataset": "gaussian", "device": "cpu", **TINY, "grids": {}}
-    return Protocol.from_dict({**values, **changes})
+    return tiny(**{"grids": {}, **changes})
 
 
 def train(method="erm", **changes):

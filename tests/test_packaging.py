@@ -4,10 +4,7 @@ import doctest
 import importlib
 import inspect
 import operator
-import os
 import re
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -104,10 +101,4 @@ def test_the_readmes_example_runs():
         "loader = [(torch.randn(8, 2), torch.randint(2, (8,))) for _ in range(3)]\n"
     )
     for block in blocks:
-        done = subprocess.run(
-            [sys.executable, "-c", setup + block],
-            capture_output=True,
-            text=True,
-            env={**os.environ},
-        )
-        assert done.returncode == 0, done.stderr
+        exec(compile(setup + block, "README.md", "exec"), {})
