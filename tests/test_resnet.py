@@ -35,7 +35,7 @@ def networks(count):
     return [build("resnet18", (3, 16, 16), 2, seed).double() for seed in (1, 2)[:count]]
 
 
-@pytest.mark.parametrize("method", ["erm", "softad", "sam"])
+@pytest.mark.parametrize("method", ["softad", "sam"])
 def test_resnets_side_by_side_are_the_plain_loop(splits, method):
     """A step of 20 images and one of 5: the last batch is trained on, not dropped."""
     knob, seeds, recipe = [0.3, 0.1], (11, 12), TrainConfig("sgd", 0.05, 20, 1, momentum=0.9)
@@ -51,9 +51,3 @@ def test_resnets_side_by_side_are_the_plain_loop(splits, method):
             torch.testing.assert_close(value[run], end, rtol=1e-8, atol=1e-10)
         for name, value in expected.items():
             assert measured[name][run] == pytest.approx(value, rel=1e-8)
-
-
-def test_the_loss_of_a_resnet_falls(splits):
-    engine = VmapEngine(RunBatch(METHODS["erm"], networks(1), splits, [0], [float("nan")]))
-    start, end = engine.train(TrainConfig("sgd", 0.1, 25, 10), (11, 12), {0, 10})
-    assert end["loss_train"][0] < 0.5 * start["loss_train"][0]

@@ -69,19 +69,6 @@ def test_softad_of_huge_float32_losses_has_value_and_gradient(size, scale):
     close(weights(F.softad, x, 0.1, scale=scale), [1.0, 1.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("function", [F.softad, partial(F.softad, sigma=0.5), F.iflood])
-def test_losses_up_to_1e4_are_finite_with_the_right_sign(function, dtype):
-    """√(1+x²) in float16 overflows from 256 on; θ = 1 lies between."""
-    x = torch.tensor([0.0, 0.5, 2.0, 300.0, 1e4], dtype=dtype, requires_grad=True)
-    value = function(x, 1.0)
-    (slope,) = torch.autograd.grad(value, x)
-    assert value.isfinite()
-    assert value > 1
-    assert slope.sign().tolist() == [-1, -1, 1, 1, 1]
-    assert slope.abs().max() <= 0.2
-
-
 # Gradients by finite differences, weights by closed form
 
 
