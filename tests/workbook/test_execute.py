@@ -247,31 +247,27 @@ def test_a_stopped_command_leaves_no_page_and_no_kernel(home, number, status):
     assert not set(ours) & kernels().keys()
 
 
-PAPERMILL = [
-    (["-p", "profile", "nosuch"], "UserError: profile 'nosuch' unknown; choose from tiny"),
-    (["-p", "method", "softda"], "'softda' unknown; choose from erm, sam, softad"),
-]
-
-
-@pytest.mark.parametrize(("argv", "words"), PAPERMILL)
-def test_papermill_on_the_training_page_ends_with_one_line(home, argv, words):
+def papermill(home, *options):
+    """Execute the training page by papermill, in the folder of a workbook."""
     source = str(REPOSITORY / "notebooks/train.ipynb")
     command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
-    options = ["-p", "profile", "tiny", *argv]
     env = {**os.environ, "SOFTAD_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([*command, *options], env=env, capture_output=True, text=True)
+    return subprocess.run([*command, *options], env=env, capture_output=True, text=True)
+
+
+def test_papermill_on_the_training_page_ends_with_one_line(home):
+    done = papermill(home, "-p", "profile", "tiny", "-p", "method", "softda")
     assert done.returncode == 1
-    assert words in done.stderr.strip().splitlines()[-1]
+    assert (
+        "UserError: method 'softda' unknown; choose from erm, sam, softad"
+        in (done.stderr.strip().splitlines()[-1])
+    )
 
 
 def test_papermill_trains_with_changed_parameters_and_deletes_nothing(home):
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
     stored = {path: path.stat().st_mtime_ns for path in (home / "outputs").rglob("*.parquet")}
-    source = str(REPOSITORY / "notebooks/train.ipynb")
-    command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
-    command += ["-y", "{profile: tiny, method: erm, changes: {epochs: 2}}"]
-    env = {**os.environ, "SOFTAD_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = papermill(home, "-y", "{profile: tiny, method: erm, changes: {epochs: 2}}")
     assert done.returncode == 0, done.stderr
     assert "unknown parameter" not in done.stderr
     assert results.read("tiny")["epoch"].max() == 2
