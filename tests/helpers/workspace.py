@@ -21,6 +21,13 @@ TINY = {
     "dtype": "float64",
 }
 """A protocol of a fraction of a second."""
+SECONDS = {
+    "epochs": 100,
+    "curve_every": 50,
+    "trials": 3,
+    "grids": {"softad": [0.05, 0.1, 0.3, 0.6]},
+}
+"""Changes by which it takes seconds, so that it can be disturbed."""
 
 
 def make_home(folder: Path, notebooks: tuple[str, ...] = (), **datasets: dict) -> Path:

@@ -1,7 +1,6 @@
 """Accidents of the command, in real processes: the same command then ends with the same rows."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -9,25 +8,19 @@ import time
 import pandas as pd
 import psutil
 import pytest
-from helpers.workspace import make_home
+from helpers.workspace import SECONDS, make_home
 
 from softadlib import results
 from softadlib.training.profiles import load
 from softadlib.training.study import run_study, store_of
 
-SETTINGS = {
-    "epochs": 100,
-    "curve_every": 50,
-    "trials": 3,
-    "grids": {"softad": [0.05, 0.1, 0.3, 0.6]},
-}
 TRAIN = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad", "-j")
 
 
 @pytest.fixture
 def study(tmp_path, monkeypatch, whole):
     """Return the store of a study, of which nothing is done."""
-    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path, gaussian=SETTINGS)))
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path, gaussian=SECONDS)))
     return store_of(load("tiny", "gaussian"), "softad")
 
 
@@ -36,7 +29,7 @@ def whole(tmp_path_factory):
     """Return the rows of a study that nothing disturbs."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("whole")
-        patch.setenv("SOFTAD_HOME", str(make_home(folder, gaussian=SETTINGS)))
+        patch.setenv("SOFTAD_HOME", str(make_home(folder, gaussian=SECONDS)))
         return run_study(load("tiny", "gaussian"), "softad")
 
 
@@ -61,21 +54,6 @@ def assert_ends_with(whole, jobs="1"):
     status, lines = said(start(sys.executable, *TRAIN, jobs))
     assert status == 0, lines
     pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)
-
-
-@pytest.mark.slow
-def test_killed_at_five_moments_and_once_a_part_is_cut_short(study, whole):
-    for count in (0, 1, 2, 3, 7):
-        command = start(sys.executable, *TRAIN, "1")
-        await_parts(study, count, command)
-        command.kill()
-        assert said(command)[0] == -signal.SIGKILL
-        if count == 3:
-            part = sorted(study.parts.glob("*.parquet"))[0]
-            part.write_bytes(part.read_bytes()[:1000])
-    assert len(study.rows()) > 6
-    assert_ends_with(whole)
-    assert not study.parts.exists()
 
 
 @pytest.mark.slow

@@ -106,12 +106,9 @@ def kill_before(operation):
 
 
 def protocol(case):
-    from helpers.workspace import TINY
+    from helpers.protocols import tiny
 
-    from softadlib.training.protocol import Protocol
-
-    values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY}
-    return Protocol.from_dict(values | case.get("changes", {}))
+    return tiny(**case.get("changes", {}))
 
 
 def stored(case):
