@@ -18,8 +18,9 @@ settings.load_profile("fixed")
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A workbook in a temporary folder, which SOFTAD_HOME names."""
+    """A workbook in a temporary folder, which SOFTAD_HOME names, with no data but its own."""
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
+    monkeypatch.delenv("SOFTAD_DATA", raising=False)
     return make_home(tmp_path)
 
 

@@ -71,7 +71,7 @@ BAD = [([command, *argv], words) for argv, words in STUDY for command in ("run",
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+    ("argv", "words"), BAD, ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else ""
 )
 def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words):
     before = tree(home)
