@@ -191,7 +191,9 @@ def test_a_closure_that_unscales_is_refused(wrap, target):
         scaler.unscale_(optimizer if target == "optimizer" else optimizer.base)
         return loss
 
-    with pytest.raises(ValueError, match=r"the closure unscales the gradients, .* leave out scaler"):
+    with pytest.raises(
+        ValueError, match=r"the closure unscales the gradients, .* leave out scaler"
+    ):
         optimizer.step(closure, scaler=scaler)
     assert torch.equal(weights(model), before)
 
