@@ -68,9 +68,8 @@ def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.
         p = minimiser(method, eta, theta, sigma)
         side = np.where(np.abs(p - 0.5) < 1e-6, 0.5, p > 0.5)
         with np.errstate(divide="ignore", invalid="ignore"):
-            loss = -np.where(eta > 0, eta * np.log(p), 0) - np.where(
-                eta < 1, (1 - eta) * np.log1p(-p), 0
-            )
+            likely = np.where(eta > 0, eta * np.log(p), 0)
+            loss = -likely - np.where(eta < 1, (1 - eta) * np.log1p(-p), 0)
         lines[theta] = ((side * eta + (1 - side) * (1 - eta)).mean(), loss.mean())
     return pd.DataFrame.from_dict(lines, orient="index", columns=["acc_test", "loss_test"])
 

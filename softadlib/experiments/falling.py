@@ -80,9 +80,8 @@ def train_digits(
             stepper.step()
         if epoch in epochs:
             with torch.no_grad():
-                losses = nn.functional.cross_entropy(
-                    model.eval()(inputs), targets, reduction="none"
-                )
+                logits = model.eval()(inputs)
+                losses = nn.functional.cross_entropy(logits, targets, reduction="none")
             held = (losses > theta / 2).double().mean()
             lines.append((epoch, float(losses.mean()), float(losses.median()), float(held)))
     return pd.DataFrame(lines, columns=["epoch", "mean", "median", "held"])

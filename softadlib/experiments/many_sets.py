@@ -72,8 +72,7 @@ def chance_to_win(runs: pd.DataFrame, measure: str, entry: str, other: str) -> M
         return Mean(mean, 0.0, 1.0, len(won))
 
     def statistic(*sets: np.ndarray, axis: int = -1) -> np.ndarray:
-        shares: np.ndarray = np.mean([s.mean(axis=axis) for s in sets], axis=0)
-        return shares
+        return np.asarray(np.mean([s.mean(axis=axis) for s in sets], axis=0))
 
     drawn = stats.bootstrap(
         won, statistic, method="percentile", n_resamples=2000, random_state=np.random.default_rng(0)

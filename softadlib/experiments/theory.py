@@ -27,21 +27,18 @@ GAMMAS = ("corrected", "paper")
 
 def norms(v: np.ndarray) -> np.ndarray:
     """Return the L2 norm along the last axis, (…, d) → (…, 1)."""
-    lengths: np.ndarray = np.linalg.norm(v, axis=-1, keepdims=True)
-    return lengths
+    return np.asarray(np.linalg.norm(v, axis=-1, keepdims=True))
 
 
 def soft_gradient(losses: np.ndarray, gradients: np.ndarray, theta: float) -> np.ndarray:
     """Return φ(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d): SoftAD's G_t at σ = 1."""
     x = losses - theta
-    weighted: np.ndarray = (x / np.hypot(1, x))[..., None] * gradients
-    return weighted
+    return np.asarray((x / np.hypot(1, x))[..., None] * gradients)
 
 
 def hard_gradient(losses: np.ndarray, gradients: np.ndarray, theta: float) -> np.ndarray:
     """Return sign(ℓ − θ)·∇ℓ, (…,), (…, d) → (…, d), sign(0) = 0: iFlood's G_t."""
-    weighted: np.ndarray = np.sign(losses - theta)[..., None] * gradients
-    return weighted
+    return np.asarray(np.sign(losses - theta)[..., None] * gradients)
 
 
 def l_ad(g2: float, l_loss: float, sigma: float = 1.0, scale: str = "code") -> float:
@@ -114,8 +111,7 @@ class NormClipMomentum:
         """Return the next point (…, d)."""
         self.momentum = self.b * self.momentum + (1 - self.b) * self.clip(gradient)
         size = norms(self.momentum)
-        point: np.ndarray = w - self.alpha * self.momentum / np.where(size > 0, size, 1)
-        return point
+        return np.asarray(w - self.alpha * self.momentum / np.where(size > 0, size, 1))
 
 
 def subgradient_step(steps: int, drop: float, g2: float, l_star: float) -> float:
@@ -131,8 +127,7 @@ def onto_ball(radius: float) -> Callable[[np.ndarray], np.ndarray]:
 def directions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draw uniformly from the unit sphere, `shape` = (…, d)."""
     normal = rng.standard_normal(shape)
-    unit: np.ndarray = normal / norms(normal)
-    return unit
+    return np.asarray(normal / norms(normal))
 
 
 def zeroth_gradient(
@@ -146,8 +141,7 @@ def zeroth_gradient(
     value = f(w + radius * direction)
     if points == 2:
         value = (value - f(w - radius * direction)) / 2
-    gradient: np.ndarray = w.shape[-1] / radius * value[..., None] * direction
-    return gradient
+    return np.asarray(w.shape[-1] / radius * value[..., None] * direction)
 
 
 def zeroth_gamma(
@@ -230,8 +224,7 @@ def _newton(
 
 
 def _smoothed(r: np.ndarray, moved: np.ndarray, beta: float, epsilon: float) -> np.ndarray:
-    values: np.ndarray = np.hypot(r, epsilon).mean(-1) + np.square(moved).sum(-1) / (2 * beta)
-    return values
+    return np.asarray(np.hypot(r, epsilon).mean(-1) + np.square(moved).sum(-1) / (2 * beta))
 
 
 @dataclass(frozen=True)
@@ -258,11 +251,8 @@ class SquaredDistances:
     def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return losses (…, n), gradients (…, n, d) and Hessians (…, n, d, d) of all points."""
         losses, gradients = self.at(w[..., None, :], self.points)
-        return (
-            losses,
-            gradients,
-            np.broadcast_to(np.eye(w.shape[-1]), (*gradients.shape, w.shape[-1])),
-        )
+        d = w.shape[-1]
+        return losses, gradients, np.broadcast_to(np.eye(d), (*gradients.shape, d))
 
 
 @dataclass(frozen=True)
@@ -276,11 +266,9 @@ class Distances:
     def softad(self, w: np.ndarray, theta: float, points: np.ndarray | None = None) -> np.ndarray:
         """Return θ + ρ(ℓ − θ), of one point each (…, d) → (…,), or their mean: S."""
         if points is None:
-            values: np.ndarray = self.softad(w[..., None, :], theta, self.points).mean(-1)
-        else:
-            x = norms(w - points)[..., 0] - theta
-            values = theta + x * x / (1 + np.hypot(1, x))
-        return values
+            return np.asarray(self.softad(w[..., None, :], theta, self.points).mean(-1))
+        x = norms(w - points)[..., 0] - theta
+        return np.asarray(theta + x * x / (1 + np.hypot(1, x)))
 
     def softad_gradient(self, w: np.ndarray, theta: float) -> np.ndarray:
         """Return ∇S(w) = mean φ(ℓ − θ)·(w − z)/‖w − z‖, (…, d) → (…, d), 0 of a point at w itself."""
@@ -304,8 +292,7 @@ def cloud(n: int, d: int, seed: int, spread: float = 0.5) -> np.ndarray:
 def softad_value(problem: SquaredDistances, w: np.ndarray, theta: float) -> np.ndarray:
     """Return S(w) = θ + mean ρ(ℓ − θ), (…, d) → (…,)."""
     x = problem(w)[0] - theta
-    value: np.ndarray = theta + (x * x / (1 + np.hypot(1, x))).mean(-1)
-    return value
+    return np.asarray(theta + (x * x / (1 + np.hypot(1, x))).mean(-1))
 
 
 def envelope(
@@ -349,8 +336,7 @@ def smoothed_gradient(f: Function, w: np.ndarray, radius: float, nodes: int = 12
     angle = 2 * np.pi * (np.arange(nodes) + 0.5) / nodes
     u = np.stack([np.cos(angle), np.sin(angle)], -1)
     values = f(w[..., None, :] + radius * u)
-    gradient: np.ndarray = 2 / radius * (values[..., None] * u).mean(-2)
-    return gradient
+    return np.asarray(2 / radius * (values[..., None] * u).mean(-2))
 
 
 def smoothed_value(f: Function, w: np.ndarray, radius: float, nodes: int = 32) -> np.ndarray:
@@ -358,8 +344,7 @@ def smoothed_value(f: Function, w: np.ndarray, radius: float, nodes: int = 32) -
     rings = np.sqrt((np.arange(nodes) + 0.5) / nodes)
     angle = 2 * np.pi * (np.arange(nodes) + 0.5) / nodes
     v = rings[:, None, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
-    value: np.ndarray = f(w[..., None, None, :] + radius * v).mean((-1, -2))
-    return value
+    return np.asarray(f(w[..., None, None, :] + radius * v).mean((-1, -2)))
 
 
 def simulate(
@@ -387,8 +372,7 @@ def _draw_samples(
 def _subsample(path: np.ndarray, count: int) -> np.ndarray:
     """Return at most `count` evenly spaced iterates of w_1 … w_T, to average over."""
     last = len(path) - 2
-    iterates: np.ndarray = path[np.unique(np.linspace(0, last, count).round().astype(int))]
-    return iterates
+    return np.asarray(path[np.unique(np.linspace(0, last, count).round().astype(int))])
 
 
 def _row(
@@ -541,8 +525,7 @@ def mean_gradient(
     else:
         level = losses if kind == "iflood" else losses.mean(-1, keepdims=True)
         weights = np.sign(level - theta)
-    gradient: np.ndarray = (weights[..., None] * gradients).mean(-2)
-    return gradient
+    return np.asarray((weights[..., None] * gradients).mean(-2))
 
 
 def pairs(
