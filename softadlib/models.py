@@ -40,16 +40,6 @@ def mlp(shape: tuple[int, ...], classes: int, *, width: int, depth: int) -> nn.M
     return nn.Sequential(*layers, nn.Linear(size, classes))
 
 
-def mlp4x500(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make the paper's network for the synthetic sets: four hidden layers of 500."""
-    return mlp(shape, classes, width=500, depth=4)
-
-
-def mlp1x1000(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make the paper's network for FashionMNIST: one hidden layer of 1,000."""
-    return mlp(shape, classes, width=1000, depth=1)
-
-
 def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Make torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
     if len(shape) != 3 or shape[0] != 3:
@@ -62,8 +52,8 @@ def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "linear": linear,
-    "mlp4x500": mlp4x500,
-    "mlp1x1000": mlp1x1000,
+    "mlp4x500": functools.partial(mlp, width=500, depth=4),  # the paper's of the synthetic sets
+    "mlp1x1000": functools.partial(mlp, width=1000, depth=1),  # the paper's of FashionMNIST
     "mlp2x256": functools.partial(mlp, width=256, depth=2),
     "resnet18": functools.partial(_resnet, 18),
     "resnet34": functools.partial(_resnet, 34),
