@@ -9,14 +9,15 @@ CASE = ["dataset", "label_noise"]
 """What methods are compared on."""
 SWEEP = [*CASE, "method"]
 """The runs of one grid, of all trials."""
+RUN = [*SWEEP, "trial", "knob"]
+"""A single run."""
 
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last row of every run: its highest epoch."""
-    runs, rows = [*SWEEP, "trial", "knob"], rows.reset_index(drop=True)
-    return rows.loc[rows.groupby(runs, dropna=False)["epoch"].idxmax()].sort_values(
-        runs, ignore_index=True
-    )
+    rows = rows.reset_index(drop=True)
+    last = rows.groupby(RUN, dropna=False)["epoch"].idxmax()
+    return rows.loc[last].sort_values(RUN, ignore_index=True)
 
 
 def best(rows: pd.DataFrame) -> pd.DataFrame:
@@ -26,10 +27,8 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     epoch. A run whose validation loss was never finite is left out.
     """
     measured = rows[(rows["epoch"] > 0) & np.isfinite(rows["loss_val"])].reset_index(drop=True)
-    runs = [*SWEEP, "trial", "knob"]
-    return measured.loc[measured.groupby(runs, dropna=False)["loss_val"].idxmin()].sort_values(
-        runs, ignore_index=True
-    )
+    lowest = measured.groupby(RUN, dropna=False)["loss_val"].idxmin()
+    return measured.loc[lowest].sort_values(RUN, ignore_index=True)
 
 
 def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
@@ -62,9 +61,8 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     winners = winners.assign(tied=winners.groupby(group)[measure].transform("size"))
     winners = winners.sort_values("knob", ascending=rule != "largest", kind="stable")
     winners = winners.drop_duplicates(group)
-    selected = rows.iloc[winners.index].assign(
-        at_edge=winners["at_edge"].to_numpy(), tied=winners["tied"].to_numpy()
-    )
+    facts = {name: winners[name].to_numpy() for name in ("at_edge", "tied")}
+    selected = rows.iloc[winners.index].assign(**facts)
     return selected.sort_values([*SWEEP, "trial"], ignore_index=True)
 
 
@@ -75,8 +73,7 @@ def curves(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     the way, from epoch 0 on, are left out where others of their case were; the best epoch of a single
     run is no point of its curve.
     """
-    chosen = select(rows, rule)[[*SWEEP, "trial", "knob"]]
-    selected = rows.merge(chosen, on=list(chosen.columns))
+    selected = rows.merge(select(rows, rule)[RUN], on=RUN)
     selected["has_curve"] = selected.groupby([*SWEEP, "trial"])["epoch"].transform("min") == 0
     any_has = selected.groupby(CASE)["has_curve"].transform("any")
     selected = selected[selected["has_curve"] == any_has].drop(columns="has_curve")
