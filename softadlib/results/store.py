@@ -129,26 +129,26 @@ def outputs(*names: str) -> Path:
 
 def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Return one table in the order of `ROW_ORDER`, each run and epoch once; the last frame wins."""
-    frames = [frame[ALL_COLUMNS] for frame in frames if len(frame)]
-    if not frames:
-        return pd.DataFrame({c: pd.Series(dtype=DTYPES[c]) for c in ALL_COLUMNS})
-    rows = pd.concat(frames, ignore_index=True).astype(DTYPES)
-    return rows.drop_duplicates(ROW_ORDER, keep="last").sort_values(ROW_ORDER, ignore_index=True)
+    return _merge(frames, TABLE, ROW_ORDER)
 
 
 def merge_losses(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Return one table of losses, each run, epoch and part once; the last frame wins."""
-    frames = [frame for frame in frames if len(frame)]
+    return _merge(frames, LOSS_TABLE, LOSS_ROW)
+
+
+def _merge(
+    frames: Iterable[pd.DataFrame], table: tuple[list[str], dict[str, str]], order: list[str]
+) -> pd.DataFrame:
+    columns, dtypes = table
+    frames = [frame[columns] for frame in frames if len(frame)]
     if not frames:
-        return pd.DataFrame(
-            {c: pd.Series(dtype=LOSS_DTYPES.get(c, "object")) for c in LOSS_COLUMNS}
-        )
-    rows = pd.concat(frames, ignore_index=True)[LOSS_COLUMNS].astype(LOSS_DTYPES)
-    rows = rows.drop_duplicates(LOSS_ROW, keep="last")
-    order = {part: i for i, part in enumerate(PARTS)}
+        return pd.DataFrame({c: pd.Series(dtype=dtypes.get(c, "object")) for c in columns})
+    rows = pd.concat(frames, ignore_index=True).astype(dtypes).drop_duplicates(order, keep="last")
+    rank = {part: i for i, part in enumerate(PARTS)}
     return rows.sort_values(
-        LOSS_ROW, key=lambda column: column.map(order) if column.name == "part" else column
-    ).reset_index(drop=True)
+        order, key=lambda c: c.map(rank) if c.name == "part" else c, ignore_index=True
+    )
 
 
 # Files
@@ -166,8 +166,7 @@ def _parquet(groups: Sequence[pd.DataFrame], facts: object) -> bytes:
     with pq.ParquetWriter(sink, schema, write_page_checksum=True) as writer:
         for table in tables:
             writer.write_table(table.cast(schema), row_group_size=max(1, len(table)))
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _broken(path: Path, what: object) -> UserError:
@@ -223,9 +222,9 @@ def read_facts(path: Path) -> list[Facts]:
     return [_facts(path, facts) for facts in _metadata(path)]
 
 
-def _packed_metadata(profile: str) -> list[dict[str, Any]]:
+def _packed_metadata(profile: str, losses: bool = False) -> list[dict[str, Any]]:
     """Return the metadata of every packed study; an empty list where the profile is not packed."""
-    path = outputs(profile, PACKED[0])
+    path = outputs(profile, PACKED[losses])
     return _metadata(path) if path.exists() else []
 
 
@@ -306,10 +305,9 @@ class StudyStore:
         if self.file.exists():
             return (own, None) if own.exists() else None
         key = {"dataset": self.dataset, "method": self.method, "fingerprint": self.fingerprint}
-        packed = outputs(self.profile, PACKED[losses])
-        for group, facts in enumerate(_metadata(packed) if packed.exists() else ()):
+        for group, facts in enumerate(_packed_metadata(self.profile, losses)):
             if key.items() <= facts.items():
-                return packed, group
+                return outputs(self.profile, PACKED[losses]), group
         return None
 
     def _finished(self, losses: bool = False) -> list[pd.DataFrame]:
@@ -383,11 +381,10 @@ class StudyStore:
         keys = rows[[*RUN_KEY, "epoch"]].to_numpy(dtype=float)
         name = hashlib.sha256(keys.tobytes()).hexdigest()[:16]
         facts = {"session": session.model_dump()}
+        path = self.parts / f"{self.fingerprint}-{name}.parquet"
         if len(losses):
-            write(
-                self.parts / f"{self.fingerprint}-{name}-losses.parquet", _parquet([losses], facts)
-            )
-        write(self.parts / f"{self.fingerprint}-{name}.parquet", _parquet([rows], facts))
+            write(path.with_stem(f"{path.stem}-losses"), _parquet([losses], facts))
+        write(path, _parquet([rows], facts))
 
     def finish(
         self,
@@ -421,9 +418,8 @@ class StudyStore:
     def clear(self) -> None:
         """Delete everything that is stored of this study; the profile is unpacked for that."""
         unpack(self.profile)
-        self._delete(
-            [self.file, self.losses_file, self.held_out_file, self.notebook, *self._parts("*")]
-        )
+        files = [self.file, self.losses_file, self.held_out_file, self.notebook]
+        self._delete([*files, *self._parts("*")])
 
     def _delete(self, paths: Iterable[Path]) -> None:
         with os_error_as_user_error(self.folder):
@@ -624,10 +620,9 @@ def read_losses(
             losses = study.finished_losses()
             if facts.protocol["curves"] == "selected" and not facts.protocol.get("best_epoch"):
                 # A file may also hold runs that were selected among other values, or by other ties.
-                chosen = set(
-                    run_keys(selection.select(study.finished_rows(), facts.protocol["ties"]))
-                )
-                losses = losses[[key in chosen for key in run_keys(losses)]]
+                chosen = selection.select(study.finished_rows(), facts.protocol["ties"])
+                keys = set(run_keys(chosen))
+                losses = losses[[key in keys for key in run_keys(losses)]]
             frames.append(losses)
     rows = merge_losses(frames)
     if label_noise is not None:
