@@ -147,12 +147,12 @@ def backward(
     params: Grads,
     tape: list[tuple[Tensor, ...]],
     g: Tensor,
-    gradient_of_weight: Callable[[str, Tensor, Tensor], Tensor | None] | None = None,
+    gradient_of_weight: Callable[[str, Tensor, Tensor], Tensor | None],
 ) -> Grads:
     """Return the gradients of all parameters, given `g`, the gradient in the logits.
 
-    `gradient_of_weight` makes those of weights from (name, g, x), in place of `weight_gradient`. It may return
-    None where it has stepped the weight: nothing reads the weight later.
+    `gradient_of_weight` makes those of weights from (name, g, x). It may return None where it has
+    stepped the weight: nothing reads the weight later.
     """
     grads: Grads = {}
     first = 1 if layers[0].kind == "flatten" else 0
@@ -163,11 +163,7 @@ def backward(
                 grads[layer.bias] = g.sum(0)
             below = linear(g, params[layer.weight].mT) if i > first else g
             x = saved[0]
-            gradient = (
-                gradient_of_weight(layer.weight, g, x)
-                if gradient_of_weight
-                else weight_gradient(g, x)
-            )
+            gradient = gradient_of_weight(layer.weight, g, x)
             if gradient is not None:
                 grads[layer.weight] = gradient
             g = below
