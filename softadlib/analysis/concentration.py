@@ -44,9 +44,8 @@ def read(profile: str, label_noise: float = 0.0) -> pd.DataFrame:
 def share_below(quantiles: np.ndarray, values: ArrayLike) -> np.ndarray:
     """Return the share of samples with a loss of at most each value: the inverse of quantiles (q,)."""
     levels = np.linspace(0, 1, len(quantiles))
-    return np.asarray(
-        np.interp(np.asarray(values, dtype=float), quantiles, levels, left=0, right=1)
-    )
+    wanted = np.asarray(values, dtype=float)
+    return np.asarray(np.interp(wanted, quantiles, levels, left=0, right=1))
 
 
 def with_theta(rows: pd.DataFrame) -> pd.DataFrame:

@@ -56,13 +56,11 @@ def _named(table: pd.DataFrame, cells: dict[str, tables.Cell]) -> pd.DataFrame:
 def text(profile: str, form: str = "md") -> str:
     """Return all tables of a profile as Markdown ("md") or LaTeX ("latex")."""
     choose("format", form, ("md", "latex"))
+    found = [(title, as_text) for title, (_, as_text) in frames(profile).items()]
     if form == "latex":
-        parts = [
-            f"% {t}\n{f.to_latex(index=False, escape=True)}"
-            for t, (_, f) in frames(profile).items()
-        ]
+        parts = [f"% {t}\n{f.to_latex(index=False, escape=True)}" for t, f in found]
     else:
-        parts = [f"#### {t}\n\n{to_markdown(f)}" for t, (_, f) in frames(profile).items()]
+        parts = [f"#### {t}\n\n{to_markdown(f)}" for t, f in found]
     return "\n\n".join(parts) + "\n"
 
 
@@ -134,21 +132,15 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
                 continue
             key = ["method", "trial"] + (["knob"] if METHODS[method].knob else [])
             ece = runs[key].merge(calibration[[*key, "ece"]], on=key)["ece"]
-            theta = runs["knob"].mean() if METHODS[method].knob == "theta" else float("nan")
+            has_theta = METHODS[method].knob == "theta"
+            theta = runs["knob"].mean() if has_theta else float("nan")
             side = _side(other, method, which)
-            label = f"{tables.LABELS[method]}, {which} value".replace(
-                "value", "θ" if METHODS[method].knob == "theta" else "radius"
-            )
+            label = f"{tables.LABELS[method]}, {which} {'θ' if has_theta else 'radius'}"
             means = runs[["gap", "loss_test", "acc_test"]].mean()
-            line: dict[str, object] = {
-                "dataset": f"{dataset}, n = {len(runs)}",
-                "method": label if which else "ERM",
-            }
-            line |= {"theta": theta, **means, "ece": ece.mean() if len(ece) == len(runs) else None}
-            lines.append(
-                line
-                | {"noisy_loss": side["loss_test"].mean(), "noisy_acc": side["acc_test"].mean()}
-            )
+            about = {"dataset": f"{dataset}, n = {len(runs)}", "method": label if which else "ERM"}
+            line = {"theta": theta, **means, "ece": ece.mean() if len(ece) == len(runs) else None}
+            line |= {"noisy_loss": side["loss_test"].mean(), "noisy_acc": side["acc_test"].mean()}
+            lines.append(about | line)
     table = pd.DataFrame(lines).dropna(axis="columns", how="all")
     table["dataset"] = table["dataset"].mask(table["dataset"].duplicated(), "")
     return to_markdown(tables.render(table)) + "\n"

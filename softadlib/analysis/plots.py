@@ -83,11 +83,8 @@ def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
     level = np.log(classes)
     ax.axvline(level, zorder=3, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
     if label:
-        position: dict[str, Any] = {
-            "xycoords": ax.get_xaxis_transform(),
-            "textcoords": "offset points",
-        }
-        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **position)
+        at: dict[str, Any] = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
+        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **at)
 
 
 def _plain_log(axis: Axis, subs: Sequence[float] = (1, 2, 5)) -> None:
@@ -219,9 +216,8 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
         column, of_knob = ("acc_test", "loss_test")[i], rows[axis == shown[j]]
         for name in [m for m in methods if (of_knob["method"] == m).any()]:
             runs = of_knob[of_knob["method"] == name]
-            line = band(runs.pivot(index="knob", columns="trial", values=column)).dropna(
-                subset="mean"
-            )
+            line = band(runs.pivot(index="knob", columns="trial", values=column))
+            line = line.dropna(subset="mean")
             style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
             ax.plot(line.index, line["mean"], **style)
             shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}

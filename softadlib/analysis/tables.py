@@ -221,19 +221,14 @@ def differences(runs: pd.DataFrame, case: Sequence[str], measures: Sequence[str]
     """
     lines = []
     for key, part in runs.groupby(list(case), sort=False):
-        by_method = dict(
-            iter(part.set_index("trial").groupby("method", sort=False)[list(measures)])
-        )
+        groups = part.set_index("trial").groupby("method", sort=False)
+        by_method = dict(iter(groups[list(measures)]))
         for method in [m for m in by_method if m != "erm" and "erm" in by_method]:
             both = by_method[method].merge(by_method["erm"], on="trial", suffixes=("", "_erm"))
             line = {**dict(zip(case, key)), "method": method}
             for measure in measures:
                 mean = paired(both[measure], both[f"{measure}_erm"])
-                line |= {
-                    measure: mean.mean,
-                    f"{measure}_low": mean.low,
-                    f"{measure}_high": mean.high,
-                }
+                line[measure], line[f"{measure}_low"], line[f"{measure}_high"], _ = mean
             lines.append(line | {"n": len(both)})
     columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high")]
     return pd.DataFrame(lines, columns=[*case, "method", *columns, "n"])

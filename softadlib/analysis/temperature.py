@@ -49,9 +49,8 @@ def scaled(rows: pd.DataFrame) -> pd.DataFrame:
     groups = runs(rows).groupby(["dataset", "method", "scaling"])
     table = groups[list(CELLS)].median().assign(n=groups.size())
     order = {name: i for i, name in enumerate(SCALINGS.values())}
-    return tables.ordered(
-        table.reset_index().sort_values("scaling", key=lambda c: c.map(order))
-    ).set_index(["dataset", "method", "scaling"])
+    table = table.reset_index().sort_values("scaling", key=lambda c: c.map(order))
+    return tables.ordered(table).set_index(["dataset", "method", "scaling"])
 
 
 def against_erm(rows: pd.DataFrame) -> pd.DataFrame:
