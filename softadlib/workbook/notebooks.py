@@ -153,9 +153,8 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
             for page in pages:
                 _remove(_temporary(page).parent)
             print("softad: stopped; the same command resumes", file=sys.stderr, flush=True)
-            os._exit(
-                getattr(stop, "status", 130)
-            )  # kernels end with their parent; threads would wait for them
+            # Kernels end with their parent; threads would wait for them.
+            os._exit(getattr(stop, "status", 130))
 
 
 def _temporary(page: Page) -> Path:
@@ -240,7 +239,6 @@ def _last_started(notebook: Path) -> str:
     except (OSError, ValueError, KeyError):
         return ""
     cells = [c for c in cells if c["cell_type"] == "code"]
-    begun = [
-        i for i, c in enumerate(cells, 1) if c["metadata"].get("papermill", {}).get("start_time")
-    ]
+    facts = [c["metadata"].get("papermill", {}) for c in cells]
+    begun = [i for i, of_cell in enumerate(facts, 1) if of_cell.get("start_time")]
     return f" In [{begun[-1]}]" if begun else ""

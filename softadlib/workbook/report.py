@@ -154,9 +154,8 @@ def build(profile: str, target: Path | None = None) -> Path:
     sections = [section(path, source) for path, source in listed]
     sections = [_with_links(part, sections) for part in sections]
     first = [part for name in FIRST for part in sections if part.source == name]
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        _resource("page.html")
-    )
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(_resource("page.html"))
     commits = {s.commit for facts in finished(profile).values() for s in facts.sessions} - {None}
     text = template.render(
         profile=profile,
@@ -181,5 +180,4 @@ def _trainings(facts: pd.DataFrame) -> str:
     """Return the table of trainings."""
     shown = facts.rename(columns={"label_noise": "label noise"})
     shown["method"] = [METHODS[name].label for name in shown["method"]]
-    text: str = shown.to_html(index=False, border=0, escape=True)
-    return text
+    return str(shown.to_html(index=False, border=0, escape=True))

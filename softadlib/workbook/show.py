@@ -208,9 +208,8 @@ def reference() -> str:
         default = f"`{json.dumps(facts['default'])}`" if "default" in facts else ""
         default = "" if name == "settings" else default
         choices = ", ".join(facts.get("enum", ()))
-        meaning = " ".join(facts["description"].split()) + (
-            f" One of {choices}." if choices else ""
-        )
+        meaning = " ".join(facts["description"].split())
+        meaning += f" One of {choices}." if choices else ""
         lines.append(f"| `{name}` | {default} | {meaning} |")
     lines += ["", "Settings, `settings: {METHOD: {NAME: VALUE}}`:", ""]
     lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
@@ -220,11 +219,8 @@ def reference() -> str:
             allowed = ", ".join(setting.choices) or bounds
             about = f"`{setting.default}` | {allowed} | {setting.meaning}"
             lines.append(f"| `{method.name}.{name}` | {about} |")
-    lines += [
-        "",
-        "Hyperparameters, swept by `grids: {METHOD: VALUES}`, column `knob` of every table:",
-        "",
-    ]
+    title = "Hyperparameters, swept by `grids: {METHOD: VALUES}`, column `knob` of every table:"
+    lines += ["", title, ""]
     lines += ["| method | hyperparameter | values |", "|---|---|---|"]
     for method in METHODS.values():
         if method.knob:

@@ -170,11 +170,9 @@ class Book(StandaloneHTMLBuilder):
     name = "html"
 
     def _place(self, docname: str) -> str:
-        return (
-            "index"
-            if docname == SETTINGS["root_doc"]
-            else docname.removeprefix(CHAPTERS).removeprefix(".github/")
-        )
+        if docname == SETTINGS["root_doc"]:
+            return "index"
+        return docname.removeprefix(CHAPTERS).removeprefix(".github/")
 
     def get_target_uri(self, docname: str, typ: str | None = None) -> str:
         """Return the page's address, from the book's root."""
