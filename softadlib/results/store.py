@@ -277,10 +277,6 @@ class StudyStore:
         """Return all parts but states of trainings, which may be of runs that are asked for no more."""
         return [path for path in self._parts("*") if path.suffix != ".pt"]
 
-    def has_parts(self) -> bool:
-        """Tell whether results are stored that the finished study lacks."""
-        return bool(self.finished_parts())
-
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the study for writing. Raises UserError where another process does."""
@@ -408,13 +404,6 @@ class StudyStore:
             write(self.losses_file, _parquet([losses], {"fingerprint": self.fingerprint}))
         write(self.file, _parquet([rows], facts.model_dump()))
 
-    def unpack(self) -> None:
-        """Give a packed study files of its own."""
-        facts = self.facts()
-        if facts is not None and not self.file.exists():
-            rows, losses = self._finished(), self._finished(losses=True)
-            self._write(merge(rows), merge_losses(losses), facts)
-
     def clear(self) -> None:
         """Delete everything that is stored of this study; the profile is unpacked for that."""
         unpack(self.profile)
@@ -501,6 +490,10 @@ def _wanted(rows: pd.DataFrame, facts: Facts | None) -> pd.DataFrame:
     return rows if keep.all() else rows[keep]
 
 
+def _study(profile: str, facts: Facts) -> StudyStore:
+    return StudyStore(profile, facts.dataset, facts.method, facts.fingerprint)
+
+
 def stored_facts(profile: str) -> list[Facts]:
     """Return the facts of every finished study under any protocol, packed ones first.
 
@@ -510,8 +503,7 @@ def stored_facts(profile: str) -> list[Facts]:
     studies = [
         facts
         for facts in (read_facts(packed) if packed.exists() else ())
-        if facts.method in METHODS
-        and not StudyStore(profile, facts.dataset, facts.method, facts.fingerprint).file.exists()
+        if facts.method in METHODS and not _study(profile, facts).file.exists()
     ]
     for path in sorted(outputs(profile).glob("*/*/*.parquet")):
         if path.stem.endswith("-losses") or path.parent.name not in METHODS:
@@ -548,10 +540,7 @@ def finished(profile: str) -> dict[StudyStore, Facts]:
 
 def pack(profile: str) -> None:
     """Put all finished studies of a profile into two files; their own files are deleted then."""
-    studies = {
-        StudyStore(profile, facts.dataset, facts.method, facts.fingerprint): facts
-        for facts in stored_facts(profile)
-    }
+    studies = {_study(profile, facts): facts for facts in stored_facts(profile)}
     if not studies:
         raise MissingData(
             f"nothing is finished in profile {profile!r}, so there is nothing to pack"
@@ -569,7 +558,10 @@ def unpack(profile: str) -> None:
     """Give every packed study of a profile files of its own again."""
     files = [outputs(profile, name) for name in PACKED]
     for facts in read_facts(files[0]) if files[0].exists() else ():
-        StudyStore(profile, facts.dataset, facts.method, facts.fingerprint).unpack()
+        study = _study(profile, facts)
+        if not study.file.exists():
+            rows, losses = study._finished(), study._finished(losses=True)
+            study._write(merge(rows), merge_losses(losses), facts)
     with os_error_as_user_error(outputs(profile)):
         for path in files:
             path.unlink(missing_ok=True)

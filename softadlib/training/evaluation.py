@@ -68,9 +68,8 @@ def loss_summary(
         temperature = _temperature(z[validation], y[validation], prior)
         scaled = [values / temperature for values in z]
         columns[f"{fit}_temperature"] = np.full(len(PARTS), temperature)
-        columns[f"{fit}_loss"] = np.array(
-            [float(nnF.cross_entropy(*pair)) for pair in zip(scaled, y)]
-        )
+        means = [float(nnF.cross_entropy(*pair)) for pair in zip(scaled, y)]
+        columns[f"{fit}_loss"] = np.array(means)
         columns[f"{fit}_ece"] = np.array([_calibration_error(*pair) for pair in zip(scaled, y)])
     return columns
 

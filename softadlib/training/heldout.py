@@ -115,5 +115,4 @@ def _fold_losses(
         chunks = held[trial].split(AT_A_TIME)
         logits = torch.cat([network(data.inputs(data.x[c], "train", trial)) for c in chunks])
     losses = nnF.cross_entropy(logits, data.y[held[trial]], reduction="none")
-    values: np.ndarray = losses.double().cpu().numpy()
-    return values
+    return np.asarray(losses.double().cpu())

@@ -1,6 +1,7 @@
 """What is trained: a frozen `Protocol` from YAML, checked whole, and the runs it asks for."""
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -268,12 +269,8 @@ class Protocol(BaseModel):
         """Return every training of one method: label noise × trial × knob."""
         choose("method", method, self.methods)
         values = self.grids[method] if get_method(method).knob else (math.nan,)
-        return tuple(
-            Run(method, q, t, v)
-            for q in self.label_noise
-            for t in range(self.trials)
-            for v in values
-        )
+        runs = itertools.product(self.label_noise, range(self.trials), values)
+        return tuple(Run(method, *run) for run in runs)
 
     @property
     def curve_epochs(self) -> set[int]:

@@ -98,20 +98,15 @@ def plan_study(
     measured_once = protocol.curves == "selected" and first == protocol.curve_epochs
     at_once = protocol.best_epoch or measured_once
     todo = _missing(runs, rows, first, losses if at_once else None)
-    replays: list[Run] = []
+    if protocol.curves != "selected" or measured_once:
+        return Plan(runs, todo, [], 0)
     open_trials = {(run.label_noise, run.trial) for run in todo}
-    if protocol.curves == "selected" and not measured_once:
-        keys = {run.key for run in runs}
-        known = rows[[key in keys for key in run_keys(rows)]]
-        chosen = set(run_keys(selection.select(known, protocol.ties))) if len(known) else set()
-        selected = [
-            run
-            for run in runs
-            if run.key in chosen and (run.label_noise, run.trial) not in open_trials
-        ]
-        replays = _missing(selected, rows, protocol.curve_epochs, losses)
-        return Plan(runs, todo, replays, len(open_trials))
-    return Plan(runs, todo, replays, 0)
+    keys = {run.key for run in runs if (run.label_noise, run.trial) not in open_trials}
+    known = rows[[key in keys for key in run_keys(rows)]]
+    chosen = set(run_keys(selection.select(known, protocol.ties))) if len(known) else set()
+    selected = [run for run in runs if run.key in chosen]
+    replays = _missing(selected, rows, protocol.curve_epochs, losses)
+    return Plan(runs, todo, replays, len(open_trials))
 
 
 def _missing(
@@ -135,7 +130,7 @@ def store_of(protocol: Protocol, method: str) -> StudyStore:
 
 def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) -> bool:
     """Tell whether nothing is left: no run, and the table is written for this very protocol."""
-    if plan.left or store.has_parts() or (facts := store.facts()) is None:
+    if plan.left or store.finished_parts() or (facts := store.facts()) is None:
         return False
     # The fingerprint holds the method's own settings, and grids of other methods do not matter.
     asked, stored = (
@@ -450,9 +445,8 @@ def commit() -> str | None:
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
     try:
         name = subprocess.run([*git, "describe", "--always", "--abbrev=12"], check=True, **options)
-        changed = subprocess.run(
-            [*git, "diff", "--quiet", "HEAD", "--", ".", ":!outputs"], **options
-        )
+        difference = [*git, "diff", "--quiet", "HEAD", "--", ".", ":!outputs"]
+        changed = subprocess.run(difference, **options)
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{name.stdout.strip()}{'+' if changed.returncode else ''}"

@@ -78,9 +78,8 @@ def train_runs(
             if measured is None:
                 waiting = [*_halves(group), *waiting]
             else:
-                tables.append(
-                    (_rows(group, measured, protocol), _losses(group, measured, protocol))
-                )
+                pair = _rows(group, measured, protocol), _losses(group, measured, protocol)
+                tables.append(pair)
                 checkpoint.delete()
     rows, losses = zip(*tables)
     return merge(rows), merge_losses(losses)

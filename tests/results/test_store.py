@@ -101,7 +101,7 @@ def test_parts_count_until_the_study_is_finished_and_only_for_their_protocol():
     assert study().sessions() == [SESSION], "a session as its last part has it"
     assert results.read("tiny", final=True).empty
     study().finish(study().rows(), study().losses(), facts())
-    assert not study().has_parts()
+    assert not study().finished_parts()
     assert [path.name[:3] for path in study().parts.iterdir()] == ["f2-"]
     study("f2").clear()
     assert not study().parts.exists()

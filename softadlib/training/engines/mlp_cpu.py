@@ -34,23 +34,16 @@ _NLL_BACK = torch.ops.aten.nll_loss_backward.default
 _SOFTMAX_BACK = torch.ops.aten._log_softmax_backward_data.default
 
 
-def closed_form_weights(objective: Callable[..., Tensor]) -> Callable[..., Tensor] | None:
-    """Return (losses, knob, **settings) ↦ n ∂objective/∂lossᵢ, (n,) → (n,); None where none is known.
-
-    An objective may bring its own as an attribute `weights`.
-    """
-    return getattr(objective, "weights", None) or WEIGHTS.get(objective)
-
-
 def logit_gradient(
     method: Method, logits: Tensor, y: Tensor, knob: Tensor, **settings: Any
 ) -> Tensor:
     """Return the gradient of the method's objective in the logits (n, C).
 
-    In closed form where `closed_form_weights` has one for objectives of cross-entropy, through the
-    kernels that autograd would call; otherwise by autograd.
+    For objectives of cross-entropy in closed form, through the kernels that autograd would call,
+    where (losses, knob, **settings) ↦ n ∂objective/∂lossᵢ, (n,) → (n,), is known: from `WEIGHTS`, or
+    as the objective's own attribute `weights`. Otherwise by autograd.
     """
-    weights_of = closed_form_weights(method.objective)
+    weights_of = getattr(method.objective, "weights", None) or WEIGHTS.get(method.objective)
     if weights_of is None or method.losses is not cross_entropy:
         logits.requires_grad_()
         with torch.enable_grad():
@@ -60,9 +53,8 @@ def logit_gradient(
     logp = logits.log_softmax(1)
     losses, total = _NLL(logp, y, None, 0, -100)
     weights = weights_of(losses, knob, **settings) / len(y)
-    gradient: Tensor = _SOFTMAX_BACK(
-        _NLL_BACK(weights, logp, y, None, 0, -100, total), logp, 1, logp.dtype
-    )
+    of_logp = _NLL_BACK(weights, logp, y, None, 0, -100, total)
+    gradient: Tensor = _SOFTMAX_BACK(of_logp, logp, 1, logp.dtype)
     return gradient
 
 
@@ -234,8 +226,7 @@ class MLPEngine(VmapEngine):
                 directions = [grads[name] for name in left]
                 if self.small:
                     directions.append(torch.cat([grads[name].flatten() for name in self.small]))
-                self.partial_step(
-                    [*(self.large_params[name] for name in left), *packed], directions
-                )
+                parameters = [*(self.large_params[name] for name in left), *packed]
+                self.partial_step(parameters, directions)
 
         return run_epoch

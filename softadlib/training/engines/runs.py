@@ -43,19 +43,12 @@ class TrainConfig:
         """Make the optimizer. It works elementwise, so stacked runs stay independent."""
         device = params[0].device.type
         fused = device in ("cpu", "cuda") or None
+        options: dict[str, Any] = {"weight_decay": self.weight_decay, "fused": fused}
         if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                params, self.lr, self.momentum, weight_decay=self.weight_decay, fused=fused
-            )
-        make: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
-        optimizer: torch.optim.Optimizer = make(
-            params,
-            self.lr,
-            weight_decay=self.weight_decay,
-            fused=fused,
-            capturable=device == "cuda",
-        )
-        return optimizer
+            return torch.optim.SGD(params, self.lr, self.momentum, **options)
+        makers = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        make: type[torch.optim.Adam] = makers[self.optimizer]
+        return make(params, self.lr, capturable=device == "cuda", **options)
 
     def lr_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, 1 to `epochs`: constant, or half a cosine from `lr` to 0."""

@@ -35,11 +35,6 @@ def is_convolutional(network: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
 
 
-def prefers_channels_last(network: nn.Module, device: torch.device) -> bool:
-    """Tell whether convolutions run faster on (n, H, W, C) in memory: else cuDNN transposes each."""
-    return device.type == "cuda" and is_convolutional(network)
-
-
 def _widen_batchnorm(network: nn.Module) -> None:
     """Give batch norm float32 input: under vmap it takes no bfloat16 beside float32 statistics."""
     for module in network.modules():
@@ -98,8 +93,9 @@ class VmapEngine:
     def _stack(self, networks: Sequence[nn.Module]) -> None:
         """Copy the values of all networks into stacked tensors; keep the first as a template."""
         self.template = copy.deepcopy(networks[0]).to("meta")
-        alone = len(self) == 1  # vmap knows no memory formats
-        self.channels_last = alone and prefers_channels_last(self.template, self.device)
+        # Else cuDNN transposes each (n, C, H, W); vmap knows no memory formats.
+        alone = len(self) == 1 and self.device.type == "cuda"
+        self.channels_last = alone and is_convolutional(self.template)
         if self.bf16:
             _widen_batchnorm(self.template)
         self.params: Grads = {}
@@ -266,8 +262,7 @@ class VmapEngine:
     def validation_losses(self) -> np.ndarray:
         """Return the mean validation loss of every run, (R,)."""
         losses = self._evaluate_runs(range(len(self)), ("val",))["loss_val"]
-        values: np.ndarray = losses.cpu().double().numpy()
-        return values
+        return np.asarray(losses.cpu().double())
 
     @torch.no_grad()
     def _evaluate_runs(self, runs: Sequence[int], parts: Sequence[str]) -> dict[str, Tensor]:
