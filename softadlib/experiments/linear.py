@@ -76,9 +76,7 @@ def linear_sensitivity(
     `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
     memory, not results.
     """
-    cells = [
-        (i, j, k) for i in range(len(thetas)) for j in range(len(sigmas)) for k in range(repeats)
-    ]
+    cells = list(np.ndindex(len(thetas), len(sigmas), repeats))
     config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
     for start in range(0, len(cells), stack):
         chunk = cells[start : start + stack]
