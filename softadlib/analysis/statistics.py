@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+LEVEL = 0.95
+"""Chance with which an interval covers the mean."""
 EXACT = 15
 """Number of differences up to which the permutation test counts all assignments of signs, 2¹⁵."""
 
@@ -42,26 +44,20 @@ def _finite(values: ArrayLike) -> np.ndarray:
     return array
 
 
-def _level(level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level!r}")
-    return level
-
-
-def mean_interval(values: ArrayLike, level: float = 0.95) -> Mean:
-    """Return mean ± t·s/√n, Student's interval of the mean of (n,) values.
+def mean_interval(values: ArrayLike) -> Mean:
+    """Return mean ± t·s/√n, Student's 95 % interval of the mean of (n,) values.
 
     s has ddof = 1; the interval is infinite for n = 1. Raises ValueError for NaN and infinity.
     """
-    x, level = _finite(values), _level(level)
+    x = _finite(values)
     mean, n = float(x.mean()), len(x)
     if n == 1:
         return Mean(mean, -np.inf, np.inf, 1)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1) * x.std(ddof=1) / np.sqrt(n))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * x.std(ddof=1) / np.sqrt(n))
     return Mean(mean, mean - half, mean + half, n)
 
 
-def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Mean:
+def paired(a: ArrayLike, b: ArrayLike) -> Mean:
     """Return `mean_interval` of a − b; a, b (n,) in the same order.
 
     Raises ValueError for shapes that disagree.
@@ -69,7 +65,7 @@ def paired(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Mean:
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise ValueError(f"pairs need as many values on either side, got {a.shape} and {b.shape}")
-    return mean_interval(a - b, level)
+    return mean_interval(a - b)
 
 
 def sign_test(differences: ArrayLike) -> Signs:

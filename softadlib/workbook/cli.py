@@ -71,14 +71,14 @@ def parser() -> Parser:
     root.add_argument("--version", action="version", version=f"softadlib {__version__}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, **profile: Any) -> argparse.ArgumentParser:
+    def add(
+        name: str, text: str, *, nargs: str | None = None, has_profile: bool = True
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=globals()[name])
         words = "a folder under params/: smoke, quick, paper …; softad show lists them"
-        if profile.get("profile", True):
-            option = command.add_argument(
-                "profile", metavar="PROFILE", help=words, nargs=profile.get("nargs")
-            )
+        if has_profile:
+            option = command.add_argument("profile", metavar="PROFILE", help=words, nargs=nargs)
             option.completer = _complete_profiles  # type: ignore[attr-defined]
         return command
 
@@ -112,7 +112,7 @@ def parser() -> Parser:
         metavar="PATH",
         help="html, latex: the file; csv: the folder; md: a file, between its marks where it has some",
     )
-    data = add("data", "List or prepare data sets.", profile=False)
+    data = add("data", "List or prepare data sets.", has_profile=False)
     actions = data.add_subparsers(dest="action", required=True, metavar="list | prepare")
     actions.add_parser("list", help="The data sets, and which are stored.")
     prepare = actions.add_parser("prepare", help="Get a data set, or store one of your own.")
