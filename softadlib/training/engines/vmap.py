@@ -58,9 +58,8 @@ def _empty_stack(runs: int, value: Tensor, channels_last: bool, device: torch.de
     """Return an empty (runs, *value.shape); slices of 4-d values are channels-last if asked."""
     if channels_last and value.ndim == 4:
         out, channels, height, width = value.shape
-        stacked = torch.empty(
-            (runs, out, height, width, channels), dtype=value.dtype, device=device
-        )
+        shape = (runs, out, height, width, channels)
+        stacked = torch.empty(shape, dtype=value.dtype, device=device)
         return stacked.permute(0, 1, 4, 2, 3)
     return torch.empty((runs, *value.shape), dtype=value.dtype, device=device)
 
@@ -82,9 +81,8 @@ class VmapEngine:
         settings = batch.settings
         self.per_run = {k: v.to(device) for k, v in settings.items() if isinstance(v, Tensor)}
         self.shared = {k: v for k, v in settings.items() if not isinstance(v, Tensor)}
-        self.samples = {
-            k: batch.samples[k][self.shuffled].to(device, dtype) for k in batch.method.samples
-        }
+        samples = {name: batch.samples[name][self.shuffled] for name in batch.method.samples}
+        self.samples = {name: values.to(device, dtype) for name, values in samples.items()}
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -101,15 +99,12 @@ class VmapEngine:
         self.params: Grads = {}
         self.buffers: Grads = {}
         for run, network in enumerate(networks):
-            for stacked, values in (
-                (self.params, network.named_parameters()),
-                (self.buffers, network.named_buffers()),
-            ):
+            parts = (network.named_parameters(), network.named_buffers())
+            for stacked, values in zip((self.params, self.buffers), parts):
                 for name, value in values:
                     if not run:
-                        stacked[name] = _empty_stack(
-                            len(self), value, self.channels_last, self.device
-                        )
+                        like = (value, self.channels_last, self.device)
+                        stacked[name] = _empty_stack(len(self), *like)
                     stacked[name][run] = value.detach()
 
     def _split_settings(self, per_run: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -117,10 +112,9 @@ class VmapEngine:
         settings = {**self.shared, **per_run}
         of_objective = (*self.method.settings_for("objective"), *self.method.samples)
         of_rule = self.method.settings_for("rule")
-        return (
-            {k: v for k, v in settings.items() if k in of_objective},
-            {k: v for k, v in settings.items() if k in of_rule},
-        )
+        objective = {k: v for k, v in settings.items() if k in of_objective}
+        rule = {k: v for k, v in settings.items() if k in of_rule}
+        return objective, rule
 
     def _call(self, state: tuple[Grads, Grads], x: Tensor) -> Tensor:
         """Return the logits of one run in the precision of the forward pass."""
