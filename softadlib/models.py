@@ -44,9 +44,8 @@ def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Make torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
     if len(shape) != 3 or shape[0] != 3:
         raise UserError(f"resnet{depth} takes images of 3 channels, got samples of shape {shape}")
-    network: nn.Module = getattr(torchvision().models, f"resnet{depth}")(
-        weights=None, num_classes=classes
-    )
+    make = getattr(torchvision().models, f"resnet{depth}")
+    network: nn.Module = make(weights=None, num_classes=classes)
     return network
 
 

@@ -104,9 +104,8 @@ def listing() -> list[tuple[str, str, str]]:
     be read.
     """
     out = [(name, available(name), entry.size) for name, entry in IMAGES.items()]
-    files = {
-        file.stem: file for kind in ("parquet", "npz") for file in data_root().glob(f"*.{kind}")
-    }
+    tables, arrays = (data_root().glob(f"*.{kind}") for kind in ("parquet", "npz"))
+    files = {file.stem: file for file in (*tables, *arrays)}
     own = sorted(files.keys() - IMAGES.keys() - TABLES.keys())
     for name in [*TABLES, *own]:
         try:

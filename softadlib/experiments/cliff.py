@@ -30,9 +30,8 @@ def expected(
     method: str, eta: np.ndarray, z: np.ndarray, theta: float, sigma: float = 1.0
 ) -> np.ndarray:
     """Return η·f(−ln p) + (1−η)·f(−ln(1−p)) at p = 1/(1+e^−z), of shapes that broadcast."""
-    positive, negative = (
-        pointwise_value(method, np.logaddexp(0, score), theta, sigma) for score in (-z, z)
-    )
+    positive = pointwise_value(method, np.logaddexp(0, -z), theta, sigma)
+    negative = pointwise_value(method, np.logaddexp(0, z), theta, sigma)
     return np.asarray(eta * positive + (1 - eta) * negative)
 
 

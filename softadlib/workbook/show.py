@@ -141,9 +141,8 @@ def _flat(protocol: Protocol, methods: Sequence[str] | None) -> dict[str, str]:
             for method in used:
                 defaults = METHODS[method].defaults
                 own = value.get(method, {})
-                words |= {
-                    f"settings.{method}.{k}": str(v) for k, v in own.items() if v != defaults[k]
-                }
+                changed = {k: str(v) for k, v in own.items() if v != defaults[k]}
+                words |= {f"settings.{method}.{k}": text for k, text in changed.items()}
         elif name not in ("profile", "dataset") and getattr(protocol, name) != field.default:
             words[name] = str(value)
     return words

@@ -118,9 +118,8 @@ def derive_profile(
             kept = {name: value for name, value in changes.items() if name not in unused}
             swept = (f"grids.{m}" for m in load(profile, dataset, kept).grids)
             values |= {name: None for name in sorted(swept) if name in unused}
-            protocol = protocol.replace(
-                grids={m: protocol.grids[m] for m in chosen if m in protocol.grids}
-            )
+            grids = {m: protocol.grids[m] for m in chosen if m in protocol.grids}
+            protocol = protocol.replace(grids=grids)
         path, derived = folder / f"{dataset}.yaml", protocol.replace(profile=name)
         if not path.exists():
             files[path] = values
