@@ -53,6 +53,17 @@ def test_datasets_stand_in_the_papers_order_and_methods_in_the_registrys():
     assert tables.ordered(lines)["dataset"].tolist() == ["spiral"] * 2 + ["zoo"] * 2
 
 
+def test_a_page_draws_the_datasets_that_have_all_methods_it_compares():
+    alone = ROWS[ROWS["method"] == "erm"].assign(dataset="spiral")
+    rows = pd.concat([ROWS, alone])
+    assert tables.require(rows, "erm", "softad")["dataset"].unique().tolist() == ["gaussian"]
+    assert set(tables.require(rows, "erm")["dataset"]) == {"gaussian", "spiral"}
+    with pytest.raises(UserError, match="compares ERM and SAM; no data set has results of both"):
+        tables.require(rows, "erm", "sam")
+    with pytest.raises(UserError, match="at least 2 data sets"):
+        tables.require(rows, "erm", "softad", sets=2)
+
+
 def test_gaps_by_hand():
     erm, softad = tables.by_rule(ROWS, "gap").to_dict("records")
     assert erm["largest"] == erm["smallest"] == erm["loss"] == pytest.approx(0.10)

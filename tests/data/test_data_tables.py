@@ -140,6 +140,15 @@ def test_a_prepared_table_is_read_by_its_name(root, tmp_path):
     assert ("mine", "prepared", "4 rows, 4 inputs, 2 classes") in listing()
     prepare_table("first", write(tmp_path, "kind,a\nu,1\nv,2\nu,3\nv,4\n"), "kind")
     assert read_table("first").classes == ("u", "v"), "the class column is the last now"
+    prepare_table("own", write(tmp_path, "self,a\nu,1\nv,2\nu,3\nv,4\n"), "self")
+    assert read_table("own").classes == ("u", "v")
+
+
+def test_headers_of_two_levels_are_names_of_both(root):
+    frame = pd.DataFrame([[1, 0], [2, 1], [3, 0], [4, 1]])
+    frame.columns = pd.MultiIndex.from_tuples([("size", "cm"), ("y", "")])
+    frame.to_parquet(root / "levels.parquet")
+    assert read_table("levels").inputs == ("('size', 'cm')",)
 
 
 def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):

@@ -67,6 +67,8 @@ def test_chance_to_win_is_the_mean_of_shares_and_its_interval_draws_trials_withi
     assert (chance.low, chance.high) == (0.5, 1.0)
     back = chance_to_win(many, "loss_test", B, A)
     assert back.mean == pytest.approx(1 - chance.mean)
+    single = chance_to_win(PAIRS, "loss_test", A, B)
+    assert (single.mean, single.low, single.high) == (pytest.approx(0.5), 0, 1), "z has one trial"
 
 
 def test_means_keep_the_order_of_entries_and_leave_out_sets_that_lack_one():

@@ -247,6 +247,7 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"n_train": 21}, "n_train must be even for gaussian"),
         ({"n_train": 21, "dataset": "sinusoid"}, "batch_size 10 leaves a last batch of one of 21"),
         ({"table": "a.csv"}, "table is for data of your own, 'gaussian' is a known set"),
+        ({"target": "y"}, "target is the class column of a table; gaussian has none"),
         ({"folder": "a"}, "folder is for data of your own, 'gaussian' is a known set"),
         ({"dataset": "pets", "folder": "a", "table": "b"}, "folder and table are two sets of data"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),

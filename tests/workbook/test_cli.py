@@ -165,6 +165,21 @@ def test_a_profile_of_changed_parameters_holds_the_changes_alone(home, capsys):
     assert tree(home) == before
 
 
+def test_a_profile_of_changed_parameters_trains_what_was_asked_for_alone(tmp_path, monkeypatch):
+    make_home(tmp_path, gaussian={}, spiral={})
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("SOFTAD_HOME", tmp_path.name)  # relative to the folder of the caller
+    for dataset in ("spiral", "gaussian"):
+        argv = ["train", "tiny", "--dataset", dataset, "--method", "erm", "-j", "1"]
+        assert cli.main([*argv, "-p", "lr=0.05", "--as", "slow"]) == 0
+        known = results.provenances("slow")
+        assert set(known["dataset"]) == {"spiral", dataset}
+    assert os.environ["SOFTAD_HOME"] == str(tmp_path)
+    changes = ["-p", "grids.flooding=[0.1]", "--as", "more"]
+    assert cli.main([*argv, *changes]) == 0
+    assert load("more", "gaussian").methods == ("erm",), "no grid of a method that was left out"
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
     before = tree(home)

@@ -51,6 +51,12 @@ def test_what_is_done_and_what_is_left(home, capsys):
     lines = printed(capsys, "tiny", "--method", "softad")
     assert lines[1].split()[6:] == ["100%", "0.0"]
     assert lines[-1] == "everything is trained"
+    for change in ("settings.fdgr.scheme=centered", "grids.sam=[0.1, 0.2]"):
+        lines = printed(capsys, "tiny", "--method", "softad", "-p", change)
+        assert lines[-1] == "everything is trained", "what is of another method changes nothing"
+    values = read_yaml(home / "params/tiny/gaussian.yaml") | {"grids": {"sam": [0.1]}}
+    (home / "params/tiny/gaussian.yaml").write_text(json.dumps(values))
+    assert printed(capsys, "tiny")[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
 
 
 def test_parameters_are_those_that_differ_from_the_default(home, capsys):
