@@ -3,10 +3,10 @@
 # make lab      JupyterLab at the repository's root
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
 # make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
-# make wheel    the wheel in dist/, tested with torch and numpy alone, oldest and newest
+# make wheel    the wheel in dist/, tested in fresh environments with the oldest and the newest torch
 # make test-fast  the mathematics, in under a minute
 # make figures  the notebooks that belong to no profile      make gpu     the tests that need a GPU
-# make readme   every command of README.md, in order       make record  store the outputs that nbval compares
+# make readme   README.md's commands, but for downloads and hours    make record  store the outputs that nbval compares
 # Each sets up .venv first if it is missing. Needs Python >= 3.11 and make.
 PYTHON ?= python3
 VENV ?= .venv

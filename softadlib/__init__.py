@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
         if home != ".training.many":
             raise
         raise ImportError(
-            f"train_many needs {error.name}; run: pip install 'softadlib[workbook]'"
+            f"train_many needs {error.name}; run in a clone of it: pip install '.[workbook]'"
         ) from error
     globals()[name] = value
     return value

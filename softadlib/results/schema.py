@@ -29,14 +29,14 @@ _OTHER_TYPES = {"dataset": "str", "method": "str", "trial": "int64", "epoch": "i
 DTYPES = {column: _OTHER_TYPES.get(column, "float64") for column in ALL_COLUMNS}
 """The pandas type of every column."""
 LEVELS = np.linspace(0, 1, 101)
-"""Levels of the quantiles of single losses, in the column `quantiles` of `selected.parquet`."""
+"""Levels of the quantiles of single losses, in the column `quantiles` of tables of losses."""
 FITS = {"plain": 0.0, "prior": 1.0}
 """Fit of the temperature → weight of its prior, in nats: `calibration.fit_temperature`."""
 CALIBRATION = [
     "ece",
     *(f"{fit}_{value}" for fit in FITS for value in ("temperature", "loss", "ece")),
 ]
-"""Columns of losses that hold numbers at the last epoch alone, NaN elsewhere."""
+"""Columns of losses that hold numbers at the last epoch, and at the best with `best_epoch`; NaN elsewhere."""
 LOSS_ROW = ["dataset", "method", *RUN_KEY, "epoch", "part"]
 """Columns by which a table of losses is sorted; no two rows agree in all of them."""
 LOSS_COLUMNS = [*LOSS_ROW, "samples", "loss", "quantiles", *CALIBRATION]

@@ -499,7 +499,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         extra = "cluster" if error.name == "distributed" else "workbook"
-        say(f"{error.name} is not installed; run: pip install 'softadlib[{extra}]'")
+        say(f"{error.name} is not installed; run in a clone: pip install '.[{extra}]'")
         return 2
     except MemoryError as error:
         say(f"memory ran out ({str(error) or 'MemoryError'}); take fewer samples or --jobs")
