@@ -1,6 +1,7 @@
 # make quick    the main job: train and draw profile quick, write outputs/quick/index.html
 # make test     every test, as continuous integration runs them
 # make lab      JupyterLab at the repository's root
+# make setup    .venv alone      make lint  ruff and mypy      make clean  remove .venv and the caches of tools
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
 # make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
 # make wheel    the wheel in dist/, tested in fresh environments with the oldest and the newest torch

@@ -108,7 +108,9 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
 
 
-def require(rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = False) -> pd.DataFrame:
+def require(
+    rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = False, what: str = "results"
+) -> pd.DataFrame:
     """Return the rows of the datasets that have all methods which a page compares, else raise MissingData.
 
     Args:
@@ -116,12 +118,13 @@ def require(rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = Fal
         methods: each must have rows.
         sets: the fewest datasets.
         curves: whether runs must be measured along the way, too.
+        what: the rows, as the message names them.
     """
     found = rows.groupby("dataset")["method"].agg(set)
     rows = rows[rows["dataset"].isin([name for name, has in found.items() if has >= {*methods}])]
     if rows.empty:
         names = " and ".join(LABELS[method] for method in methods)
-        raise MissingData(f"this page compares {names}; no data set has results of both")
+        raise MissingData(f"this page compares {names}; no data set has {what} of both")
     if rows["dataset"].nunique() < sets:
         raise MissingData(f"this page compares at least {sets} data sets")
     if curves and not (rows["epoch"] == 0).any():

@@ -9,7 +9,7 @@ import time
 
 import pandas as pd
 import pytest
-from helpers.workspace import TINY, heed_ctrl_c, make_home, tree
+from helpers.workspace import TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
@@ -182,12 +182,13 @@ def test_a_profile_of_changed_parameters_trains_what_was_asked_for_alone(tmp_pat
 
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
+    write_notebook(home / "notebooks/page.ipynb", "print(profile)")
     before = tree(home)
     assert cli.main([command, "tiny", "--dry-run", "-p", "epochs=2", "--as", "short"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split() == ["gaussian", "softad", "2", "2", "4", "2", "0%", "–"]
     assert "10 trainings are left" in lines, "8 runs, and of softad's two selected the curves"
-    assert ("notebooks to draw: none" in lines) == (command == "run")
+    assert ("notebooks to draw: page" in lines) == (command == "run")
     assert tree(home) == before
 
 

@@ -78,7 +78,9 @@ def test_pages_draw_the_parameters_that_were_asked_for_last(home):
             assert texts(home / "outputs/tiny/figures/last.ipynb") == [epochs]
 
 
-def test_drawing_alone_trains_nothing(home):
+def test_drawing_alone_trains_nothing_also_with_a_relative_home(home, monkeypatch):
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("SOFTAD_HOME", home.name)
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
     add(home, "count", DRAWING)
     before = {path: path.stat().st_mtime_ns for path in (home / "outputs").rglob("*.parquet")}
