@@ -43,7 +43,7 @@ def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
         raise UserError(
             f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {got}"
         )
-    if weights.is_floating_point():  # a mask and counts are read by nobody
+    if weights.dtype != torch.bool:
         check_number("weights", weights, low=0)
     return in_float32(weights)
 

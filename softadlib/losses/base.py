@@ -67,8 +67,11 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
     `wanted` is the criterion's own reduction; a base that sums under a mean is warned of.
     """
     base = nn.CrossEntropyLoss(reduction="none") if base is None else base
-    if not callable(base) or isinstance(base, type):
-        raise UserError(f"base must be a callable (input, target) → losses, got {base!r}")
+    base = getattr(base, "_orig_mod", base)  # of torch.compile, which hides the options
+    if not callable(base) or isinstance(base, (type, OverBase)):
+        raise UserError(
+            f"base must be a callable (input, target) → losses, no criterion, got {base!r}"
+        )
     _check_arguments(base)
     if isinstance(base, functools.partial) and not base.args:
         torchs = {
@@ -257,8 +260,9 @@ class OverBase(nn.Module):
         """Call `hook(losses, counts, theta)` at every training batch, without a second forward pass.
 
         `losses` (n,) are those of the base, detached. `counts` (n,) say how much each counts, None
-        where all count 1. θ is a float, (n,) or None. Calls without gradients are left out, as are the
-        later passes of SAM, whose weights are not the model's. `handle.remove()` ends it.
+        where all count 1. θ is a float, (n,) or None. Calls without gradients and empty batches are
+        left out, as are the later passes of SAM, whose weights are not the model's.
+        `handle.remove()` ends it.
 
         >>> from softadlib import SoftAD
         >>> criterion, seen = SoftAD(0.1), []
@@ -280,8 +284,8 @@ class OverBase(nn.Module):
             weights = check_weights(weights, losses)
             counts = weights if counts is None else counts * weights
         if self._fresh and not torch.compiler.is_compiling():
-            self._fresh = False
             self._look(input, target)
+            self._fresh = False
         return losses, counts
 
     def _look(self, input: Tensor, target: Tensor) -> None:
@@ -298,7 +302,7 @@ class OverBase(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _show(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
         """Call the hooks of a batch that is trained on."""
-        if losses.requires_grad and not F.AWAY:
+        if losses.requires_grad and losses.numel() and not F.AWAY:
             for hook in self._losses_hooks.values():
                 hook(losses.detach(), counts, theta)
 
@@ -321,9 +325,10 @@ class Criterion(OverBase):
             weights, 1 otherwise.
 
     Raises:
-        ValueError: for a base that is no callable, for one that gives a single value, for one with
-            parameters that reduces, for class weights together with label smoothing or class
-            probabilities, for another `reduction`, and for `weights` of another shape or below 0.
+        ValueError: for a base that is no callable, for one that is a criterion of this library and
+            so weighs samples by itself, for one that gives a single value, for one with parameters
+            that reduces, for class weights together with label smoothing or class probabilities, for
+            another `reduction`, and for `weights` of another shape or below 0.
     """
 
     decomposes = True
@@ -348,18 +353,15 @@ class Criterion(OverBase):
             self._show(flat, counts, getattr(self, "theta", None))
         value = self.reduce(flat, counts)
         if not self.decomposes and not torch.compiler.is_compiling():
-            self._warn_of_parts()
+            warn_if_distributed(
+                type(self).__name__,
+                "use AccumulatedFlooding for Flooding, and functional over `gather_losses` for others",
+            )
         return value.reshape(losses.shape) if self.reduction == "none" else value
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         """Reduce per-sample losses (n,) and how much each counts (n,) to (), or (n,) for "none"."""
         raise NotImplementedError
-
-    def _warn_of_parts(self) -> None:
-        warn_if_distributed(
-            type(self).__name__,
-            "use AccumulatedFlooding for Flooding, and functional over `gather_losses` for others",
-        )
 
 
 class Thresholded(Criterion):

@@ -38,11 +38,10 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         >>> loss(outputs, torch.tensor([0, 1]), num_items_in_batch=8)  # a quarter of the batch
         tensor(0.0657, grad_fn=<DivBackward0>)
     """
-    name = type(criterion).__name__
     if not isinstance(criterion, Criterion) or not criterion.decomposes:
         raise UserError(
-            f"{name} is no sum over samples, and the Trainer adds up micro-batches: take SoftAD, IFlood, "
-            "Focal or ERM"
+            f"{type(criterion).__name__} is no sum over samples, and the Trainer adds up micro-batches: "
+            "take SoftAD, IFlood, Focal or ERM"
         )
     base = criterion.base
     if is_classification(base) and base.weight is not None:
@@ -68,18 +67,17 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         if not logits.requires_grad:
             losses, counts = per_sample_losses(base, logits, labels)
             return F.erm(losses, weights=counts)
-        reduction, criterion.reduction = criterion.reduction, "sum"
+        reduction, criterion.reduction = criterion.reduction, "none"
         try:
-            total = criterion(logits, labels)
+            values: Tensor = criterion(logits, labels)
         finally:
             criterion.reduction = reduction
         if num_items_in_batch is None:
             num_items_in_batch = (labels != -100).sum()
         if torch.is_tensor(num_items_in_batch):
-            num_items_in_batch = num_items_in_batch.to(total.device)
-        if is_classification(base) and labels.is_floating_point():  # K labels are one sample
-            num_items_in_batch = num_items_in_batch / labels.shape[-1]
-        value: Tensor = total / num_items_in_batch
-        return value
+            num_items_in_batch = num_items_in_batch.to(values.device)
+        if labels.is_floating_point():  # K labels can be one sample
+            num_items_in_batch = num_items_in_batch * values.numel() / labels.numel()
+        return torch.div(values.sum(), num_items_in_batch)
 
     return compute_loss

@@ -182,6 +182,8 @@ class ClosureOptimizer(Optimizer):
                 "'bf16-mixed', since '16-mixed' gives none. In Hugging Face's Trainer use "
                 "softadlib.SAMTrainerMixin. Functions of torch.distributed.checkpoint take optimizer.base"
             )
+        if getattr(self, "_climbed", None) is not None:
+            raise RuntimeError("step was called between first_step and second_step")
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         if scaler is not None and not self.first_sync:

@@ -42,7 +42,7 @@ class TwoCalls(RadiusOptimizer):
         earlier micro-batches count: accumulate all before the first half and all again before the
         second. A GradScaler belongs to `step(closure, scaler=scaler)`: these halves step with scaled
         gradients. Hooks of the optimizer's step run in `step(closure)` alone, hooks of `base` in both.
-        RuntimeError where no gradient is there, and after another `first_step`.
+        RuntimeError where either half finds no gradient, and after another `first_step`.
 
         Args:
             zero_grad: zero the gradients, which the second `backward()` must not add to.
@@ -76,6 +76,9 @@ class TwoCalls(RadiusOptimizer):
         until.close()
         named = self._named()
         set_weights({key: named[key] for key in start}, start)
+        if all(p.grad is None for p in named.values()):
+            raise RuntimeError("second_step needs gradients: call loss.backward() before it")
+        self._opt_called = True  # what a scheduler looks at
         self.base.step()
         if zero_grad:
             self.zero_grad()

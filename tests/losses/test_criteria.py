@@ -121,6 +121,7 @@ def test_hooks_of_adaflood_see_flat_losses_as_those_of_other_criteria():
     criterion.register_losses_hook(lambda *tensors: seen.extend(tensors))
     logits = torch.randn(1, 3, 2, 2, requires_grad=True)
     criterion(logits, torch.zeros(1, 2, 2).long(), torch.arange(4).view(1, 2, 2))
+    criterion(logits[:0], torch.zeros(0, 2, 2).long(), torch.zeros(0, 2, 2).long())
     assert [None if t is None else t.shape for t in seen] == [(4,), None, (4,)]
 
 
@@ -211,7 +212,7 @@ def test_silent_below_ln_2_and_with_another_base(make):
         Flooding(5.0)
 
 
-@pytest.mark.parametrize("base", ["mean", 3, nn.CrossEntropyLoss])
+@pytest.mark.parametrize("base", ["mean", 3, nn.CrossEntropyLoss, Flooding(0.1)])
 def test_a_base_that_cannot_be_called_is_refused(base):
     with pytest.raises(ValueError, match="base must be a callable"):
         SoftAD(0.1, base=base)

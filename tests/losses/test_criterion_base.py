@@ -97,7 +97,7 @@ def test_flooding_with_class_weights_is_of_the_weighted_mean():
 def test_erm_is_cross_entropy_with_its_options(targets, reduction, weight):
     base = nn.CrossEntropyLoss(weight=weight, reduction=reduction)
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction=reduction)
-    for loss in (base, smooth):
+    for loss in (base, smooth, torch.compile(base, backend="eager")):
         ours = ERM(base=loss, reduction=reduction)
         torch.testing.assert_close(ours(LOGITS, targets), loss(LOGITS, targets))
         slopes = (slope(lambda *a, c=c: c(*a).sum(), LOGITS, targets) for c in (ours, loss))

@@ -119,6 +119,7 @@ def test_a_scaled_closure_without_the_scaler_is_found_out(name):
 def test_two_halves_are_the_step_with_a_closure_to_the_bit(name, base):
     whole, parts = network(norm=True), network(norm=True)
     one, two = (RULES[name](base(m.parameters()), m) for m in (whole, parts))
+    schedule = torch.optim.lr_scheduler.StepLR(two, 100)  # warns where it sees no step
     for _ in range(10):
         one.step(closure_of(whole, one))
         two.zero_grad()
@@ -126,6 +127,7 @@ def test_two_halves_are_the_step_with_a_closure_to_the_bit(name, base):
         two.first_step(zero_grad=True)
         loss_of(parts).backward()
         two.second_step(zero_grad=True)
+    schedule.step()
     assert torch.equal(weights(whole), weights(parts))
     assert all(torch.equal(a, b) for a, b in zip(whole.buffers(), parts.buffers()))
     assert all(p.grad is None for p in parts.parameters())
@@ -217,6 +219,10 @@ def test_halves_in_another_order_are_refused():
     optimizer.first_step()
     with pytest.raises(RuntimeError, match="first_step was called twice"):
         optimizer.first_step()
+    with pytest.raises(RuntimeError, match="step was called between first_step and second_step"):
+        optimizer.step(closure_of(model, optimizer))
+    with pytest.raises(RuntimeError, match=r"second_step needs gradients: call loss\.backward"):
+        optimizer.zero_grad() or optimizer.second_step()
 
 
 # MSAM

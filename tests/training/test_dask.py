@@ -61,30 +61,27 @@ def cluster(tmp_path):
             process.wait()
 
 
-def command(address):
-    """Start the command that trains on a scheduler."""
+def train_and_kill(process, address):
+    """Train on a scheduler and kill a process of the cluster; return the command's status and words."""
     train = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
     train = (sys.executable, *train, "--scheduler", address)
-    return subprocess.Popen(train, stderr=subprocess.PIPE, text=True)
+    softad = subprocess.Popen(train, stderr=subprocess.PIPE, text=True)
+    await_part()
+    process.kill()
+    _, said = softad.communicate(timeout=200)
+    return softad.returncode, said
 
 
 def test_the_command_on_a_scheduler_one_of_whose_two_workers_is_killed(whole, cluster):
     processes, address = cluster
-    softad = command(address)
-    await_part()
-    processes[1].kill()
-    softad.communicate(timeout=200)
-    assert softad.returncode == 0
+    assert train_and_kill(processes[1], address)[0] == 0
     pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)
 
 
 def test_the_command_whose_scheduler_is_killed_says_so_in_a_line_and_resumes(whole, cluster):
     processes, address = cluster
-    softad = command(address)
-    await_part()
-    processes[0].kill()
-    _, said = softad.communicate(timeout=200)
-    assert softad.returncode == 2
+    status, said = train_and_kill(processes[0], address)
+    assert status == 2
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith(f"softad: the dask scheduler at {address!r} is gone;")
     rows = run_study(load("tiny", "gaussian"), "softad")
