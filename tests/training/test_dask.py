@@ -48,7 +48,7 @@ def cluster(tmp_path):
     commands = [(*dask, "scheduler", *place, "--port", "0", "--no-dashboard"), worker, worker]
     processes = [subprocess.Popen(command, cwd=tmp_path, **quiet) for command in commands]
     try:
-        while not file.exists():
+        while not (file.exists() and file.read_text().endswith("}")):  # written in two steps
             assert processes[0].poll() is None
             time.sleep(0.05)
         address = json.loads(file.read_text())["address"]
