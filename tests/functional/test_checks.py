@@ -100,9 +100,10 @@ def test_tensors_and_words_out_of_range_are_refused(call, words):
 
 
 @pytest.mark.parametrize("objective", [F.cvar, F.chi2_dro, F.tilted, F.softad, F.erm, F.focal])
-def test_weights_below_zero_are_refused(objective):
+@pytest.mark.parametrize("one", [1, 1.0])
+def test_weights_below_zero_are_refused(objective, one):
     with pytest.raises(ValueError, match="weights must be a number of at least 0, got -1"):
-        objective(torch.ones(2), 0.5, weights=torch.tensor([1, -1]))
+        objective(torch.ones(2), 0.5, weights=torch.tensor([one, -one]))
 
 
 def test_norms_of_float16_gradients_are_refused():

@@ -63,9 +63,8 @@ def cluster(tmp_path):
 
 def train_and_kill(process, address):
     """Train on a scheduler and kill a process of the cluster; return the command's status and words."""
-    train = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
-    train = (sys.executable, *train, "--scheduler", address)
-    softad = subprocess.Popen(train, stderr=subprocess.PIPE, text=True)
+    train = (sys.executable, "-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
+    softad = subprocess.Popen((*train, "--scheduler", address), stderr=subprocess.PIPE, text=True)
     await_part()
     process.kill()
     _, said = softad.communicate(timeout=200)
