@@ -36,7 +36,7 @@ def read(profile: str, label_noise: float = 0.0) -> pd.DataFrame:
     if with_theta(rows).empty:
         raise MissingData(
             f"profile {profile!r} has no losses of single samples of a method with a θ at label noise "
-            f"{label_noise:g}; curves: selected in the profile stores them"
+            f"{label_noise:g}; curves: selected, without best_epoch, stores them"
         )
     return rows
 
