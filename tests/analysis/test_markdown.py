@@ -102,7 +102,7 @@ def test_the_overview_by_independent_sums():
 @pytest.mark.parametrize(
     ("page", "profile"),
     [("README.md", "paper")]
-    + [(f"outputs/{name}/README.md", name) for name in ("paper", "label-noise", "beyond")],
+    + [(f"outputs/{p}/README.md", p) for p in ("paper", "label-noise", "beyond", "images")],
 )
 def test_committed_pages_hold_the_tables_of_the_committed_rows(page, profile, tmp_path):
     copy = tmp_path / "README.md"

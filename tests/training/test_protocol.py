@@ -139,7 +139,7 @@ def test_fingerprints_of_the_profiles_do_not_move():
     assert found == frozen
 
 
-@pytest.mark.parametrize("profile", ["smoke", "paper", "label-noise", "beyond", "rivals"])
+@pytest.mark.parametrize("profile", ["smoke", "paper", "label-noise", "beyond", "rivals", "images"])
 def test_stored_results_keep_their_fingerprint(profile, monkeypatch):
     """Read again, the protocol that a file stores has the fingerprint in the file's name.
 
