@@ -107,7 +107,7 @@ def _also_stored(work: Work) -> list[str]:
         unknown = protocol is not None and study.method not in protocol.methods
         if known != study or unknown or study.dataset in work.left_out:
             trials, epochs = facts.protocol["trials"], facts.protocol["epochs"]
-            line = (study.dataset, f"{trials} trials of {epochs} epochs")
+            line = (study.dataset, f"{trials} trial{'s' * (trials > 1)} of {epochs} epochs")
             others.setdefault(line, []).append(study.method)
     return [
         f"also stored: {dataset}, {what} of {', '.join(methods)}"
