@@ -10,7 +10,7 @@ from softadlib._workspace import params_dir, write
 from softadlib.methods import METHODS
 from softadlib.models import MODELS
 from softadlib.results.store import finished, outputs
-from softadlib.training.profiles import datasets_of, profile_names
+from softadlib.training.profiles import datasets_of, profile_names, read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook.work import Study, Work
 
@@ -97,21 +97,34 @@ def progress(work: Work) -> str:
 
 
 def _also_stored(work: Work) -> list[str]:
-    """Return lines on finished results of other parameters, or of data that are not on this machine."""
+    """Return lines on finished results of other parameters, or of data that are not on this machine.
+
+    Of a dataset that is not whole, results of the profiles that extend this one are listed too.
+    """
     asked = {(study.protocol.dataset, study.method): study.store for study in work.studies}
-    stored = finished(work.profile) if outputs(work.profile).is_dir() else {}
-    others: dict[tuple[str, ...], list[str]] = {}
-    for study, facts in stored.items():
+    own = finished(work.profile) if outputs(work.profile).is_dir() else {}
+    found = []
+    for study, facts in own.items():
         known = asked.get((study.dataset, study.method), study)
         protocol = work.protocols.get(study.dataset)
         unknown = protocol is not None and study.method not in protocol.methods
         if known != study or unknown or study.dataset in work.left_out:
-            trials, epochs = facts.protocol["trials"], facts.protocol["epochs"]
-            line = (study.dataset, f"{trials} trial{'s' * (trials > 1)} of {epochs} epochs")
-            others.setdefault(line, []).append(study.method)
+            found.append((study, facts))
+    partial = {study.protocol.dataset for study in work.studies if not study.finished}
+    for dataset in sorted(partial | set(work.left_out)):
+        for path in sorted(params_dir().glob(f"*/{dataset}.yaml")):
+            name, extends = path.parent.name, f"{work.profile}/{dataset}"
+            if outputs(name).is_dir() and read_yaml(path).get("extends") == extends:
+                found += [pair for pair in finished(name).items() if pair[0].dataset == dataset]
+    others: dict[tuple[str, str, str], list[str]] = {}
+    for study, facts in found:
+        trials, epochs = facts.protocol["trials"], facts.protocol["epochs"]
+        what = f"{trials} trial{'s' * (trials > 1)} of {epochs} epochs"
+        where = "" if study.profile == work.profile else f" (profile {study.profile})"
+        others.setdefault((study.dataset, what, where), []).append(study.method)
     return [
-        f"also stored: {dataset}, {what} of {', '.join(methods)}"
-        for (dataset, what), methods in others.items()
+        f"also stored: {dataset}, {what} of {', '.join(methods)}{where}"
+        for (dataset, what, where), methods in others.items()
     ]
 
 

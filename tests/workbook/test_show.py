@@ -59,6 +59,15 @@ def test_what_is_done_and_what_is_left(home, capsys):
     assert printed(capsys, "tiny")[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
 
 
+def test_results_of_profiles_that_extend_it(home, capsys):
+    shorter = ["-p", "epochs=3", "--as", "short", "-j", "1"]
+    assert cli.main(["train", "tiny", "--method", "erm", *shorter]) == 0
+    line = "also stored: gaussian, 2 trials of 3 epochs of erm"
+    assert printed(capsys, "tiny")[-1] == f"{line} (profile short)"
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    assert printed(capsys, "tiny")[-1] == "everything is trained"
+
+
 def test_parameters_are_those_that_differ_from_the_default(home, capsys):
     changed = ["-p", "settings.softad.sigma=2", "--parameters", "--method", "softad"]
     lines = printed(capsys, "tiny", *changed)
