@@ -177,10 +177,10 @@ class ClosureOptimizer(Optimizer):
         """
         if closure is None:
             raise UserError(
-                f"{type(self).__name__}.step needs a closure: it evaluates the loss more than once. With a "
-                "GradScaler give both, optimizer.step(closure, scaler=scaler); in Lightning use precision "
-                "'bf16-mixed', since '16-mixed' gives none. In Hugging Face's Trainer use "
-                "softadlib.SAMTrainerMixin. Functions of torch.distributed.checkpoint take optimizer.base"
+                f"{type(self).__name__}.step needs a closure that zeroes the gradients, calls backward() and returns "
+                "the loss; SAM and ASAM have first_step too. With a GradScaler give both, step(closure, "
+                "scaler=scaler); in Lightning use precision 'bf16-mixed', since '16-mixed' gives none. In Hugging "
+                "Face's Trainer use softadlib.SAMTrainerMixin. For torch.distributed.checkpoint take optimizer.base"
             )
         if getattr(self, "_climbed", None) is not None:
             raise RuntimeError("step was called between first_step and second_step")
@@ -272,7 +272,7 @@ class ClosureOptimizer(Optimizer):
                 loss = evaluate()
         if not self._zeroed and any(p.grad is grad for p, grad in earlier):
             raise RuntimeError(
-                f"{name}.step found gradients of an earlier backward(), and the closure added to them; "
+                f"{name}.step found gradients of an earlier backward(), which the closure did not zero; "
                 f"{name} needs the whole gradient at each pass: call optimizer.zero_grad() and every "
                 "micro-batch's backward() in the closure (in Lightning accumulate_grad_batches=1)"
             )

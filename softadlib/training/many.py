@@ -54,7 +54,7 @@ def train_many(
     Args:
         make_model: returns a new network with random weights. It is called once a seed, after
             `torch.manual_seed(seed)`, and must have no randomness in its forward pass.
-        data: {"train": (inputs, targets), "val": …, "test": …}; "test" may be left out.
+        data: {"train": (inputs, targets), "val": …, "test": …}, tensors; "test" may be left out.
         runs: one dict a run: `method`, a name of `softadlib.methods.METHODS` (default "erm"); its
             hyperparameter by its symbol, such as `theta` or `radius`; `seed` (default 0); `lr`
             (default: the argument). Other keys are kept as columns.
@@ -69,7 +69,7 @@ def train_many(
         folder: where finished runs are stored; the same call reads them there instead of training.
 
     Returns one row per run and measured epoch: `run` (its position in `runs`), the keys of its dict,
-    `epoch`, loss (cross-entropy, nats) and accuracy on train, val and test, `model_norm`.
+    `epoch`, `loss_train`, `loss_val` and `loss_test` (cross-entropy, nats), `acc_train` …, `model_norm`.
 
     Raises UserError for an unknown method, a hyperparameter that is missing, foreign or out of bounds,
     and for data that do not fit together.
@@ -90,9 +90,9 @@ def train_many(
         raise UserError(f"momentum is of sgd; give 0 for {optimizer}, got {momentum!r}")
     whole("epochs", epochs, 1)
     whole("batch_size", batch_size, 1)
+    if not runs or not all(isinstance(run, Mapping) for run in runs):
+        raise UserError(f"runs must be dicts, one a run, at least one, got {runs!r:.60}")
     parsed = [_parse(i, run, lr) for i, run in enumerate(runs)]
-    if not parsed:
-        raise UserError("runs is empty; give at least one dict")
     seeds = sorted({run["seed"] for run in parsed})
     splits = _splits(data, len(seeds))
     check_batches(splits.train.shape[1], batch_size)
@@ -158,7 +158,7 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
     symbols = {m.knob for m in METHODS.values() if m.knob} - {method.knob}
     for name in symbols & set(run):
         raise UserError(
-            f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob}"
+            f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob or 'none: name a method'}"
         )
     shared = {*inspect.signature(train_many).parameters}.union(
         *(m.settings for m in METHODS.values())

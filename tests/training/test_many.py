@@ -83,7 +83,7 @@ def test_without_a_test_part_there_are_no_such_columns():
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
-        ([], "runs is empty"),
+        ([], "runs must be dicts, one a run"),
         ([{"method": "softad"}], "softad needs theta"),
         ([{"method": "sam", "theta": 0.1, "radius": 0.1}], "theta is no hyperparameter of sam"),
         ([{"method": "sfotad", "theta": 0.1}], "did you mean 'softad'"),
