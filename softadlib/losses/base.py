@@ -70,7 +70,7 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
     base = getattr(base, "_orig_mod", base)  # of torch.compile, which hides the options
     if not callable(base) or isinstance(base, (type, OverBase)):
         raise UserError(
-            f"base must be a loss such as nn.CrossEntropyLoss(), no class, none of softadlib, got {type(base).__name__}"
+            f"base must be a callable such as nn.MSELoss(), no class or softadlib criterion, got {type(base).__name__}"
         )
     _check_arguments(base)
     if isinstance(base, functools.partial) and not base.args:
