@@ -64,7 +64,7 @@ $(RECIPES): $(READY)
 
 # Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.
 book: $(BOOK)
-	$(BIN)/python -m sphinx -q -W --keep-going -c softadlib/workbook/book -d outputs/book/.doctrees . outputs/book
+	$(BIN)/python -m sphinx -q -W -E --keep-going -c softadlib/workbook/book -d outputs/book/.doctrees . outputs/book
 	@echo "outputs/book/index.html"
 
 wheel: $(TESTING)

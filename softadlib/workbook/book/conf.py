@@ -44,7 +44,7 @@ copyright = f"2026, {author}"
 
 PAPER = ("fig", "tab", "sec", "prop", "app")
 USE = ("recipes", "train", "dev")
-REAL = ("real",)
+REAL = ("real", "image")
 
 
 def contents(chapter: str) -> str:
