@@ -5,7 +5,7 @@ is the column `knob` of every table.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -249,6 +249,15 @@ def get_method(name: str) -> Method:
     """Return the registered method, or a `UserError` that lists them."""
     choose("method", name, METHODS)
     return METHODS[name]
+
+
+def check_momentum(optimizer: str, momentum: float, methods: Iterable[str]) -> None:
+    """Raise UserError where another optimizer than SGD has momentum, or a method lacks the one it uses."""
+    if optimizer != "sgd" and momentum:
+        raise UserError(f"momentum is of sgd; give 0 for {optimizer}, got {momentum!r}")
+    for name in methods:
+        if METHODS[name].uses_momentum and optimizer == "sgd" and not momentum:
+            raise UserError(f"{name} perturbs along the momentum; give momentum, or take adam")
 
 
 def complete_settings(given: object) -> dict[str, dict[str, Any]]:

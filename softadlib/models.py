@@ -66,13 +66,18 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
     with a parameter that is not to be trained.
     """
     choose("model", name, MODELS)
+    return initialized(functools.partial(MODELS[name], shape, classes), seed, f"model {name!r}")
+
+
+def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Module:
+    """Make a network after `torch.manual_seed(seed)`; an error calls it by the name `called`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = MODELS[name](shape, classes)
+        network = make()
     frozen = [key for key, value in network.named_parameters() if not value.requires_grad]
     if frozen:
         raise UserError(
-            f"model {name!r}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
+            f"{called}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
             "keep it as a buffer (register_buffer), or train the network in a loop of your own"
         )
     return network

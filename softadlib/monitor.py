@@ -62,6 +62,7 @@ class LossMonitor:
     """
 
     def __init__(self, criterion: OverBase, every: int = 100):
+        criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile
         if not isinstance(criterion, OverBase):
             raise UserError(
                 f"LossMonitor takes a criterion of softadlib, got {type(criterion).__name__}; "

@@ -19,6 +19,7 @@ from softadlib import (
     IFlood,
     LossMonitor,
     SoftAD,
+    ThetaSchedule,
 )
 from softadlib.monitor import LEVELS, lightning_callback, trainer_callback
 
@@ -76,6 +77,14 @@ def test_a_sample_that_counts_twice_has_the_weight_of_one():
     row, losses = monitor.summary(), losses_of(*BATCHES[0])
     assert (row["samples"], row["mean_weight"], row["share_in_ascent"]) == (5, pytest.approx(-1), 1)
     assert row["loss"] == pytest.approx(np.average(losses, weights=weights))
+
+
+def test_a_compiled_criterion_is_looked_at_and_moved_as_the_one_inside():
+    criterion = SoftAD(0.6)
+    compiled = torch.compile(criterion, backend="eager")
+    assert LossMonitor(compiled).criterion is criterion
+    ThetaSchedule(compiled, "warmup", steps=2)
+    assert criterion.theta == 0
 
 
 def test_rows_end_every_few_batches_and_with_a_summary():

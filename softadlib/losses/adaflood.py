@@ -56,6 +56,9 @@ class AdaFlood(OverBase):
         super().__init__(base, reduction=reduction)
         self.register_buffer("theta", _levels(theta))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, _levels(value) if name == "theta" else value)
+
     def _apply(self, fn: Any, recurse: bool = True) -> "AdaFlood":
         """Move and cast as modules do, but keep the levels in float32 at least."""
         levels = self.theta

@@ -156,6 +156,11 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
     value, for what is no tensor, and for class probabilities with class weights.
     """
     is_from_torch = isinstance(base, (nn.modules.loss._Loss, _SummedPerSample))
+    for name, value in (("input", input), ("target", target)):
+        if is_from_torch and not isinstance(value, Tensor):
+            raise UserError(
+                f"{name} must be a tensor, got {type(value).__name__}; of a model's output give its logits"
+            )
     if is_from_torch and (input.dtype in HALF or target.dtype in HALF):
         input, target = (v.float() if v.dtype in HALF else v for v in (input, target))
     if not is_classification(base):
@@ -183,7 +188,8 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
         )
     counted = target != ignored
     index = torch.where(counted, target, 0)
-    return losses, weight.to(losses.dtype)[index] * counted
+    of_each = weight.to(losses.dtype).index_select(0, index.flatten()).view_as(index)
+    return losses, of_each * counted
 
 
 def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -248,6 +254,8 @@ class OverBase(nn.Module):
                     f"{cls.__name__} has no {option}=; it is an option of the loss inside: "
                     f"{cls.__name__}(…, base=nn.CrossEntropyLoss({option}=…))"
                 )
+        if unknown := set() if takes_any else set(settings) - set(known):
+            raise TypeError(f"{cls.__name__} takes {', '.join(known)}, and no {min(unknown)}=")
         return super().__new__(cls)
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softadlib import functional as F
+from softadlib._validation import UserError
 from softadlib.losses.base import Base, Thresholded
 
 if TYPE_CHECKING:  # absent where torch was built without it
@@ -96,13 +97,17 @@ class AccumulatedFlooding(Thresholded):
                 "AccumulatedFlooding.scale_gradients needs a part first: call the criterion with gradients "
                 "and backward() its value"
             )
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if not all(isinstance(p, Tensor) for p in given):
+            raise UserError(
+                f"parameters must be tensors, such as model.parameters(), got {given!r:.60}"
+            )
         sums, self._sums, world = self._sums, None, _world_size(group)
         if world > 1:
             torch.distributed.all_reduce(sums, group=group)
         risk = sums[0] / sums[1]
         # DDP has divided the sum over processes by their number.
         factor = world * torch.sign(risk - self.theta) / sums[1]
-        given = [parameters] if isinstance(parameters, Tensor) else parameters
         for p in {id(p): p for p in given}.values():
             if p.grad is not None:
                 p.grad.mul_(factor.to(p.grad.device))

@@ -56,6 +56,7 @@ class ThetaSchedule:
         q: float | None = None,
         window: int = 20,
     ):
+        criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile
         if not isinstance(criterion, Thresholded):
             raise UserError(
                 f"{type(criterion).__name__} has no theta to move; take SoftAD, IFlood or Flooding"

@@ -68,6 +68,8 @@ class ClosureOptimizer(Optimizer):
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
             raise UserError("bn_update='first' needs model=, to find its batch norm layers")
+        if model is not None and not isinstance(model, nn.Module):
+            raise UserError(f"model= takes the network itself, got {type(model).__name__}")
         self._check_base(base)
         own = {id(p) for p in model.parameters()} if model is not None else set()
         params = [p for group in base.param_groups for p in group["params"]]
@@ -175,7 +177,7 @@ class ClosureOptimizer(Optimizer):
         unscaled, nothing is stepped where one overflows, and the scale is updated once. A closure
         that gives no gradient at all ends the step after one call, as in torch's optimizers.
         """
-        if closure is None:
+        if not callable(closure):
             raise UserError(
                 f"{type(self).__name__}.step needs a closure that zeroes the gradients, calls backward() and returns "
                 "the loss; SAM and ASAM have first_step too. With a GradScaler give both, step(closure, "

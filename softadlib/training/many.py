@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from softadlib._validation import UserError, choose, real, whole
 from softadlib._workspace import write
 from softadlib.data.splits import Splits, check_batches
-from softadlib.methods import METHODS, get_method
+from softadlib.methods import METHODS, check_momentum, get_method
+from softadlib.models import initialized
 from softadlib.results.schema import MEASURES
 from softadlib.training.device import deterministic_math, pick_device
 from softadlib.training.engines.mlp_cpu import MLPEngine
@@ -54,7 +55,7 @@ def train_many(
     Args:
         make_model: returns a new network with random weights. It is called once a seed, after
             `torch.manual_seed(seed)`, and must have no randomness in its forward pass.
-        data: {"train": (inputs, targets), "val": …, "test": …}, tensors; "test" may be left out.
+        data: {"train": (inputs, targets), "val": …, "test": …}, tensors or arrays; "test" may be left out.
         runs: one dict a run: `method`, a name of `softadlib.methods.METHODS` (default "erm"); its
             hyperparameter by its symbol, such as `theta` or `radius`; `seed` (default 0); `lr`
             (default: the argument). Other keys are kept as columns.
@@ -86,20 +87,28 @@ def train_many(
     [[0.0, 0.01, 2.0], [1.0, 0.1, 2.0], [2.0, 0.5, 2.0]]
     """
     choose("optimizer", optimizer, ("adam", "adamw", "sgd"))
-    if optimizer != "sgd" and momentum:
-        raise UserError(f"momentum is of sgd; give 0 for {optimizer}, got {momentum!r}")
     whole("epochs", epochs, 1)
     whole("batch_size", batch_size, 1)
+    if isinstance(make_model, nn.Module):
+        raise UserError(
+            f"make_model must return a new network at each call, got a {type(make_model).__name__}; "
+            "give lambda: nn.Sequential(…), so that each seed has weights of its own"
+        )
+    runs = list(runs)
     if not runs or not all(isinstance(run, Mapping) for run in runs):
         raise UserError(f"runs must be dicts, one a run, at least one, got {runs!r:.60}")
     parsed = [_parse(i, run, lr) for i, run in enumerate(runs)]
+    check_momentum(optimizer, momentum, {run["method"] for run in parsed})
+    data = {part: (torch.as_tensor(x), torch.as_tensor(y)) for part, (x, y) in data.items()}
     seeds = sorted({run["seed"] for run in parsed})
     splits = _splits(data, len(seeds))
     check_batches(splits.train.shape[1], batch_size)
     every = epochs if measure_every is None else whole("measure_every", measure_every, 1)
     measured_epochs = {*range(0 if measure_every else epochs, epochs, every), epochs}
     target = pick_device(device)
-    networks = {seed: _build(make_model, seed).to(splits.x.dtype) for seed in seeds}
+    networks = {
+        seed: initialized(make_model, seed, "the network").to(splits.x.dtype) for seed in seeds
+    }
     outputs = {seed: _first_outputs(network, splits.x) for seed, network in networks.items()}
     if (classes := outputs[seeds[0]].shape[-1]) < splits.classes:
         raise UserError(
@@ -180,6 +189,7 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
         "seed": whole(f"run {i}: seed", run.get("seed", 0), 0),
         "lr": real(f"run {i}: lr", run.get("lr", lr), above=0),
         "knob": knob,
+        **({method.knob: knob} if method.knob else {}),
     }
 
 
@@ -188,28 +198,24 @@ def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
     for part in ("train", "val"):
         if part not in data:
             raise UserError(f"data lacks {part!r}; give {{'train': (inputs, targets), 'val': …}}")
-    for part in data:
+    for part, (inputs, targets) in data.items():
         choose("part of data", part, ("train", "val", "test"))
+        if len(inputs) != len(targets):
+            raise UserError(f"{part} has {len(inputs)} inputs and {len(targets)} targets")
     parts = [data["train"], data["val"], data.get("test", data["val"])]
     shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts}
     if len(shapes) > 1:
         raise UserError(f"inputs of all parts must have one shape, got {sorted(shapes)}")
     x, y = (torch.cat([part[i] for part in parts]) for i in (0, 1))
-    if not x.is_floating_point():
-        raise UserError(f"inputs must be floats, got {x.dtype}; convert and scale them first")
-    if y.is_floating_point() or y.ndim != 1 or len(x) != len(y) or y.min() < 0:
+    if x.dtype not in (torch.float32, torch.float64):
+        raise UserError(f"inputs must be float32 or float64, got {x.dtype}; convert them first")
+    if y.is_floating_point() or y.ndim != 1 or y.min() < 0:
         raise UserError(
             f"targets must be whole numbers from 0 on, one per input, got {y.dtype} {tuple(y.shape)}"
         )
     positions = torch.arange(len(y)).split([len(part[1]) for part in parts])
     train, val, test = (index.expand(trials, -1) for index in positions)
     return Splits(x, y.long(), train, val, test, int(y.max()) + 1)
-
-
-def _build(make_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_model()
 
 
 def _first_outputs(network: nn.Module, inputs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import HALVES, SYNTHETIC
 from softadlib.data.tables import TABLES, table_file
 from softadlib.functional import LN2
-from softadlib.methods import METHODS, complete_settings, get_method
+from softadlib.methods import METHODS, check_momentum, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
 from softadlib.training.engines.runs import TrainConfig
@@ -199,8 +199,7 @@ class Protocol(BaseModel):
                 raise MissingData(f"{error}; data of your own: {own}") from None
         if self.target and not table:
             raise UserError(f"target is the class column of a table; {self.dataset} has none")
-        if self.optimizer != "sgd" and self.momentum:
-            raise UserError(f"momentum is of sgd; give 0 for {self.optimizer}, got {self.momentum}")
+        check_momentum(self.optimizer, self.momentum, self.grids)
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         for name in ("n_train", "n_val", "n_test"):

@@ -233,6 +233,15 @@ def test_an_assigned_theta_is_checked_as_the_constructors(make, bad):
     assert type(criterion.theta) is float
 
 
+def test_assigned_levels_are_checked_as_the_constructors():
+    criterion = AdaFlood([0.1, 0.2])
+    for bad in (torch.tensor([math.nan, 0.1]), [1, 2]):
+        with pytest.raises(ValueError, match="theta must be a vector of finite levels"):
+            criterion.theta = bad
+    criterion.theta = [0.5, 0.25, 0.125]
+    assert criterion.state_dict()["theta"].tolist() == [0.5, 0.25, 0.125]
+
+
 @pytest.mark.parametrize("make", [IFlood, SoftAD])
 def test_an_assigned_theta_from_ln_2_up_warns(make):
     criterion = make(0.3)

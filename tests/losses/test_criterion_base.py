@@ -324,9 +324,12 @@ def test_adaflood_compiles_whole():
         compiled(LOGITS, TARGETS, index + 1)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_torch_func_of_a_model_per_run_and_per_sample(name):
-    criterion, model = EVERY[name](), nn.Linear(3, 3).double()
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [(name, None) for name in EVERY] + [(name, torch.tensor([1.0, 2.0, 0.5])) for name in SMOOTH],
+)
+def test_torch_func_of_a_model_per_run_and_per_sample(name, weight):
+    criterion, model = EVERY[name](base=nn.CrossEntropyLoss(weight)), nn.Linear(3, 3).double()
     params = {n: p.detach() for n, p in model.named_parameters()}
     stacked = {n: torch.stack([p, 2 * p]) for n, p in params.items()}
 
@@ -335,8 +338,9 @@ def test_torch_func_of_a_model_per_run_and_per_sample(name):
 
     runs = vmap(grad(objective), in_dims=(0, None, None))(stacked, LOGITS, HOLES)
     torch.testing.assert_close(runs["weight"][0], grad(objective)(params, LOGITS, HOLES)["weight"])
-    single = vmap(objective, in_dims=(None, 0, 0))(params, LOGITS[:, None], TARGETS[:, None])
-    torch.testing.assert_close(single[2], objective(params, LOGITS[[2]], TARGETS[[2]]))
+    for x, y in ((LOGITS[:, None], TARGETS[:, None]), (LOGITS, TARGETS)):
+        single = vmap(objective, in_dims=(None, 0, 0))(params, x, y)
+        torch.testing.assert_close(single[2], objective(params, LOGITS[[2]], TARGETS[[2]]))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -60,6 +60,8 @@ def test_flooding_in_parts_counts_weights_and_leaves_out_ignored_targets():
     flooding = AccumulatedFlooding(5.0, base=base)
     for part in UNEVEN:
         flooding(two(X[part]), holes[part]).backward()
+    with pytest.raises(ValueError, match=r"must be tensors, such as model.parameters\(\), got \[{"):
+        flooding.scale_gradients(torch.optim.SGD(two.parameters()).param_groups)
     flooding.scale_gradients(two.parameters())
     close(gradients(two), gradients(one))
 

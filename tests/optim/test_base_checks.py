@@ -155,6 +155,8 @@ def test_asam_needs_no_model_and_checks_one():
     both = SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(ValueError, match="model= lacks a parameter of the optimizer"):
         ASAM(both, model=model)
+    with pytest.raises(ValueError, match="model= takes the network itself, got generator"):
+        ASAM(both, model=model.parameters())
     for make in (ASAM, SAM, GNP):
         with pytest.raises(ValueError, match="model= lacks every parameter of the optimizer"):
             make(Adam(model.parameters()), model=other, bn_update="first")

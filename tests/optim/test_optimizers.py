@@ -253,8 +253,9 @@ def test_a_closure_without_backward_steps_on_nothing_as_torchs_optimizers_do(nam
     """As in Lightning's weight averaging, whose last epoch only refreshes batch norm."""
     model, calls = network(), []
     optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(ValueError, match=f"{type(optimizer).__name__}.step needs a closure"):
-        optimizer.step()
+    for wrong in (None, torch.tensor(1.5)):
+        with pytest.raises(ValueError, match=f"{type(optimizer).__name__}.step needs a closure"):
+            optimizer.step(wrong)
     before = snapshot(model)
     for scaler in (None, torch.amp.GradScaler("cpu")):
         assert optimizer.step(lambda: calls.append(1) or torch.tensor(1.5), scaler=scaler) == 1.5

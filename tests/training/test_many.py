@@ -26,6 +26,18 @@ def with_tanh():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def with_tied_weights():
+    network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    network[2].weight = network[0].weight
+    return network
+
+
+def with_hook():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    network[0].register_forward_hook(lambda module, inputs, outputs: 0.1 * outputs)
+    return network
+
+
 def other_forward(function):
     class Network(nn.Linear):
         def forward(self, inputs):
@@ -34,7 +46,7 @@ def other_forward(function):
     return lambda: Network(4, 3)
 
 
-@pytest.mark.parametrize("make_model", [perceptron, with_tanh])
+@pytest.mark.parametrize("make_model", [perceptron, with_tanh, with_tied_weights, with_hook])
 def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
     runs = [
         {"method": "softad", "theta": 0.05, "seed": 1},
@@ -74,6 +86,33 @@ def test_finished_runs_are_read_and_other_data_are_not(tmp_path):
     pd.testing.assert_frame_equal(again, first, check_exact=True)
 
 
+def test_arrays_generators_and_tensors_of_theta_give_the_same_table():
+    runs = [{"method": "softad", "theta": theta} for theta in (0.1, 0.25)]
+    expected = train_many(perceptron, data(), runs, epochs=1, batch_size=20)
+    arrays = {part: (x.numpy(), y.numpy()) for part, (x, y) in data().items()}
+    given = (run | {"theta": torch.tensor(run["theta"], dtype=torch.float64)} for run in runs)
+    rows = train_many(perceptron, arrays, given, epochs=1, batch_size=20)
+    pd.testing.assert_frame_equal(rows, expected, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(4, 3), "make_model must return a new network at each call, got a Linear"),
+        (lambda: nn.Linear(4, 3).requires_grad_(False), "weight has requires_grad=False"),
+    ],
+)
+def test_networks_that_are_refused(model, words):
+    with pytest.raises(UserError, match=words):
+        train_many(model, data(), [{}], epochs=1, batch_size=20)
+
+
+def test_msam_needs_momentum():
+    runs, options = [{"method": "msam", "radius": 0.5}], {"epochs": 1, "batch_size": 20}
+    with pytest.raises(UserError, match="msam perturbs along the momentum; give momentum"):
+        train_many(perceptron, data(), runs, optimizer="sgd", **options)
+
+
 def test_without_a_test_part_there_are_no_such_columns():
     parts = {name: part for name, part in data().items() if name != "test"}
     rows = train_many(perceptron, parts, [{}], epochs=1, batch_size=20)
@@ -92,6 +131,7 @@ def test_without_a_test_part_there_are_no_such_columns():
         ([{"method": "softad", "theta": 0.1, "sigma": 2.0}], "sigma is the same for all runs"),
         ([{"weight_decay": 0.1}], "weight_decay is the same for all runs, an argument"),
         ([{"epoch": 3}], "'epoch' is a column of the result"),
+        (pd.DataFrame([{"method": "erm"}]), "runs must be dicts, one a run"),
     ],
 )
 def test_bad_runs_are_one_line(runs, words):
@@ -112,7 +152,14 @@ def test_bad_runs_are_one_line(runs, words):
         ),
         ({"val": (torch.randn(9, 5), torch.zeros(9).long())}, {}, "must have one shape, got"),
         ({"val": (torch.randn(9, 4), torch.zeros(9))}, {}, "must be whole numbers from 0 on"),
-        ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, {}, "one per input"),
+        ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, {}, "val has 9 inputs and 8 targets"),
+        (
+            dict.fromkeys(
+                ("train", "val", "test"), (torch.randn(40, 4).half(), torch.zeros(40).long())
+            ),
+            {},
+            "inputs must be float32 or",
+        ),
     ],
 )
 def test_data_that_do_not_fit_together_are_one_line(changes, options, words):

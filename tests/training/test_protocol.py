@@ -55,7 +55,8 @@ def test_runs_are_noise_times_trials_times_grid():
 
 
 def test_every_method_with_a_hyperparameter_takes_a_grid():
-    made = protocol(grids={name: [0.0, 0.5] for name, method in METHODS.items() if method.knob})
+    grids = {name: [0.0, 0.5] for name, method in METHODS.items() if method.knob}
+    made = protocol(grids=grids, momentum=0.9)
     assert made.methods == tuple(METHODS)
     for name, method in METHODS.items():
         assert made.settings_of(name) == method.defaults
@@ -243,6 +244,7 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"best_epochs": True}, "; did you mean 'best_epoch'?"),
         ({"grids": {"softda": [1]}}, "did you mean 'softad'?"),
         ({"momentum": 0.9, "optimizer": "adamw"}, "momentum is of sgd; give 0 for adamw, got 0.9"),
+        ({"optimizer": "sgd", "grids": {"msam": [1]}}, "msam perturbs along the momentum"),
         ({"precision": "bf16"}, "precision bf16 is for dtype float32, got float64"),
         ({"n_train": 21}, "n_train must be even for gaussian"),
         ({"n_train": 21, "dataset": "sinusoid"}, "batch_size 10 leaves a last batch of one of 21"),

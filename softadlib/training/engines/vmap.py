@@ -90,7 +90,7 @@ class VmapEngine:
 
     def _stack(self, networks: Sequence[nn.Module]) -> None:
         """Copy the values of all networks into stacked tensors; keep the first as a template."""
-        self.template = copy.deepcopy(networks[0]).to("meta")
+        self.template = copy.deepcopy(networks[0])
         # Else cuDNN transposes each (n, C, H, W); vmap knows no memory formats.
         alone = len(self) == 1 and self.device.type == "cuda"
         self.channels_last = alone and is_convolutional(self.template)
