@@ -31,6 +31,11 @@ def params_dir() -> Path:
     return home() / "params"
 
 
+def data_root() -> Path:
+    """Return the folder of the data: $SOFTAD_DATA, else `data/` in the workbook."""
+    return Path(os.environ.get("SOFTAD_DATA") or home() / "data")
+
+
 @contextlib.contextmanager
 def os_error_as_user_error(path: Path) -> Iterator[None]:
     """Turn an OSError into a UserError that names `path`."""

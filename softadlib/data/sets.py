@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softadlib._validation import UserError, choose
-from softadlib._workspace import write
+from softadlib._workspace import data_root, write
 from softadlib.data.images import (
     IMAGES,
     available,
@@ -16,7 +16,6 @@ from softadlib.data.images import (
     is_image_set,
     load_images,
 )
-from softadlib.data.root import data_root
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import (
     TABLES,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from softadlib._validation import MissingData, UserError, choose
-from softadlib._workspace import home
-from softadlib.data.root import data_root
+from softadlib._workspace import data_root, home
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,13 +24,11 @@ def linear_rows(
     *,
     theta: float,
     sigma: float = 1.0,
-    scale: str = "code",
     seed: int,
     sizes: Sizes = SIZES,
     epochs: int = 200,
     every: int = 1,
     lr: float = 0.1,
-    dtype: torch.dtype = torch.float64,
 ) -> pd.DataFrame:
     """Train a linear classifier by full-batch SGD, every method from the same weights on the same data.
 
@@ -39,13 +37,12 @@ def linear_rows(
     and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
     Holland & Nakatani (2024), App. C.2.
     """
-    splits = synthetic_splits(dataset, [seed], 0.0, sizes).to("cpu", dtype)
+    splits = synthetic_splits(dataset, [seed], 0.0, sizes).to("cpu", torch.float64)
     config, rows = TrainConfig("sgd", lr, batch_size=sizes[0], epochs=epochs), []
     for method in methods:
         knob = theta if get_method(method).knob else math.nan
-        network = build("linear", (2,), 2, seed).to(dtype)
-        settings = {"sigma": sigma, "scale": scale}
-        batch = RunBatch(get_method(method), [network], splits, [0], [knob], settings)
+        network = build("linear", (2,), 2, seed).double()
+        batch = RunBatch(get_method(method), [network], splits, [0], [knob], {"sigma": sigma})
         measures = VmapEngine(batch).train(config, [seed], range(0, epochs + 1, every))
         for measured in measures:
             facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob}
@@ -60,7 +57,6 @@ def linear_sensitivity(
     scales: Sequence[str] = ("code",),
     *,
     seed: int,
-    dataset: str = "gaussian",
     repeats: int = 1,
     sizes: Sizes = SIZES,
     epochs: int = 200,
@@ -80,7 +76,7 @@ def linear_sensitivity(
     config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
     for start in range(0, len(cells), stack):
         chunk = cells[start : start + stack]
-        splits, networks, seeds = _fresh(dataset, chunk, seed, sizes)
+        splits, networks, seeds = _fresh(chunk, seed, sizes)
         theta = np.array([thetas[i] for i, _, _ in chunk])
         sigma = np.array([sigmas[j] for _, j, _ in chunk])
         for scale in scales:
@@ -95,11 +91,11 @@ def linear_sensitivity(
 
 
 def _fresh(
-    dataset: str, cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
+    cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
 ) -> tuple[Splits, list[torch.nn.Module], list[int]]:
     """Make data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
     sequences = [np.random.SeedSequence(seed, spawn_key=cell) for cell in cells]
-    splits = synthetic_splits(dataset, sequences, 0.0, sizes)
+    splits = synthetic_splits("gaussian", sequences, 0.0, sizes)
     seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]
     networks = [build("linear", (2,), 2, s).to(torch.float64) for s in seeds]
     return splits.to("cpu", torch.float64), networks, seeds

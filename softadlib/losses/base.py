@@ -18,6 +18,9 @@ from softadlib._validation import UserError, choose, real
 from softadlib.functional.reduction import HALF, check_weights, is_hidden
 from softadlib.losses.levels import cross_entropy_levels
 
+if TYPE_CHECKING:  # absent where torch was built without it
+    from torch.distributed import ProcessGroup
+
 Base = Callable[[Tensor, Tensor], Tensor]
 LossesHook = Callable[[Tensor, Tensor | None, float | Tensor | None], None]
 """Takes losses (n,), how much each counts (n,) or None, and θ: one, one for each loss, or None."""
@@ -220,16 +223,10 @@ def _all_count(target: Tensor, ignored: int) -> bool:
     return target.numel() > 0 and target.amin().item() >= 0
 
 
-def warn_if_distributed(name: str, instead: str) -> None:
-    """Give a `DistributionWarning` where a process group of several processes is running."""
-    group = torch.distributed
-    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
-        warnings.warn(
-            f"{name} is a function of the whole batch, and each of {group.get_world_size()} "
-            f"processes takes it of its own part; {instead}",
-            DistributionWarning,
-            stacklevel=caller(),
-        )
+def world_size(group: "ProcessGroup | None" = None) -> int:
+    """Return the number of processes in the group, 1 where none is running."""
+    dist = torch.distributed
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 class OverBase(nn.Module):
@@ -360,10 +357,13 @@ class Criterion(OverBase):
         if self._losses_hooks:
             self._show(flat, counts, getattr(self, "theta", None))
         value = self.reduce(flat, counts)
-        if not self.decomposes and not torch.compiler.is_compiling():
-            warn_if_distributed(
-                type(self).__name__,
-                "use AccumulatedFlooding for Flooding, and functional over `gather_losses` for others",
+        if not self.decomposes and not torch.compiler.is_compiling() and world_size() > 1:
+            warnings.warn(
+                f"{type(self).__name__} is a function of the whole batch, and each of {world_size()} "
+                "processes takes it of its own part; use AccumulatedFlooding for Flooding, and "
+                "functional over `gather_losses` for others",
+                DistributionWarning,
+                stacklevel=caller(),
             )
         return value.reshape(losses.shape) if self.reduction == "none" else value
 

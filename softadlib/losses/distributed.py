@@ -8,16 +8,10 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.losses.base import Base, Thresholded
+from softadlib.losses.base import Base, Thresholded, world_size
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
-
-
-def _world_size(group: "ProcessGroup | None" = None) -> int:
-    """Return the number of processes in the group, 1 where none is running."""
-    dist = torch.distributed
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 class AccumulatedFlooding(Thresholded):
@@ -102,7 +96,7 @@ class AccumulatedFlooding(Thresholded):
             raise UserError(
                 f"parameters must be tensors, such as model.parameters(), got {given!r:.60}"
             )
-        sums, self._sums, world = self._sums, None, _world_size(group)
+        sums, self._sums, world = self._sums, None, world_size(group)
         if world > 1:
             torch.distributed.all_reduce(sums, group=group)
         risk = sums[0] / sums[1]
@@ -125,7 +119,7 @@ def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor
     >>> functional.cvar(gather_losses(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
     tensor(3.5000)
     """
-    world = _world_size(group)
+    world = world_size(group)
     if world == 1:
         return losses
     losses = losses.flatten()

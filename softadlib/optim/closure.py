@@ -36,8 +36,6 @@ class ClosureOptimizer(Optimizer):
     _left: Mapping[int, Mark] = MappingProxyType({})
     """Marks of the gradients that the last step left behind."""
     _zeroed = False
-    _before_base: dict[str, Any]
-    """What `Optimizer` sets before there is a base."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
@@ -77,9 +75,10 @@ class ClosureOptimizer(Optimizer):
             raise UserError(
                 "model= lacks every parameter of the optimizer; give the network itself"
             )
-        super().__init__(base.param_groups, base.defaults)
         self.base, self.bn_update, self.model = base, bn_update, model
-        del self._before_base
+        groups, state = base.param_groups, base.state
+        super().__init__(groups, base.defaults)
+        base.param_groups, base.state = groups, state  # in place of new ones
 
     def _check_base(self, base: Optimizer) -> None:
         """Raise UserError for a base that cannot be stepped with a gradient from elsewhere."""
@@ -120,29 +119,20 @@ class ClosureOptimizer(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of `base`."""
-        return (
-            self.base.param_groups if "base" in self.__dict__ else self._before_base["param_groups"]
-        )
+        return self.base.param_groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._set_shared("param_groups", groups)
+        self.base.param_groups = groups
 
     @property
     def state(self) -> Any:
         """The state of `base`."""
-        return self.base.state if "base" in self.__dict__ else self._before_base["state"]
+        return self.base.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self._set_shared("state", state)
-
-    def _set_shared(self, name: str, value: Any) -> None:
-        """Set an attribute of `base`; while `Optimizer` is being made there is none yet."""
-        if "base" in self.__dict__:
-            setattr(self.base, name, value)
-        else:
-            self.__dict__.setdefault("_before_base", {})[name] = value
+        self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to those of `base`; ValueError for one that the constructor refuses."""
@@ -387,7 +377,7 @@ class RadiusOptimizer(ClosureOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with the radius of the others unless it has one."""
         super().add_param_group(param_group)
-        if "base" in self.__dict__:
+        if "_radius" in self.__dict__:  # not while the groups of `base` are taken over
             self.param_groups[-1].setdefault("radius", self._radius)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

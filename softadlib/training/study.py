@@ -30,7 +30,6 @@ from tqdm import tqdm
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError
 from softadlib.data.images import own_folder
-from softadlib.data.root import data_root
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import table_file
 from softadlib.results import selection
@@ -294,7 +293,7 @@ class _StudyRun:
                 self.machine = self.machine or machine(pick_device(task[0].device))
                 yield task[1], function(*task)
             return
-        place = (str(_workspace.home()), str(data_root()))
+        place = (str(_workspace.home()), str(_workspace.data_root()))
         futures = {pool.submit(_in_worker, *place, function, task): task for task in tasks}
         for future in as_completed(futures):
             self.machine, result = future.result()

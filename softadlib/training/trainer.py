@@ -57,7 +57,6 @@ def train_runs(
     with deterministic_math(device, protocol.precision):
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
-        _check_samples(samples or {}, splits)
         alone = device.type == "cpu" or is_convolutional(network_of(protocol, splits, runs[0]))
         waiting = [[run] for run in runs] if alone else [list(runs)]
         tables: list[Tables] = []
@@ -134,16 +133,6 @@ def checkpoint_of(
     prefix = protocol.fingerprint(study) if study else fingerprint
     path = folder / f"{prefix}-{name}.pt" if folder else None
     return Checkpoint(path, decisive, protocol.checkpoint_every)
-
-
-def _check_samples(samples: Samples, splits: Splits) -> None:
-    for name, values in samples.items():
-        if values.shape != splits.train.shape:
-            stored, needed = tuple(values.shape), tuple(splits.train.shape)
-            raise UserError(
-                f"{name} is of {stored} training samples, the data have {needed}: they changed since; "
-                "softad train --fresh starts from nothing"
-            )
 
 
 def _halves(runs: list[Run]) -> list[list[Run]]:

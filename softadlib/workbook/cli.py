@@ -445,12 +445,11 @@ def report(args: argparse.Namespace) -> int:
 def data(args: argparse.Namespace) -> int:
     """List data sets, or prepare one."""
     from softadlib.data import sets
-    from softadlib.data.root import data_root
 
     if args.action == "list":
         for name, state, size in sets.listing():
             print(f"{name:14} {state:11} {size}")
-        print(f"data root: {data_root()}")
+        print(f"data root: {_workspace.data_root()}")
         return 0
     if args.target and not args.from_csv:
         raise UserError("--target names a column of --from-csv FILE; give both")

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,46 +144,33 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
 
     An interruption ends this process, and with it the kernels; no half-written page is left.
     """
-    with _silence(), ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(_execute, page, timeout) for page in pages]
+    with _silence(), tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        running = [Path(folder) / f"{i}.ipynb" for i in range(len(pages))]
+        futures = [pool.submit(_execute, *pair, timeout) for pair in zip(pages, running)]
         try:
             for future in as_completed(futures):
                 yield future.result()
         except (KeyboardInterrupt, GeneratorExit) as stop:
             pool.shutdown(wait=False, cancel_futures=True)
-            for page in pages:
-                _remove(_temporary(page).parent)
+            shutil.rmtree(folder, ignore_errors=True)
             print("softad: stopped; the same command resumes", file=sys.stderr, flush=True)
             # Kernels end with their parent; threads would wait for them.
             os._exit(getattr(stop, "status", 130))
 
 
-def _temporary(page: Page) -> Path:
-    """Return where a page is written while it runs: in a folder of its own."""
-    return page.target.with_name(f".{page.target.stem}.{os.getpid()}") / page.target.name
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder, even where a thread is writing a file into it."""
-    for _ in range(3):  # papermill writes none where the folder is gone
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 _starting = threading.Lock()
 
 
-def _execute(page: Page, timeout: int | None) -> Outcome:
+def _execute(page: Page, running: Path, timeout: int | None) -> Outcome:
     """Execute one page; the result appears whole at its target, a failed one beside it."""
     import nbformat
     import papermill
     from jupyter_core.utils import ensure_event_loop
     from papermill.exceptions import PapermillExecutionError
 
-    running = _temporary(page)
     failed = page.target.with_name(f"{page.target.stem}.error.ipynb")
     error, lacks_results = "", False
     try:
-        running.parent.mkdir(parents=True, exist_ok=True)
         with _starting:  # reading is not safe in several threads at once
             notebook = nbformat.read(page.source, as_version=4)
             _leave_out_conclusions(notebook, page)
@@ -199,12 +187,12 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
                 # The kernel's folder; papermill's `cwd` would move all threads of this process.
                 resources={"metadata": {"path": str(page.source.parent)}},
             )
-        os.replace(running, page.target)
+        _workspace.write(page.target, running.read_bytes())
         failed.unlink(missing_ok=True)
     except PapermillExecutionError as problem:
         lacks_results = problem.ename == "MissingData" and page.source.stem != TRAIN
         if running.exists() and not lacks_results:
-            os.replace(running, failed)
+            _workspace.write(failed, running.read_bytes())
         what = " ".join(problem.evalue.split())
         if problem.ename not in ("UserError", "MissingData"):
             what = f"In [{problem.exec_count}]: {problem.ename}: {what}"
@@ -213,11 +201,9 @@ def _execute(page: Page, timeout: int | None) -> Outcome:
             error += f"; the page as it stopped: {failed}"
     except Exception as problem:  # nbclient raises many types, such as for a kernel that died
         if running.exists():
-            os.replace(running, failed)
+            _workspace.write(failed, running.read_bytes())
         what = " ".join(f"{type(problem).__name__}: {problem}".split())
         error = f"{page.name}{_last_started(failed)}: {what[:600]}"
-    finally:
-        _remove(running.parent)
     return Outcome(page, error, lacks_results)
 
 

@@ -90,7 +90,7 @@ def measuring(protocol: Protocol, splits: Splits) -> Case:
     engine = make_engine(protocol, [run], splits)
     points = sum(len(y) for _, y in data.values())
     what = f"mlp4x500, measuring {points:,} points"
-    return Case(what, lambda: final_measures(network, data), lambda: engine.measure([0]), 1)
+    return Case(what, lambda: final_measures(network, data), engine.measure, 1)
 
 
 def study(protocol: Protocol, splits: Splits) -> Case:

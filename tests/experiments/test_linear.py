@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from softadlib.experiments import linear
 from softadlib.models import build
@@ -51,7 +50,7 @@ class TestLinearRows:
     )
     def test_final_losses_stored_by_the_authors(self, method, expected):
         rows = linear.linear_rows(
-            "gaussian", [method], theta=0.25, seed=SEED, sizes=SMALL, every=200, dtype=torch.float32
+            "gaussian", [method], theta=0.25, seed=SEED, sizes=SMALL, every=200
         )
         assert rows["loss_train"].iloc[-1] == pytest.approx(expected, abs=1e-6)
 

@@ -144,15 +144,6 @@ def test_rows_do_not_depend_on_the_order_of_the_runs():
     assert again.equals(rows)
 
 
-def test_samples_of_other_data_are_refused():
-    made = protocol()
-    runs = list(made.runs("adaflood"))
-    with pytest.raises(ValueError, match="adaflood needs aux of every training sample"):
-        train_runs(made, runs, {4})
-    with pytest.raises(UserError, match=r"aux is of \(2, 19\) training samples"):
-        train_runs(made, runs, {4}, samples={"aux": torch.zeros(2, 19)})
-
-
 def test_a_model_that_diverged_gives_nan_and_the_run_is_lost_not_the_study():
     made = protocol(model="mlp1x1000", lr=1e200, n_train=50, batch_size=10)
     assert np.isnan(held_out_losses(made, 0.0, 0)).any()

@@ -49,7 +49,7 @@ def test_every_trial_begins_with_its_own_data_and_weights(recorded):
     made = protocol()
     splits = load_splits(made, 0.0).to("cpu", torch.float64)
     for run in made.runs("erm"):
-        measured = make_engine(made, [run], splits).measure([0])
+        measured = make_engine(made, [run], splits).measure()
         start = [float(measured[name][0]) for name in MEASURES]
         assert start == pytest.approx(recorded.loc[0, run.trial].tolist(), rel=1e-9)
 

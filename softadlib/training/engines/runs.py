@@ -11,20 +11,9 @@ from torch import Tensor, nn
 
 from softadlib.data.splits import Splits
 from softadlib.methods import Method
-from softadlib.training.checkpoint import State
 
 Row = dict[str, np.ndarray]
 """{measure: (R,)}; `epoch` (R,) among them where it belongs to a table."""
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Load `state` into the optimizer's existing tensors, whose addresses a captured step has kept."""
-    tensors = {parameter: dict(values) for parameter, values in optimizer.state.items()}
-    optimizer.load_state_dict(state)
-    for parameter, values in tensors.items():
-        for name, tensor in values.items():
-            if isinstance(tensor, Tensor):
-                optimizer.state[parameter][name] = tensor.copy_(optimizer.state[parameter][name])
 
 
 @dataclass(frozen=True)
@@ -76,12 +65,6 @@ class RunBatch:
     """What the objective needs of every training sample, by name, (T, n)."""
     bf16: bool = False
     """Forward passes in bfloat16 where autocast allows; everything else keeps its precision."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError where the method lacks a value of the samples."""
-        for name in self.method.samples:
-            if name not in self.samples:
-                raise ValueError(f"{self.method.name} needs {name} of every training sample")
 
     def __len__(self) -> int:
         return len(self.trial)

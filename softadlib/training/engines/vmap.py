@@ -21,7 +21,7 @@ from softadlib.functional.gradient_rules import Grads
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.engines.captured import CapturedStep
 from softadlib.training.engines.mlp_layers import fuse_batchnorm, parse_mlp
-from softadlib.training.engines.runs import Row, RunBatch, TrainConfig, batches, restore_optimizer
+from softadlib.training.engines.runs import Row, RunBatch, TrainConfig, batches
 from softadlib.training.evaluation import as_rows, evaluate, loss_summary, model_norm
 
 CPU_CHUNK = 1000
@@ -234,20 +234,20 @@ class VmapEngine:
         chunks = getattr(data, part)[trial].split(self._chunk)
         return torch.cat([network(data.inputs(data.x[c], part, trial)) for c in chunks])
 
-    def measure(self, runs: Sequence[int]) -> Row:
-        """Return loss and accuracy on train, val and test, and the model norm, a value per run asked for."""
-        measures = self._evaluate_runs(runs, PARTS)
-        if self.device.type != "cpu" and len(runs) == len(self) > 1:
+    def measure(self) -> Row:
+        """Return loss and accuracy on train, val and test, and the model norm, (R,) each."""
+        measures = self._evaluate_runs(PARTS)
+        if self.device.type != "cpu" and len(self) > 1:
             measures["model_norm"] = vmap(model_norm)(self.params)
         else:
-            norms = [model_norm(self.state(run)[0]) for run in runs]
+            norms = [model_norm(self.state(run)[0]) for run in range(len(self))]
             measures["model_norm"] = torch.stack(norms)
         return as_rows(measures)
 
-    def measure_losses(self, runs: Sequence[int], calibrated: bool) -> Row:
-        """Summarise the losses of single samples: {column: (len(runs), 3, …)}, a row per part."""
+    def measure_losses(self, calibrated: bool) -> Row:
+        """Summarise the losses of single samples: {column: (R, 3, …)}, a row per part."""
         rows = []
-        for run in runs:
+        for run in range(len(self)):
             logits = [self.logits(run, part) for part in PARTS]
             labels = [self.splits.y[getattr(self.splits, part)[self.trials[run]]] for part in PARTS]
             rows.append(loss_summary(logits, labels, calibrated))
@@ -255,32 +255,25 @@ class VmapEngine:
 
     def validation_losses(self) -> np.ndarray:
         """Return the mean validation loss of every run, (R,)."""
-        losses = self._evaluate_runs(range(len(self)), ("val",))["loss_val"]
+        losses = self._evaluate_runs(("val",))["loss_val"]
         return np.asarray(losses.cpu().double())
 
     @torch.no_grad()
-    def _evaluate_runs(self, runs: Sequence[int], parts: Sequence[str]) -> dict[str, Tensor]:
-        """Return loss and accuracy on `parts`, (len(runs),) each; on a CPU one run after another.
+    def _evaluate_runs(self, parts: Sequence[str]) -> dict[str, Tensor]:
+        """Return loss and accuracy on `parts`, (R,) each; on a CPU one run after another.
 
         Runs side by side cost up to half as much again there.
         """
         self.template.eval()
-        if self.device.type != "cpu" and len(runs) > 1:
-            return self._evaluate_batched(runs, parts)
-        chunk = self._chunk
-        rows = [self._evaluate(self.network(run), self.trials[run], chunk, parts) for run in runs]
+        if self.device.type != "cpu" and len(self) > 1:
+            chunk = max(1, GPU_BYTES // max(1, len(self) * self._activation_bytes))
+            network = self.stacked_network(self.params, self.buffers)
+            return self._evaluate(network, self.trial, chunk, parts)
+        rows = [
+            self._evaluate(self.network(run), trial, self._chunk, parts)
+            for run, trial in enumerate(self.trials)
+        ]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-    def _evaluate_batched(self, runs: Sequence[int], parts: Sequence[str]) -> dict[str, Tensor]:
-        """Evaluate runs side by side."""
-        chosen = torch.as_tensor(list(runs), device=self.device)
-        params, buffers = self.params, self.buffers
-        if list(runs) != list(range(len(self))):
-            params = {name: value[chosen] for name, value in params.items()}
-            buffers = {name: value[chosen] for name, value in buffers.items()}
-        chunk = max(1, GPU_BYTES // max(1, len(runs) * self._activation_bytes))
-        network = self.stacked_network(params, buffers)
-        return self._evaluate(network, self.trial[chosen], chunk, parts)
 
     def _evaluate(
         self,
@@ -335,7 +328,7 @@ class VmapEngine:
         for name, value in (self.params | self.buffers).items():
             saved = state["params"] if name in self.params else state["buffers"]
             value.copy_(saved[name])
-        restore_optimizer(self.optimizer, state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def train(
         self,
@@ -372,16 +365,15 @@ class VmapEngine:
             first = earlier["epoch"] + 1
             if best:
                 best.load_state_dict(earlier["best"])
-        runs = range(len(self))
         for epoch in range(first, config.epochs + 1):
             if epoch:
                 if config.lr_schedule != "constant":
                     self.set_lr(config.lr_at(epoch))
                 run_epoch(batches(order_seeds, epoch, n, config.batch_size, self.device))
             if epoch in eval_epochs:
-                row = {"epoch": np.full(len(self), epoch), **self.measure(runs)}
+                row = {"epoch": np.full(len(self), epoch), **self.measure()}
                 if epoch in loss_epochs:
-                    row |= self.measure_losses(runs, calibrated=epoch == config.epochs)
+                    row |= self.measure_losses(calibrated=epoch == config.epochs)
                 measured.append(row)
             if best and epoch:
                 best.update(epoch)
@@ -419,9 +411,8 @@ class BestWeights:
         last = tree_map(Tensor.clone, current)
         for name, value in current.items():
             value.copy_(self.weights[name])
-        runs = range(len(self.engine))
-        row = {"epoch": self.epoch, **self.engine.measure(runs)}
-        row |= self.engine.measure_losses(runs, calibrated=True)
+        row = {"epoch": self.epoch, **self.engine.measure()}
+        row |= self.engine.measure_losses(calibrated=True)
         for name, value in current.items():
             value.copy_(last[name])
         return row
