@@ -63,7 +63,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
     """Make a network with the weights that `torch.manual_seed(seed)` gives on the CPU.
 
     The global generator is left as it was. Raises UserError for an unknown name, and for a network
-    with a parameter that is not to be trained.
+    with a parameter that is not to be trained, or with dropout.
     """
     choose("model", name, MODELS)
     return initialized(functools.partial(MODELS[name], shape, classes), seed, f"model {name!r}")
@@ -80,4 +80,10 @@ def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Mod
             f"{called}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
             "keep it as a buffer (register_buffer), or train the network in a loop of your own"
         )
+    for key, module in network.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
+            raise UserError(
+                f"{called}: {key} is dropout with p = {module.p}, and a training here must give the same "
+                "numbers each time; leave it out, or train the network in a loop of your own"
+            )
     return network

@@ -162,6 +162,6 @@ def test_a_built_in_image_set(monkeypatch):
         x[:, 0, 0, :3] = 200 * np.eye(3, dtype=np.uint8)[y]
         return Images(x[:30], y[:30], x[30:], y[30:])
 
-    monkeypatch.setitem(IMAGES, "pixels", ImageSet(load, (), 30, 10, (1, 4, 4)))
+    monkeypatch.setitem(IMAGES, "pixels", ImageSet(load, (), "40 of 4 × 4"))
     (end,) = train(dataset="pixels", n_train=0, n_val=0, n_test=0, epochs=40).values()
     assert end < 0.5 * math.log(3)

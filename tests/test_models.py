@@ -91,6 +91,16 @@ def test_a_network_with_a_frozen_parameter_is_refused(monkeypatch):
         build("frozen", (2,), 2, 0)
 
 
+def test_dropout_is_refused_unless_it_drops_nothing(monkeypatch):
+    for p in (0.0, 0.5):
+        made = nn.Sequential(nn.Dropout(p), nn.Linear(2, 2))
+        monkeypatch.setitem(MODELS, "dropping", lambda shape, classes, made=made: made)
+        if not p:
+            assert build("dropping", (2,), 2, 0) is made
+    with pytest.raises(UserError, match=r"model 'dropping': 0 is dropout with p = 0.5"):
+        build("dropping", (2,), 2, 0)
+
+
 def test_unknown_model_is_refused_with_the_choices():
     with pytest.raises(UserError, match="model 'resnet' unknown; choose from linear, mlp4x500"):
         build("resnet", (2,), 2, 0)

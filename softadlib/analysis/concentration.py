@@ -68,12 +68,6 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**dict(zip(MEASURES, np.array(lines).reshape(-1, 3).T)))
 
 
-def last(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last epoch of every run."""
-    runs = ["dataset", "method", "label_noise", "trial", "knob"]
-    return rows[rows["epoch"] == rows.groupby(runs, dropna=False)["epoch"].transform("max")]
-
-
 def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
     """Return mean θ, MEASURES with Student's intervals and n at the last epoch, per dataset and method.
 
@@ -82,7 +76,7 @@ def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
     rows = shares(rows[rows["part"] == part])
     lines = []
     for (dataset, method), runs in rows.groupby(["dataset", "method"]):
-        ends = last(runs)
+        ends = results.final(runs)
         line = {"dataset": dataset, "method": method, "n": len(ends), "theta": ends["theta"].mean()}
         for name in MEASURES:
             line[name], line[f"{name}_low"], line[f"{name}_high"], _ = mean_interval(ends[name])

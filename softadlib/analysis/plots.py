@@ -129,10 +129,13 @@ def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
         note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
-        style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
-        handles.append(Line2D([], [], label=METHODS[name].label + note, **style))
+        handles.append(Line2D([], [], label=METHODS[name].label + note, **_style(name)))
     lines = LINES.items() if parts else ()
     return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in lines]
+
+
+def _style(name: str) -> dict[str, Any]:
+    return {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
 
 
 def band(values: pd.DataFrame) -> pd.DataFrame:
@@ -147,6 +150,13 @@ def band(values: pd.DataFrame) -> pd.DataFrame:
         lines.append(mean[:3])
     table = pd.DataFrame(lines, index=values.index, columns=["mean", "low", "high"])
     return table.replace([np.inf, -np.inf], np.nan)
+
+
+def _draw(ax: Axes, name: str, line: pd.DataFrame, **look: Any) -> None:
+    """Draw a method's mean, and its interval as a band."""
+    ax.plot(line.index, line["mean"], **_style(name) | look)
+    shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
+    ax.fill_between(line.index, line["low"], line["high"], **shade)
 
 
 def trajectory_panels(rows: pd.DataFrame) -> Figure:
@@ -186,13 +196,9 @@ def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
         column = f"{measure}_{part}".strip("_")
         for rank, name in enumerate(methods):
             runs = rows[rows["method"] == name].pivot(index="epoch", columns="trial", values=column)
-            line = band(runs)
-            step = max(1, len(line) // 6)
-            style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
-            style["markevery"] = (rank * step // len(methods), step)  # marks do not coincide
-            ax.plot(line.index, line["mean"], linestyle=dash, **style)
-            shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
-            ax.fill_between(line.index, line["low"], line["high"], **shade)
+            step = max(1, len(runs) // 6)
+            every = (rank * step // len(methods), step)  # marks do not coincide
+            _draw(ax, name, band(runs), linestyle=dash, markevery=every)
     ax.set(xlabel="epoch", ylabel=NAMES[measure])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
@@ -217,11 +223,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
         for name in [m for m in methods if (of_knob["method"] == m).any()]:
             runs = of_knob[of_knob["method"] == name]
             line = band(runs.pivot(index="knob", columns="trial", values=column))
-            line = line.dropna(subset="mean")
-            style: dict[str, Any] = {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
-            ax.plot(line.index, line["mean"], **style)
-            shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
-            ax.fill_between(line.index, line["low"], line["high"], **shade)
+            _draw(ax, name, line.dropna(subset="mean"))
         for name, level in rows[axis.isna()].groupby("method")[column].mean().items():
             ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
         ax.set_xlabel(shown[j] if i else "")

@@ -1,5 +1,6 @@
 """The paper's printed tables, and tables with typed columns from stored rows."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -13,7 +14,9 @@ from softadlib.analysis.statistics import Mean, mean_interval, paired
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
+from softadlib.results.store import finished
 from softadlib.training import profiles
+from softadlib.training.protocol import NOT_HASHED
 
 DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
 """The paper's datasets, in the order of its tables."""
@@ -98,6 +101,12 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
     Raises MissingData, in one line, where a profile has no rows of this label noise.
     """
     rows = results.read(profile, label_noise=label_noise, **options)
+    for name, differing in _differing(profile, options.get("dataset")).items():
+        warnings.warn(
+            f"{profile}, {name}: methods were trained with different {', '.join(differing)}, so their "
+            f"numbers do not compare; softad train {profile} trains all of them alike",
+            stacklevel=2,
+        )
     if rows.empty:
         every = results.provenances(profile)
         stored = "nothing" if every.empty else ", ".join(in_order(every["dataset"]))
@@ -106,6 +115,19 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
             f" at label noise {label_noise or 0:g}; stored: {stored}; softad train {profile} trains them"
         )
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
+
+
+def _differing(profile: str, dataset: str | None) -> dict[str, list[str]]:
+    """Return dataset → parameters in which its methods' protocols differ, where there are any."""
+    protocols: dict[str, list[dict[str, Any]]] = {}
+    for facts in finished(profile).values():
+        if dataset in (None, facts.dataset):
+            protocols.setdefault(facts.dataset, []).append(facts.protocol)
+    found = {}
+    for name, (first, *others) in protocols.items():
+        keys = [key for key in first if key not in NOT_HASHED]
+        found[name] = [k for k in keys if any(o.get(k, first[k]) != first[k] for o in others)]
+    return {name: keys for name, keys in found.items() if keys}
 
 
 def require(

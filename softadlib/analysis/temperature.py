@@ -6,8 +6,8 @@ Every method is treated alike: one temperature a run, fitted on its validation p
 import numpy as np
 import pandas as pd
 
+from softadlib import results
 from softadlib.analysis import tables
-from softadlib.analysis.concentration import last
 from softadlib.functional import LN2
 
 SCALINGS = {"": "as trained", "plain_": "plain fit", "prior_": "fit with prior"}
@@ -29,7 +29,7 @@ DIFFERENCES = {
 def runs(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per run and scaling: temperature, test loss, gap, ECE on the test part."""
     key = ["dataset", "method", "label_noise", "trial", "knob"]
-    ends = last(rows)
+    ends = results.final(rows)
     parts = {part: ends[ends["part"] == part].set_index(key) for part in ("train", "test")}
     frames = []
     for prefix, name in SCALINGS.items():

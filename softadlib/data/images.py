@@ -91,28 +91,19 @@ class ImageSet:
     load: Loader
     files: tuple[str, ...]
     """Paths below the data root that the loader reads; empty for a set that a package brings."""
-    n_train: int
-    n_test: int
-    shape: tuple[int, int, int] = (3, 32, 32)
-    """(channels, height, width) of one image."""
-
-    @property
-    def size(self) -> str:
-        """Number and size of the images, in words."""
-        channels, *pixels = self.shape
-        shape = [*pixels, channels] if channels > 1 else pixels
-        return f"{self.n_train + self.n_test:,} of {' × '.join(map(str, shape))}"
+    size: str
+    """Number and size of the images, in words."""
 
 
 _fashionmnist, _svhn, _cifar10, _cifar100 = (
     partial(_from_torchvision, name) for name in ("FashionMNIST", "SVHN", "CIFAR10", "CIFAR100")
 )
 IMAGES: dict[str, ImageSet] = {
-    "digits": ImageSet(_digits, (), 1_440, 357, (1, 8, 8)),
-    "fashionmnist": ImageSet(_fashionmnist, ("FashionMNIST/raw",), 60_000, 10_000, (1, 28, 28)),
-    "svhn": ImageSet(_svhn, ("train_32x32.mat", "test_32x32.mat"), 73_257, 26_032),
-    "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py",), 50_000, 10_000),
-    "cifar100": ImageSet(_cifar100, ("cifar-100-python",), 50_000, 10_000),
+    "digits": ImageSet(_digits, (), "1,797 of 8 × 8"),
+    "fashionmnist": ImageSet(_fashionmnist, ("FashionMNIST/raw",), "70,000 of 28 × 28"),
+    "svhn": ImageSet(_svhn, ("train_32x32.mat", "test_32x32.mat"), "99,289 of 32 × 32 × 3"),
+    "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py",), "60,000 of 32 × 32 × 3"),
+    "cifar100": ImageSet(_cifar100, ("cifar-100-python",), "60,000 of 32 × 32 × 3"),
 }
 """The built-in sets, in the order in which they are listed; one's own are files and folders."""
 

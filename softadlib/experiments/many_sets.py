@@ -23,7 +23,7 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
     """Return the runs that are compared, one a set, method and trial, with the method's label as `entry`.
 
     Each method enters with the value of the lowest validation loss. SoftAD enters once more with
-    `FIXED_THETA`, where its grid has it.
+    `FIXED_THETA`, where its grid has it. A method that lacks a set on which ERM and SoftAD are trained is left out.
 
     Args:
         rows: of a profile with `best_epoch`.
@@ -33,7 +33,10 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
     chosen = results.select(ends, "loss")
     chosen = chosen.assign(entry=[METHODS[method].label for method in chosen["method"]])
     fixed = ends[(ends["method"] == "softad") & np.isclose(ends["knob"], FIXED_THETA)]
-    return pd.concat([chosen, fixed.assign(entry=FIXED)], ignore_index=True)
+    runs = pd.concat([chosen, fixed.assign(entry=FIXED)], ignore_index=True)
+    sets = {name: set(zip(*(of[c] for c in CASE))) for name, of in runs.groupby("entry")}
+    needed = sets[METHODS["erm"].label] & sets[METHODS["softad"].label]
+    return runs[[sets[name] >= needed for name in runs["entry"]]]
 
 
 def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.DataFrame:

@@ -18,8 +18,8 @@ from softadlib._validation import choose, real, whole
 from softadlib.analysis.statistics import mean_interval
 from softadlib.functional import SCALES, softad_weights
 
-Oracle = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
-"""v (…, d) → losses (…, n), their gradients (…, n, d) and Hessians (…, n, d, d)."""
+Oracle = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""v (…, d) → losses (…, n) whose Hessian is the identity, and their gradients (…, n, d)."""
 Function = Callable[[np.ndarray], np.ndarray]
 """Points (…, d) → values (…,)."""
 GAMMAS = ("corrected", "paper")
@@ -199,7 +199,7 @@ def _newton(
     eye = np.eye(w.shape[-1])
     value = _smoothed(oracle(v)[0] - theta, v - w, beta, epsilon)
     for _ in range(limit):
-        losses, gradients, hessians = oracle(v)
+        losses, gradients = oracle(v)
         r = losses - theta
         size = np.hypot(r, epsilon)
         u = (r / size)[..., None]
@@ -209,7 +209,7 @@ def _newton(
             break
         sharp = (epsilon / size) ** 2 / size
         outer = gradients[..., :, None] * gradients[..., None, :]
-        bend = (sharp[..., None, None] * outer + u[..., None] * hessians).mean(-3) + eye / beta
+        bend = (sharp[..., None, None] * outer + u[..., None] * eye).mean(-3) + eye / beta
         move = -np.linalg.solve(bend, slope[..., None])[..., 0]
         gain, length = (move * slope).sum(-1), np.ones(len(v))
         for _ in range(40):  # halve until the value falls as it should
@@ -248,11 +248,9 @@ class SquaredDistances:
         """Return ℓ (…,) and ∇ℓ (…, d) of one point each."""
         return np.square(w - points).sum(-1) / 2, w - points
 
-    def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return losses (…, n), gradients (…, n, d) and Hessians (…, n, d, d) of all points."""
-        losses, gradients = self.at(w[..., None, :], self.points)
-        d = w.shape[-1]
-        return losses, gradients, np.broadcast_to(np.eye(d), (*gradients.shape, d))
+    def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return losses (…, n) and gradients (…, n, d) of all points."""
+        return self.at(w[..., None, :], self.points)
 
 
 @dataclass(frozen=True)
@@ -519,7 +517,7 @@ def mean_gradient(
     The weight is sign(ℓ_i − θ) for "iflood", sign(mean ℓ − θ) for "flooding", `softad_weights`
     for "softad".
     """
-    losses, gradients, _ = problem(w)
+    losses, gradients = problem(w)
     if kind == "softad":
         weights = softad_weights(torch.as_tensor(losses), theta, sigma, scale).numpy()
     else:

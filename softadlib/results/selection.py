@@ -14,10 +14,9 @@ RUN = [*SWEEP, "trial", "knob"]
 
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the last row of every run: its highest epoch."""
-    rows = rows.reset_index(drop=True)
-    last = rows.groupby(RUN, dropna=False)["epoch"].idxmax()
-    return rows.loc[last].sort_values(RUN, ignore_index=True)
+    """Return the rows of the last epoch of every run, of losses one for each part."""
+    last = rows.groupby(RUN, dropna=False)["epoch"].transform("max")
+    return rows[rows["epoch"] == last].sort_values(RUN, kind="stable", ignore_index=True)
 
 
 def best(rows: pd.DataFrame) -> pd.DataFrame:

@@ -661,7 +661,16 @@ def provenances(profile: str) -> pd.DataFrame:
 
 def _training_words(facts: Facts) -> str:
     """Write network, optimizer and settings of a study: "model mlp4x500, optimizer adam, …"."""
-    names = ("model", "optimizer", "lr", "momentum", "weight_decay", "batch_size", "precision")
+    names = (
+        "model",
+        "optimizer",
+        "lr",
+        "lr_schedule",
+        "momentum",
+        "weight_decay",
+        "batch_size",
+        "precision",
+    )
     words = {name: facts.protocol[name] for name in names}
     words |= facts.protocol["settings"].get(facts.method, {})
     return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in words.items())

@@ -130,10 +130,10 @@ def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None)
         if values.setdefault(key, expected) != expected:
             raise UserError(f"{path}: {key} is {values[key]!r} but the path says {expected!r}")
     try:
-        protocol = Protocol.from_dict(values)
+        protocol = Protocol(**values)
     except UserError as error:
         raise type(error)(f"{path}: {error}") from None
     names = [n for n in Protocol.names() if n not in ("profile", "dataset")]
     for key in overrides or {}:
         choose("parameter", key.partition(".")[0], names)
-    return Protocol.from_dict(merge(values, overrides)) if overrides else protocol
+    return Protocol(**merge(values, overrides)) if overrides else protocol

@@ -63,7 +63,7 @@ def trial_seeds(n: int) -> tuple[int, ...]:
 class Protocol(BaseModel):
     """Every fact that decides the numbers of one dataset's study; frozen, and checked when made.
 
-    Build with `from_dict` or `load`. Raises a one-line `UserError` for a bad value. The methods of a
+    Raises a one-line `UserError` for a bad value. The methods of a
     protocol are ERM and those with a grid.
     """
 
@@ -225,11 +225,6 @@ class Protocol(BaseModel):
     def names(cls) -> tuple[str, ...]:
         """Return the fields, in order: the keys a YAML file may hold."""
         return tuple(cls.model_fields)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Protocol":
-        """Make a protocol of plain values; bad ones raise a one-line UserError."""
-        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, numbers and strings, as YAML and JSON hold them."""

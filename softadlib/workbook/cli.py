@@ -454,6 +454,7 @@ def data(args: argparse.Namespace) -> int:
     if args.target and not args.from_csv:
         raise UserError("--target names a column of --from-csv FILE; give both")
     print(sets.prepare(args.name, args.from_csv, args.target))
+    print({name: size for name, _, size in sets.listing()}.get(args.name, ""))
     return 0
 
 
@@ -510,7 +511,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt as stop:
-        say("stopped; the same command resumes")
+        say(_workspace.stopped())
         return getattr(stop, "status", 130)
 
 

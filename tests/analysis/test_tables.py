@@ -3,11 +3,13 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.protocols import tiny
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.analysis import tables
 from softadlib.results.schema import MEASURES
+from softadlib.training.study import run_study
 
 
 def rows_of(entries):
@@ -33,6 +35,16 @@ ROWS = rows_of(
         ("gaussian", "erm", 2, math.nan, 0.02, 0.14, 0.97, 0.99),
     ]
 )
+
+
+def test_methods_of_different_protocols_are_warned_of(home):
+    for method, epochs in (("erm", 2), ("softad", 3)):
+        run_study(tiny(epochs=epochs, curves="none"), method)
+    with pytest.warns(UserWarning, match="tiny, gaussian: methods .* different epochs, so") as seen:
+        tables.read("tiny")
+    assert len(seen) == 1
+    run_study(tiny(epochs=3, curves="none"), "erm")
+    tables.read("tiny")  # a warning is an error in tests
 
 
 def test_the_four_printed_tables():

@@ -365,7 +365,7 @@ def test_a_perceptron_is_at_least_as_accurate_as_scikit_learns(name, root, monke
             pytest.skip(str(error))
     values = {"profile": "p", "dataset": "mine", "table": str(file), "model": "mlp2x256"}
     values |= {"epochs": 30, "trials": 2, "batch_size": 100, "device": "cpu"}
-    protocol = Protocol.from_dict(values | dict.fromkeys(("n_train", "n_val", "n_test"), 0))
+    protocol = Protocol(**values | dict.fromkeys(("n_train", "n_val", "n_test"), 0))
     ours, _ = train_runs(protocol, protocol.runs("erm"), {protocol.epochs})
     splits = load_splits(protocol, 0.0)
     for trial, accuracy in enumerate(ours["acc_test"]):

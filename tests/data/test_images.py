@@ -226,7 +226,7 @@ def test_a_folder_of_ones_own(tmp_path, colours):
         np.testing.assert_array_equal(shown, expected[f"x_{part}"])
         np.testing.assert_array_equal(getattr(found, f"y_{part}"), expected[f"y_{part}"])
     values = {**WHOLE, "dataset": "pets", "folder": str(tmp_path / "pets"), "batch_size": 2}
-    assert load_splits(Protocol.from_dict(values), 0.0).train.shape == (1, 6)
+    assert load_splits(Protocol(**values), 0.0).train.shape == (1, 6)
 
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):

@@ -36,6 +36,23 @@ def test_a_method_enters_with_its_value_of_lowest_validation_loss_and_softad_onc
     assert lacks["entry"].tolist() == ["ERM", "SoftAD"], "a grid without the fixed value"
 
 
+def test_a_method_that_lacks_a_set_of_the_others_is_left_out():
+    more = ROWS.assign(dataset="b")
+    sam = ROWS[ROWS["method"] == "erm"].assign(method="sam", knob=0.1)
+    assert {*entries(pd.concat([ROWS, sam]), stopped=True)["entry"]} == {
+        "ERM",
+        "SAM",
+        "SoftAD",
+        FIXED,
+    }
+    found = entries(pd.concat([ROWS, more, sam]), stopped=True)
+    assert found.groupby("entry")["dataset"].nunique().to_dict() == {
+        "ERM": 2,
+        "SoftAD": 2,
+        FIXED: 2,
+    }
+
+
 A, B = "ERM", "SAM"
 
 

@@ -7,4 +7,4 @@ from softadlib.training.protocol import Protocol
 def tiny(**changes):
     """`TINY` on the CPU, with changes."""
     values = {"profile": "tiny", "dataset": "gaussian", "device": "cpu", **TINY}
-    return Protocol.from_dict({**values, **changes})
+    return Protocol(**{**values, **changes})

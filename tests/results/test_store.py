@@ -55,7 +55,7 @@ def losses(of):
 
 def protocol(**changes):
     values = {"profile": "tiny", "dataset": "gaussian", **TINY, "grids": {"softad": [0.1, 0.3]}}
-    return Protocol.from_dict(values | changes)
+    return Protocol(**values | changes)
 
 
 def facts(fingerprint="f1", method="softad", sessions=(SESSION,), asked="", **changes):
@@ -310,7 +310,8 @@ def test_provenances_are_one_line_a_result():
         "span": "0.1 to 0.3",
         "epochs": 4,
         "samples": "20 + all + 40",
-        "training": "model linear, optimizer sgd, lr 0.05, momentum 0, weight_decay 0, batch_size 10, "
+        "training": "model linear, optimizer sgd, lr 0.05, lr_schedule constant, momentum 0, "
+        "weight_decay 0, batch_size 10, "
         "precision fp32, sigma 2, eta 1, scale code",
         "dtype": "float64",
         "device": "cpu",

@@ -95,24 +95,6 @@ def test_arrays_generators_and_tensors_of_theta_give_the_same_table():
     pd.testing.assert_frame_equal(rows, expected, check_exact=True)
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (nn.Linear(4, 3), "make_model must return a new network at each call, got a Linear"),
-        (lambda: nn.Linear(4, 3).requires_grad_(False), "weight has requires_grad=False"),
-    ],
-)
-def test_networks_that_are_refused(model, words):
-    with pytest.raises(UserError, match=words):
-        train_many(model, data(), [{}], epochs=1, batch_size=20)
-
-
-def test_msam_needs_momentum():
-    runs, options = [{"method": "msam", "radius": 0.5}], {"epochs": 1, "batch_size": 20}
-    with pytest.raises(UserError, match="msam perturbs along the momentum; give momentum"):
-        train_many(perceptron, data(), runs, optimizer="sgd", **options)
-
-
 def test_without_a_test_part_there_are_no_such_columns():
     parts = {name: part for name, part in data().items() if name != "test"}
     rows = train_many(perceptron, parts, [{}], epochs=1, batch_size=20)
@@ -144,6 +126,21 @@ def test_bad_runs_are_one_line(runs, words):
     ("changes", "options", "words"),
     [
         ({}, {"momentum": 0.9}, "momentum is of sgd; give 0 for adam, got 0.9"),
+        (
+            {},
+            {"runs": [{"method": "msam", "radius": 1}], "optimizer": "sgd"},
+            "msam perturbs along",
+        ),
+        (
+            {},
+            {"make_model": nn.Linear(4, 3)},
+            "make_model must return a new network at each call, got",
+        ),
+        (
+            {},
+            {"make_model": lambda: nn.Linear(4, 3).requires_grad_(False)},
+            "weight has requires_grad",
+        ),
         ({}, {"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         (
             {"val": (torch.randn(9, 4), torch.full((9,), 5))},
@@ -162,6 +159,7 @@ def test_bad_runs_are_one_line(runs, words):
         ),
     ],
 )
-def test_data_that_do_not_fit_together_are_one_line(changes, options, words):
+def test_arguments_that_do_not_fit_together_are_one_line(changes, options, words):
+    given = {"make_model": perceptron, "runs": [{}], "epochs": 1, "batch_size": 20, **options}
     with pytest.raises(UserError, match=words):
-        train_many(perceptron, data() | changes, [{}], **{"epochs": 1, "batch_size": 20, **options})
+        train_many(data=data() | changes, **given)

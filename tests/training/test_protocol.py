@@ -30,7 +30,7 @@ FROZEN = REPOSITORY / "tests/training/fingerprints.json"
 
 
 def protocol(**changes):
-    return Protocol.from_dict({"profile": "tiny", "dataset": "gaussian", **TINY, **changes})
+    return Protocol(**{"profile": "tiny", "dataset": "gaussian", **TINY, **changes})
 
 
 def nested(key, value):
@@ -150,7 +150,7 @@ def test_stored_results_keep_their_fingerprint(profile, monkeypatch):
     studies = finished(profile)
     assert studies
     for study, facts in studies.items():
-        stored, asked = Protocol.from_dict(facts.protocol), load(profile, facts.dataset)
+        stored, asked = Protocol(**facts.protocol), load(profile, facts.dataset)
         assert stored.fingerprint(facts.method) == study.fingerprint == facts.fingerprint
         same = asked.fingerprint(facts.method) == study.fingerprint
         assert same == (facts.protocol["epochs"] == asked.epochs), study
@@ -264,7 +264,7 @@ def test_messages(changes, words):
 
 def test_a_missing_field_a_missing_dataset_and_an_unknown_method():
     with pytest.raises(UserError, match="parameter 'dataset' is missing"):
-        Protocol.from_dict({"profile": "tiny"})
+        Protocol(**{"profile": "tiny"})
     with pytest.raises(MissingData, match="table: FILE in the profile"):
         protocol(dataset="moons")
     with pytest.raises(UserError, match=r"method 'ishida' unknown; choose from erm, sam, softad"):
@@ -273,9 +273,9 @@ def test_a_missing_field_a_missing_dataset_and_an_unknown_method():
 
 def test_round_trip_through_plain_values(tmp_path):
     made = protocol(label_noise=[0.0, 0.05], best_epoch=True, lr_schedule="cosine")
-    assert Protocol.from_dict(made.to_dict()) == made
+    assert Protocol(**made.to_dict()) == made
     write_profile(tmp_path / "made.yaml", made.to_dict())
-    assert Protocol.from_dict(parse_yaml((tmp_path / "made.yaml").read_text())) == made
+    assert Protocol(**parse_yaml((tmp_path / "made.yaml").read_text())) == made
     assert made.replace(epochs=9).epochs == 9
 
 

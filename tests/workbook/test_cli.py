@@ -204,10 +204,11 @@ def test_own_data_are_listed_and_prepared(home, capsys):
     source.write_text("kind,size\n" + "red,1\nblue,2\n" * 10)
     argv = ["data", "prepare", "flowers", "--from-csv", str(source), "--target", "kind"]
     assert cli.main(argv) == 0
-    assert capsys.readouterr().out == f"{home}/data/flowers.parquet\n"
+    size = "20 rows, 1 inputs, 2 classes"
+    assert capsys.readouterr().out == f"{home}/data/flowers.parquet\n{size}\n"
     assert tables.read_table("flowers").classes == ("blue", "red")
     assert cli.main(["data", "list"]) == 0
-    assert "flowers        prepared    20 rows, 1 inputs, 2 classes" in capsys.readouterr().out
+    assert f"flowers        prepared    {size}" in capsys.readouterr().out
     assert "digits needs no preparation" in refused(capsys, "data", "prepare", "digits")
     assert "'colour' unknown" in refused(capsys, *argv[:-1], "colour")
 
@@ -233,7 +234,8 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
     }
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         home = make_home(tmp_path / str(status), gaussian=values)
-        command = start(home, "train", "tiny", "--method", "softad", "-j", "2")
+        fresh = ["--fresh"] if number == signal.SIGINT else []
+        command = start(home, "train", "tiny", "--method", "softad", "-j", "2", *fresh)
         parts = home / "outputs/tiny/gaussian/softad/parts"
         while not list(parts.glob("*.parquet")) and command.poll() is None:
             time.sleep(0.01)
@@ -241,7 +243,8 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         out, err = command.communicate(timeout=60)
         assert (command.returncode, out) == (status, "")
         assert "Traceback" not in err
-        assert err.splitlines()[-1] == "softad: stopped; the same command resumes"
+        again = "the command without --fresh" if fresh else "the same command"
+        assert err.splitlines()[-1] == f"softad: stopped; {again} resumes"
         kept = {path: path.stat().st_mtime_ns for path in parts.glob("*.parquet")}
         assert kept
         monkeypatch.setenv("SOFTAD_HOME", str(home))

@@ -137,4 +137,4 @@ def test_the_schema_refuses_what_the_protocol_refuses(values):
     assert CHECKER.is_valid(values) == (values in GOOD)
     if values in WRONG:
         with pytest.raises(UserError):
-            Protocol.from_dict({"profile": "tiny", "dataset": "gaussian", **TINY, **values})
+            Protocol(**{"profile": "tiny", "dataset": "gaussian", **TINY, **values})
