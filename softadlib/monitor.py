@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from softadlib._validation import UserError, whole
-from softadlib.losses.base import Criterion, OverBase
+from softadlib.losses.base import Criterion, PerSampleCriterion
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,9 +61,9 @@ class LossMonitor:
         (2, 0.347, 0.5)
     """
 
-    def __init__(self, criterion: OverBase, every: int = 100):
+    def __init__(self, criterion: PerSampleCriterion, every: int = 100):
         criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile
-        if not isinstance(criterion, OverBase):
+        if not isinstance(criterion, PerSampleCriterion):
             raise UserError(
                 f"LossMonitor takes a criterion of softadlib, got {type(criterion).__name__}; "
                 "ERM(base=loss) wraps any loss"

@@ -68,7 +68,7 @@ def spiral(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
 
 
 SYNTHETIC = {"gaussian": gaussian, "sinusoid": sinusoid, "spiral": spiral}
-HALVES = ("gaussian", "spiral")
+EVEN_SETS = ("gaussian", "spiral")
 """Sets with n/2 points a class: n must be even."""
 
 

@@ -22,8 +22,8 @@ USE_BFLOAT = "use float32 parameters, under torch.autocast with bfloat16"
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
 BN_UPDATES = ("both", "first")
-AWAY: "weakref.WeakSet[object]" = weakref.WeakSet()
-"""Optimizers whose weights stand at a later pass's point: what is recorded of losses leaves these out."""
+PERTURBED: "weakref.WeakSet[object]" = weakref.WeakSet()
+"""Optimizers whose weights are perturbed at the moment: hooks of losses pass over their batches."""
 
 
 def global_norm(grads: Grads) -> Tensor:
@@ -45,7 +45,7 @@ def global_norm(grads: Grads) -> Tensor:
     return norm
 
 
-def _beside(tensor: Tensor, factor: float | Tensor) -> float | Tensor:
+def _on_device(tensor: Tensor, factor: float | Tensor) -> float | Tensor:
     """Return `factor` on the device of `tensor`: a model may lie on several."""
     return factor.to(tensor.device) if isinstance(factor, Tensor) else factor
 
@@ -150,7 +150,7 @@ def asam_perturb(
     scaled = {name: size * grads[name] for name, size in sizes.items()}
     factor = radius / (global_norm(scaled) + ASAM_VARIANTS[variant])
     return {
-        name: p + _beside(p, factor) * (sizes[name] * scaled[name]) for name, p in params.items()
+        name: p + _on_device(p, factor) * (sizes[name] * scaled[name]) for name, p in params.items()
     }
 
 
@@ -198,7 +198,7 @@ def gnp_gradient(
     share = 1 - alpha
     if mixing == "official":
         share = share / (global_norm(grads) + 1e-12)
-    return {name: _beside(g, share) * g + alpha * ahead[name] for name, g in grads.items()}
+    return {name: _on_device(g, share) * g + alpha * ahead[name] for name, g in grads.items()}
 
 
 def fdgr_gradient(

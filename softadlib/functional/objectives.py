@@ -40,10 +40,10 @@ def rho(x: Tensor) -> Tensor:
     """
     infinite = x.isinf()
     finite = torch.where(infinite, 0, x)
-    return torch.where(infinite, x.abs(), _rise(finite, finite))
+    return torch.where(infinite, x.abs(), _scaled_rho(finite, finite))
 
 
-def _rise(gap: Tensor, x: Tensor) -> Tensor:
+def _scaled_rho(gap: Tensor, x: Tensor) -> Tensor:
     """gap²/(1 + √(1+x²)), which is σ²ρ(x) for gap = σx."""
     return gap * (gap / (1 + torch.hypot(torch.ones_like(x), x)))
 
@@ -135,10 +135,10 @@ def softad(
     check_number("eta", eta)
     gap = check_losses(losses, theta) - theta
     if _is_one(sigma):
-        spread = _rise(gap, gap)
+        spread = _scaled_rho(gap, gap)
     else:
         sigma = _checked_sigma(losses, sigma)
-        spread = _rise(gap, gap / sigma)
+        spread = _scaled_rho(gap, gap / sigma)
         if scale == "text":
             spread = spread / sigma
     return reduce(eta * theta + spread, weights, reduction)

@@ -7,7 +7,7 @@ from softadlib.losses.adaflood import AdaFlood as AdaFlood
 from softadlib.losses.base import CalibrationWarning as CalibrationWarning
 from softadlib.losses.base import DistributionWarning as DistributionWarning
 from softadlib.losses.base import InertWarning as InertWarning
-from softadlib.losses.base import OverBase
+from softadlib.losses.base import PerSampleCriterion
 from softadlib.losses.distributed import AccumulatedFlooding as AccumulatedFlooding
 from softadlib.losses.distributed import gather_losses as gather_losses
 from softadlib.losses.flooding import ERM as ERM
@@ -22,7 +22,7 @@ from softadlib.losses.robust import CVaR as CVaR
 from softadlib.losses.robust import Tilted as Tilted
 from softadlib.losses.theta_schedule import ThetaSchedule as ThetaSchedule
 
-_BY_NAME: dict[str, type[OverBase]] = {
+_BY_NAME: dict[str, type[PerSampleCriterion]] = {
     "erm": ERM,
     "flooding": Flooding,
     "iflood": IFlood,
@@ -45,7 +45,7 @@ def list_criteria() -> list[str]:
     return list(_BY_NAME)
 
 
-def get_criterion(name: str, **settings: Any) -> OverBase:
+def get_criterion(name: str, **settings: Any) -> PerSampleCriterion:
     """Return the criterion of a name with its settings, as for a configuration file.
 
     ValueError for another name. The classes say what each setting is.

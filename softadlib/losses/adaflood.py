@@ -10,10 +10,10 @@ from torch import Tensor
 from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.reduction import HALF
-from softadlib.losses.base import Base, OverBase
+from softadlib.losses.base import Base, PerSampleCriterion
 
 
-class AdaFlood(OverBase):
+class AdaFlood(PerSampleCriterion):
     """mean(θ_i + |ℓ_i − θ_i|): flooding with a level of its own for every sample, by its index.
 
     Args:
@@ -91,7 +91,7 @@ class AdaFlood(OverBase):
         levels = self.theta[index.clamp(0, len(self.theta) - 1)].to(losses.device, dtype)
         if self._losses_hooks:
             flat_counts = None if counts is None else counts.flatten()
-            self._show(losses.flatten(), flat_counts, levels.flatten())
+            self._notify(losses.flatten(), flat_counts, levels.flatten())
         return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
 
     def extra_repr(self) -> str:

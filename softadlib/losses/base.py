@@ -41,7 +41,7 @@ class CalibrationWarning(UserWarning):
     """θ is so high that the minimiser of cross-entropy may predict a class that is not the likeliest."""
 
 
-def caller() -> int:
+def user_level() -> int:
     """Return the `stacklevel` of the line that called into this package, for the function that warns."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in (
@@ -71,7 +71,7 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
     """
     base = nn.CrossEntropyLoss(reduction="none") if base is None else base
     base = getattr(base, "_orig_mod", base)  # of torch.compile, which hides the options
-    if not callable(base) or isinstance(base, (type, OverBase)):
+    if not callable(base) or isinstance(base, (type, PerSampleCriterion)):
         raise UserError(
             f"base must be a callable such as nn.MSELoss(), no class or softadlib criterion, got {type(base).__name__}"
         )
@@ -105,7 +105,7 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
         warnings.warn(
             f"{base!r} has reduction='sum', and a criterion takes the mean of its losses unless "
             "it gets reduction='sum' itself; give reduction= to the criterion",
-            stacklevel=caller(),
+            stacklevel=user_level(),
         )
     copied: Any = copy.deepcopy(base)  # a shallow copy would share the user's buffers
     copied.reduction = "none"
@@ -229,11 +229,11 @@ def world_size(group: "ProcessGroup | None" = None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-class OverBase(nn.Module):
+class PerSampleCriterion(nn.Module):
     """A base loss that gives one value per sample, and the reduction of what is made of them."""
 
     base: Base
-    _fresh = True
+    _is_first_batch = True
     """Whether no batch was seen yet that could be looked at."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -241,7 +241,7 @@ class OverBase(nn.Module):
         arguments = [*inspect.signature(cls.__init__).parameters.values()][1:]
         cls.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
 
-    def __new__(cls, *args: Any, **settings: Any) -> "OverBase":
+    def __new__(cls, *args: Any, **settings: Any) -> "PerSampleCriterion":
         """Say where options of cross-entropy belong; copies come without arguments."""
         known = inspect.signature(cls).parameters
         takes_any = any(a.kind is a.VAR_KEYWORD for a in known.values())
@@ -288,12 +288,12 @@ class OverBase(nn.Module):
         if weights is not None:
             weights = check_weights(weights, losses)
             counts = weights if counts is None else counts * weights
-        if self._fresh and not torch.compiler.is_compiling():
-            self._look(input, target)
-            self._fresh = False
+        if self._is_first_batch and not torch.compiler.is_compiling():
+            self._check_first_batch(input, target)
+            self._is_first_batch = False
         return losses, counts
 
-    def _look(self, input: Tensor, target: Tensor) -> None:
+    def _check_first_batch(self, input: Tensor, target: Tensor) -> None:
         """Look at the first batch for what only a batch shows; one synchronisation at most."""
         if not isinstance(self.base, nn.NLLLoss) or not input.numel() or is_hidden(input):
             return
@@ -305,9 +305,9 @@ class OverBase(nn.Module):
             )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _show(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
+    def _notify(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
         """Call the hooks of a batch that is trained on."""
-        if losses.requires_grad and losses.numel() and not F.AWAY:
+        if losses.requires_grad and losses.numel() and not F.PERTURBED:
             for hook in self._losses_hooks.values():
                 hook(losses.detach(), counts, theta)
 
@@ -315,7 +315,7 @@ class OverBase(nn.Module):
         return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
 
 
-class Criterion(OverBase):
+class Criterion(PerSampleCriterion):
     """A scalar criterion over per-sample losses. Subclasses write `reduce`.
 
     Where `decomposes`, means of equal parts average to the whole's. For unequal parts
@@ -355,7 +355,7 @@ class Criterion(OverBase):
         flat = losses if losses.ndim == 1 else losses.flatten()
         counts = None if counts is None else counts.flatten()
         if self._losses_hooks:
-            self._show(flat, counts, getattr(self, "theta", None))
+            self._notify(flat, counts, getattr(self, "theta", None))
         value = self.reduce(flat, counts)
         if not self.decomposes and not torch.compiler.is_compiling() and world_size() > 1:
             warnings.warn(
@@ -363,7 +363,7 @@ class Criterion(OverBase):
                 "processes takes it of its own part; use AccumulatedFlooding for Flooding, and "
                 "functional over `gather_losses` for others",
                 DistributionWarning,
-                stacklevel=caller(),
+                stacklevel=user_level(),
             )
         return value.reshape(losses.shape) if self.reduction == "none" else value
 
@@ -391,7 +391,7 @@ class Thresholded(Criterion):
                 "theta must be a finite number, got None: give a level in the unit of the loss, such as "
                 "0.1 nats; without any level take ERM() or nn.CrossEntropyLoss()"
             )
-        self.__dict__["theta"], self._fresh = real("theta", value), True
+        self.__dict__["theta"], self._is_first_batch = real("theta", value), True
         self.check_theta()
         return None
 
@@ -414,9 +414,9 @@ class Thresholded(Criterion):
             key for key in missing if key != f"{prefix}_extra_state"
         ]  # of older checkpoints
 
-    def _look(self, input: Tensor, target: Tensor) -> None:
+    def _check_first_batch(self, input: Tensor, target: Tensor) -> None:
         """Warn of a θ below the smallest loss, or above the level, of smoothed and mixed targets."""
-        super()._look(input, target)
+        super()._check_first_batch(input, target)
         base = self.base
         if not isinstance(base, nn.CrossEntropyLoss) or is_hidden(target) or not target.numel():
             return
@@ -437,7 +437,7 @@ class Thresholded(Criterion):
                     f"smoothed by {smoothing:g} may predict the wrong one of {classes} classes "
                     "(softadlib.cross_entropy_levels); use a smaller theta",
                     CalibrationWarning,
-                    stacklevel=caller(),
+                    stacklevel=user_level(),
                 )
         else:
             return
@@ -446,7 +446,7 @@ class Thresholded(Criterion):
                 f"{said}{why}, so none of them ever ascends; theta = {least + self.theta:.4f} lies as far "
                 "above that as yours above 0 (softadlib.cross_entropy_levels)",
                 InertWarning,
-                stacklevel=caller(),
+                stacklevel=user_level(),
             )
 
     def extra_repr(self) -> str:

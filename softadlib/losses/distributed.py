@@ -56,7 +56,7 @@ class AccumulatedFlooding(Thresholded):
         losses = losses.flatten()
         weights = torch.ones_like(losses) if weights is None else weights.flatten()
         if self._losses_hooks:
-            self._show(losses, weights, self.theta)
+            self._notify(losses, weights, self.theta)
         total = F.erm(losses, weights=weights, reduction="sum")
         if total.requires_grad:
             sums = torch.stack([total.detach(), weights.sum().to(total)])

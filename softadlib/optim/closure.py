@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softadlib._validation import UserError, choose, real
-from softadlib.functional.gradient_rules import AWAY, BN_UPDATES, Grads
+from softadlib.functional.gradient_rules import BN_UPDATES, PERTURBED, Grads
 from softadlib.functional.reduction import HALF
 
 NoSync = Callable[[], contextlib.AbstractContextManager[None]]
@@ -33,7 +33,7 @@ class ClosureOptimizer(Optimizer):
 
     first_sync = True
     rule_settings: tuple[str, ...] = ()
-    _left: Mapping[int, Mark] = MappingProxyType({})
+    _last_gradients: Mapping[int, Mark] = MappingProxyType({})
     """Marks of the gradients that the last step left behind."""
     _zeroed = False
 
@@ -174,7 +174,7 @@ class ClosureOptimizer(Optimizer):
                 "scaler=scaler); in Lightning use precision 'bf16-mixed', since '16-mixed' gives none. In Hugging "
                 "Face's Trainer use softadlib.SAMTrainerMixin. For torch.distributed.checkpoint take optimizer.base"
             )
-        if getattr(self, "_climbed", None) is not None:
+        if getattr(self, "_between_halves", None) is not None:
             raise RuntimeError("step was called between first_step and second_step")
         if scaler is not None and not scaler.is_enabled():
             scaler = None
@@ -186,8 +186,9 @@ class ClosureOptimizer(Optimizer):
         named, evaluate = self._named(), torch.enable_grad()(closure)
         start = {name: p.clone() for name, p in named.items()}
         loss: list[Tensor] = []
-        passes: list[_Pass] = []  # kept until the update: a scaler knows optimizers by their id
-        # of the parameters that any pass gives a gradient; 0 where it is dense
+        # kept until the update: a scaler knows optimizers by their id
+        passes: list[_ScalerPass] = []
+        # number of sparse dimensions of each gradient, 0 for a dense one
         sparse_dims: dict[str, int] = {}
 
         def gradient(params: Grads, track: bool = True) -> Grads:
@@ -196,36 +197,36 @@ class ClosureOptimizer(Optimizer):
             if not loss:
                 loss.append(self._first_pass(evaluate, list(named.values()), scaler is None))
             else:
-                AWAY.add(self)
+                PERTURBED.add(self)
                 with frozen_statistics(None if track else self.model):
                     evaluate()
             graded = {name: p.grad for name, p in named.items() if p.grad is not None}
             if not graded and not sparse_dims:
-                raise _Skip
+                raise _SkipStep
             if scaler is not None and graded:
                 if any(id(o) in scaler._per_optimizer_states for o in (self, self.base)):
                     raise UserError(
                         "the closure unscales the gradients, and step(closure, scaler=scaler) does so "
                         "too: leave out scaler.unscale_, and clip in a step pre-hook of base"
                     )
-                passes.append(_Pass(list(named.values())))
+                passes.append(_ScalerPass(list(named.values())))
                 scaler.step(passes[-1])  # unscales in place
                 if not passes[-1].finite:
-                    raise _Skip
+                    raise _SkipStep
             sparse_dims.update((n, g.sparse_dim() if g.is_sparse else 0) for n, g in graded.items())
             return {name: take_gradient(p) for name, p in named.items()}
 
         combined: Grads | None = None
         try:
             combined = self.combine(gradient, start)
-        except _Skip:
+        except _SkipStep:
             pass
         except BaseException:
             for given_up in passes:  # a later pass may have its id
                 scaler._per_optimizer_states.pop(id(given_up), None)
             raise
         finally:
-            AWAY.discard(self)
+            PERTURBED.discard(self)
             set_weights(named, start)  # a stored copy: subtracting would not restore the bits
         if combined is not None:
             for name, dim in sparse_dims.items():
@@ -234,7 +235,7 @@ class ClosureOptimizer(Optimizer):
             self.base.step()
         if passes:
             scaler.update()
-        self._left = mark_gradients(list(named.values()))
+        self._last_gradients = mark_gradients(list(named.values()))
         return loss[0]
 
     def _first_pass(
@@ -247,7 +248,7 @@ class ClosureOptimizer(Optimizer):
         """
         name = type(self).__name__
         for p in params:
-            if is_marked(p, self._left):
+            if is_marked(p, self._last_gradients):
                 p.grad = None
         earlier = [(p, p.grad) for p in params if p.grad is not None]
         self._zeroed = False
@@ -276,7 +277,7 @@ class ClosureOptimizer(Optimizer):
         super().zero_grad(set_to_none)
         if not set_to_none:  # zeros are no gradients of an earlier backward()
             every = [p for group in self.param_groups for p in group["params"]]
-            self._left = mark_gradients(every)
+            self._last_gradients = mark_gradients(every)
 
     def _set_first_sync(self, first_sync: bool) -> None:
         """Set `first_sync`, for rules that perturb by the first gradient and use it for nothing else."""
@@ -297,7 +298,7 @@ class ClosureOptimizer(Optimizer):
         But `step`, which a scheduler replaces by one that steps the original, marks of gradients, and
         hooks, which `Optimizer` leaves out too.
         """
-        left_out = ("step", "_left", "_climbed")
+        left_out = ("step", "_last_gradients", "_between_halves")
         return {
             name: value
             for name, value in self.__dict__.items()
@@ -389,11 +390,11 @@ class RadiusOptimizer(ClosureOptimizer):
 # Passes of a closure: what is around them, and the weights and gradients of each.
 
 
-class _Skip(Exception):
+class _SkipStep(Exception):
     """Ends a step: the closure gave no gradient, or the gradient of a pass overflowed."""
 
 
-class _Pass(Optimizer):
+class _ScalerPass(Optimizer):
     """Stands for one pass before a GradScaler, which steps it where all its gradients are finite."""
 
     finite = False

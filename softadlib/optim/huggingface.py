@@ -69,12 +69,12 @@ class SAMTrainerMixin:
             return loss  # the scaler sees the overflow and skips the step
         start = {n: p.clone() for n, p in named.items()}
         grads = {n: take_gradient(p) for n, p in named.items()}
-        F.AWAY.add(self)
+        F.PERTURBED.add(self)
         try:
             set_weights(named, F.perturb(start, grads, self.sam_radius))
             for inputs, args, settings in batches:
                 parent(model, inputs, *args, **settings)
         finally:
-            F.AWAY.discard(self)
+            F.PERTURBED.discard(self)
             set_weights(named, start)
         return loss

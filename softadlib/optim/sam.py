@@ -19,10 +19,10 @@ from softadlib.optim.closure import (
 )
 
 
-class TwoCalls(RadiusOptimizer):
+class TwoPassOptimizer(RadiusOptimizer):
     """A rule of two passes that can also be called in two halves, without a closure."""
 
-    _climbed: tuple[Grads, contextlib.ExitStack] | None = None
+    _between_halves: tuple[Grads, contextlib.ExitStack] | None = None
     """The weights that the first half left, and what holds until the second."""
 
     def perturbed(self, params: Grads, grads: Grads) -> Grads:
@@ -48,7 +48,7 @@ class TwoCalls(RadiusOptimizer):
             zero_grad: zero the gradients, which the second `backward()` must not add to.
         """
         name = type(self).__name__
-        if self._climbed is not None:
+        if self._between_halves is not None:
             raise RuntimeError(f"{name}.first_step was called twice; call second_step in between")
         named = self._named()
         if all(p.grad is None for p in named.values()):
@@ -61,18 +61,18 @@ class TwoCalls(RadiusOptimizer):
         set_weights(named, self.perturbed(start, dense))
         until = contextlib.ExitStack()
         until.enter_context(frozen_statistics(self.model if self.bn_update == "first" else None))
-        self._climbed = start, until
-        F.AWAY.add(self)
+        self._between_halves = start, until
+        F.PERTURBED.add(self)
         if zero_grad:
             self.zero_grad()
 
     @torch.no_grad()
     def second_step(self, zero_grad: bool = False) -> None:
         """Go back to the weights before `first_step`, to the bit, and step `base` with the gradients there."""
-        if self._climbed is None:
+        if self._between_halves is None:
             raise RuntimeError(f"{type(self).__name__}.second_step needs first_step before it")
-        (start, until), self._climbed = self._climbed, None
-        F.AWAY.discard(self)
+        (start, until), self._between_halves = self._between_halves, None
+        F.PERTURBED.discard(self)
         until.close()
         named = self._named()
         set_weights({key: named[key] for key in start}, start)
@@ -84,7 +84,7 @@ class TwoCalls(RadiusOptimizer):
             self.zero_grad()
 
 
-class SAM(TwoCalls):
+class SAM(TwoPassOptimizer):
     """Sharpness-aware minimisation: steps `base` with the gradient taken at w + r·g(w)/‖g(w)‖.
 
     `step(closure)` runs the closure twice. It must zero the gradients, compute the loss, call
@@ -144,7 +144,7 @@ class SAM(TwoCalls):
         return F.perturb(params, grads, self.radius)
 
 
-class ASAM(TwoCalls):
+class ASAM(TwoPassOptimizer):
     """Adaptive SAM: steps `base` with the gradient taken at w + r·T²g/‖Tg‖, T as large as |w|.
 
     `step(closure)` runs the closure twice, as for `SAM`.

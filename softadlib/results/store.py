@@ -274,7 +274,7 @@ class StudyStore:
         return sorted(self.parts.glob(f"{self.fingerprint}-{pattern}"))
 
     def finished_parts(self) -> list[Path]:
-        """Return all parts but states of trainings, which may be of runs that are asked for no more."""
+        """Return the parts with finished runs, without saved states of trainings (.pt)."""
         return [path for path in self._parts("*") if path.suffix != ".pt"]
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from softadlib._validation import MissingData, UserError, choose, real, whole
 from softadlib.data.images import IMAGES, dataset_names, is_image_set, own_digest, table_of
 from softadlib.data.splits import check_batches
-from softadlib.data.synthetic import HALVES, SYNTHETIC
+from softadlib.data.synthetic import EVEN_SETS, SYNTHETIC
 from softadlib.data.tables import TABLES, table_file
 from softadlib.functional import LN2
 from softadlib.methods import METHODS, check_momentum, complete_settings, get_method
@@ -206,7 +206,7 @@ class Protocol(BaseModel):
             size = getattr(self, name)
             if self.dataset in SYNTHETIC or size != 0:
                 whole(name, size, 2)
-            if self.dataset in HALVES and size % 2:
+            if self.dataset in EVEN_SETS and size % 2:
                 raise UserError(
                     f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
                 )
