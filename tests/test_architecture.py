@@ -11,6 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from benchmarks.mutants import read_mutants
 from helpers.workspace import REPOSITORY
 
 LAYERS = (
@@ -43,7 +44,7 @@ TRAINING = (
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 PUBLIC = {"__init__", "__main__"}
 """Modules at the root that may import anything: the public names and the command."""
-MOST_LINES = {"softadlib": 8_420, "tests": 10_917}
+MOST_LINES = {"softadlib": 8_420, "tests": 10_845}
 """Lines of code of a folder. Lowered with every reduction; raised only for a feature that was decided on."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WITHOUT_CODE = {
@@ -191,3 +192,7 @@ def test_docstrings_comments_and_blank_lines_do_not_count():
 def test_the_code_does_not_grow(folder):
     files = sorted((REPOSITORY / folder).rglob("*.py"))
     assert sum(lines_of_code(path.read_text()) for path in files) <= MOST_LINES[folder]
+
+
+def test_every_mutant_is_a_change_of_the_code_as_it_is():
+    assert len(read_mutants()) == 40

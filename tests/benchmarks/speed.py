@@ -22,14 +22,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers import published_loop
-from helpers.plain_loop import final_measures
+from helpers.plain_loop import final_measures, torch_optimizer
 
 import softadlib
 from softadlib.data.splits import PARTS, Splits
 from softadlib.results import select
 from softadlib.training.device import deterministic_math, device_name
 from softadlib.training.inputs import load_splits
-from softadlib.training.protocol import Protocol
+from softadlib.training.protocol import Protocol, Run
 from softadlib.training.trainer import make_engine, network_of, train_runs
 
 MLP = {"profile": "speed", "dataset": "gaussian", "trials": 1, "device": "cpu"}
@@ -58,29 +58,29 @@ def data_of(protocol: Protocol, splits: Splits) -> published_loop.Data:
     return data
 
 
+def train_published(
+    protocol: Protocol, splits: Splits, run: Run, data: published_loop.Data, measured: bool
+) -> list[dict[str, float]]:
+    """Train a run by the published loop, with torch's optimizer; return its measures."""
+    network, recipe = network_of(protocol, splits, run), protocol.recipe
+    optimizer = torch_optimizer(recipe, network.parameters())
+    options = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "measured": measured}
+    return published_loop.train(network, data, run.method, run.knob, optimizer=optimizer, **options)
+
+
 def steps(protocol: Protocol, splits: Splits, method: str, what: str) -> Case:
     """Train one run and measure nothing; seconds are those of a step."""
     (run,) = protocol.runs(method)
     data, recipe = data_of(protocol, splits), protocol.recipe
 
     def published() -> None:
-        network = network_of(protocol, splits, run)
-        optimizer = make_optimizer(protocol, network)
-        options = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "measured": False}
-        published_loop.train(network, data, method, run.knob, optimizer=optimizer, **options)
+        train_published(protocol, splits, run, data, measured=False)
 
     def ours() -> None:
         make_engine(protocol, [run], splits).train(recipe, protocol.seeds, set())
 
     n = len(data["train"][1])
     return Case(what, published, ours, recipe.epochs * -(-n // recipe.batch_size))
-
-
-def make_optimizer(protocol: Protocol, network: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer as plain as PyTorch has it."""
-    if protocol.optimizer == "adam":
-        return torch.optim.Adam(network.parameters(), lr=protocol.lr)
-    return torch.optim.SGD(network.parameters(), lr=protocol.lr, momentum=protocol.momentum)
 
 
 def measuring(protocol: Protocol, splits: Splits) -> Case:
@@ -101,16 +101,7 @@ def study(protocol: Protocol, splits: Splits) -> Case:
     runs, data, recipe = protocol.runs("softad"), data_of(protocol, splits), protocol.recipe
 
     def published() -> None:
-        histories = []
-        for run in runs:
-            network = network_of(protocol, splits, run)
-            optimizer = make_optimizer(protocol, network)
-            options = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "measured": True}
-            histories.append(
-                published_loop.train(
-                    network, data, "softad", run.knob, optimizer=optimizer, **options
-                )
-            )
+        histories = [train_published(protocol, splits, run, data, measured=True) for run in runs]
         max(histories, key=lambda history: history[-1]["acc_val"])
 
     def ours() -> None:

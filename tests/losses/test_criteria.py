@@ -100,11 +100,6 @@ def test_bad_eta_is_refused():
         SoftAD(0.1, eta=math.nan)
 
 
-@pytest.mark.parametrize("theta", [np.float32(0.25), torch.tensor(0.25), 0.25], ids=str)
-def test_theta_of_any_scalar_type(theta):
-    assert SoftAD(theta).theta == 0.25
-
-
 def test_repr_shows_the_numbers():
     assert "theta=0.1, sigma=2, eta=1, scale='text'" in repr(SoftAD(0.1, 2.0, scale="text"))
     assert "theta=0.25" in repr(Flooding(0.25))

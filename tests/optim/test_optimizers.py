@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.plain_loop import asam_shifts, sharp_step
 from helpers.steps import X, Y, closure_from, closure_of, network
 from torch import nn
 from torch.optim import SGD, Adam
@@ -136,108 +137,29 @@ def test_a_zero_gradient_does_not_move_and_is_no_nan(name):
     assert model.weight.tolist() == [[0, 0, 0]]
 
 
-# Against a step-by-step reference, written from the formula
-
-
-def norm_of(gradients):
-    return sum((g**2).sum() for g in gradients).sqrt()
-
-
-def sam_point(weights, gradients, names, radius):
-    return [w + radius * g / norm_of(gradients) for w, g in zip(weights, gradients)]
-
-
-def asam_point(weights, gradients, names, radius, eta):
-    """T_w = |w| + η where the name says weight, 1 elsewhere; ε = ρ T² g / ‖T g‖."""
-    t = [w.abs() + eta if "weight" in name else 1.0 for w, name in zip(weights, names)]
-    length = norm_of([a * g for a, g in zip(t, gradients)])
-    return [w + radius * a**2 * g / length for w, a, g in zip(weights, t, gradients)]
-
-
-def davda54_point(weights, gradients, names, radius, eta):
-    length = norm_of([w * g for w, g in zip(weights, gradients)])
-    return [w + radius * w**2 * g / length for w, g in zip(weights, gradients)]
-
-
-def reference(model, points, mix, steps, lr, momentum, keep_statistics):
-    """SGD with momentum on `mix` of the gradients at w and at the `points` made of it, on copies."""
-    names = [name for name, _ in model.named_parameters()]
-    velocity = None
-
-    def gradients_at(values, statistics):
-        probe = copy.deepcopy(model)
-        with torch.no_grad():
-            for p, value in zip(probe.parameters(), values):
-                p.copy_(value)
-        loss = nn.functional.cross_entropy(probe(X), Y)
-        found = torch.autograd.grad(loss, list(probe.parameters()))
-        if statistics:
-            for b, new in zip(model.buffers(), probe.buffers()):
-                b.copy_(new)
-        return [g.detach() for g in found]
-
-    for _ in range(steps):
-        weights = [p.detach().clone() for p in model.parameters()]
-        here = gradients_at(weights, True)
-        there = [gradients_at(point, not keep_statistics) for point in points(weights, here, names)]
-        final = [mix(*gs) for gs in zip(here, *there)]
-        velocity = (
-            final if velocity is None else [momentum * v + g for v, g in zip(velocity, final)]
-        )
-        with torch.no_grad():
-            for p, v in zip(model.parameters(), velocity):
-                p.sub_(lr * v)
-
-
-def ahead(weights, gradients, step):
-    return [w + step * g for w, g in zip(weights, gradients)]
-
+# Against a plain loop, written from the formulas
 
 CASES = {
-    "sam": (
-        partial(SAM, radius=0.2),
-        lambda *a: [sam_point(*a, 0.2)],
-        lambda g, far: far,
-    ),
-    "asam": (
-        partial(ASAM, radius=0.5, eta=0.05),
-        lambda *a: [asam_point(*a, 0.5, 0.05)],
-        lambda g, far: far,
-    ),
-    "asam, davda54": (
-        partial(ASAM, radius=0.8, variant="davda54"),
-        lambda *a: [davda54_point(*a, 0.8, None)],
-        lambda g, far: far,
-    ),
-    "gnp": (
-        partial(GNP, alpha=0.7, radius=0.3),
-        lambda *a: [sam_point(*a, 0.3)],
-        lambda g, far: 0.3 * g + 0.7 * far,
-    ),
-    "fdgr": (
-        partial(FDGR, strength=0.4, step_size=0.2),
-        lambda w, g, names: [ahead(w, g, 0.2)],
-        lambda g, far: g + 0.4 / 0.2 * (far - g),
-    ),
-    "fdgr, centered": (
-        partial(FDGR, strength=0.4, step_size=0.2, scheme="centered"),
-        lambda w, g, names: [ahead(w, g, 0.2), ahead(w, g, -0.2)],
-        lambda g, far, back: g + 0.4 / 0.4 * (far - back),
-    ),
+    "sam": ("sam", 0.2, {}),
+    "asam": ("asam", 0.5, {"eta": 0.05}),
+    "asam, davda54": ("asam", 0.8, {"variant": "davda54"}),
+    "gnp": ("gnp", 0.7, {"radius": 0.3}),
+    "gnp, official": ("gnp", 0.7, {"radius": 0.3, "mixing": "official"}),
+    "fdgr": ("fdgr", 0.4, {"step_size": 0.2}),
+    "fdgr, centered": ("fdgr", 0.4, {"step_size": 0.2, "scheme": "centered"}),
 }
 
 
 @pytest.mark.parametrize("bn_update", ["both", "first"])
 @pytest.mark.parametrize("name", CASES)
-def test_twenty_steps_with_batch_norm_are_the_reference(name, bn_update):
-    make, points, mix = CASES[name]
+def test_twenty_steps_with_batch_norm_are_the_plain_loop(name, bn_update):
+    method, knob, settings = CASES[name]
     model, twin = network(batch_norm=True), network(batch_norm=True)
-    optimizer = make(
-        SGD(model.parameters(), lr=0.1, momentum=0.9), bn_update=bn_update, model=model
-    )
+    base, plain = (SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin))
+    optimizer = wrap(name, base, model, knob, bn_update=bn_update, **settings)
     for _ in range(20):
         optimizer.step(closure_of(model, optimizer))
-    reference(twin, points, mix, 20, 0.1, 0.9, bn_update == "first")
+        sharp_step(method, twin, plain, X, Y, knob, bn_update, **settings)
     ours, theirs = snapshot(model), snapshot(twin)
     for key in theirs:
         torch.testing.assert_close(ours[key], theirs[key], rtol=1e-6, atol=1e-6, msg=key)
@@ -300,17 +222,17 @@ def test_official_asam_takes_every_name_that_holds_weight():
     torch.manual_seed(0)
     model = nn.Module()
     model.weight_v, model.bias = (nn.Parameter(torch.randn(3).double()) for _ in range(2))
-    start, points = [p.detach().clone() for p in model.parameters()], []
+    twin, points = copy.deepcopy(model), []
     optimizer = ASAM(SGD(model.parameters(), lr=0.0), 0.5, model=model, eta=0.05)
 
-    def loss():
+    def loss(model=model):
         points.append([p.detach().clone() for p in model.parameters()])
         return (model.weight_v.square() + model.bias).sum()
 
     optimizer.step(closure_from(optimizer, loss))
-    grads = [2 * start[0], torch.ones(3).double()]
-    expected = asam_point(start, grads, ["weight_v", "bias"], 0.5, 0.05)
-    torch.testing.assert_close(points[1], expected, rtol=0, atol=1e-12)
+    loss(twin).backward()
+    expected = [p + shift for p, shift in zip(twin.parameters(), asam_shifts(twin, 0.5, eta=0.05))]
+    torch.testing.assert_close(points[1], [p.detach() for p in expected], rtol=0, atol=1e-12)
 
 
 NORMS = {

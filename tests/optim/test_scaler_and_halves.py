@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from helpers.plain_loop import msam_step
 from torch import nn
 from torch.optim import ASGD, SGD, Adam, AdamW
 
@@ -228,31 +229,16 @@ def test_halves_in_another_order_are_refused():
 # MSAM
 
 
-def msam_by_hand(model, radius, steps, adam=False):
-    """Gradient at w − r·m/‖m‖, then SGD with momentum .9 or Adam, from the formulas."""
-    params = list(model.parameters())
-    m, v = ([torch.zeros_like(p) for p in params] for _ in range(2))
-    for t in range(1, steps + 1):
-        start = [p.detach().clone() for p in params]
-        size = sum(b.square().sum() for b in m).sqrt()
-        with torch.no_grad():
-            for p, b in zip(params, m):
-                p -= radius * b / (size + 1e-12)
-        grads = torch.autograd.grad(loss_of(model), params)
-        with torch.no_grad():
-            for p, w, b, s, g in zip(params, start, m, v, grads):
-                if adam:
-                    b.mul_(0.9).add_(0.1 * g)
-                    s.mul_(0.999).add_(0.001 * g.square())
-                    move = 0.01 * (b / (1 - 0.9**t)) / ((s / (1 - 0.999**t)).sqrt() + 1e-8)
-                else:
-                    move = 0.1 * b.mul_(0.9).add_(g)
-                p.copy_(w - move)
+def msam_loop(model, radius, adam=False):
+    """Twenty steps of the plain loop: the gradient at w − r·m/‖m‖, then torch's SGD or Adam."""
+    base = Adam(model.parameters(), lr=0.01) if adam else SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(20):
+        msam_step(model, base, X, Y, radius)
     return weights(model)
 
 
 @pytest.mark.parametrize("adam", [False, True])
-def test_twenty_steps_of_msam_are_the_loop_by_hand(adam):
+def test_twenty_steps_of_msam_are_the_plain_loop(adam):
     model, calls = network(), []
     base = Adam(model.parameters(), lr=0.01) if adam else SGD(model.parameters(), 0.1, momentum=0.9)
     optimizer = MSAM(base, 0.5)
@@ -260,9 +246,9 @@ def test_twenty_steps_of_msam_are_the_loop_by_hand(adam):
     for _ in range(20):
         optimizer.step(lambda: calls.append(1) or step())
     assert len(calls) == 20, "one gradient a step"
-    expected = msam_by_hand(network(), 0.5, 20, adam)
+    expected = msam_loop(network(), 0.5, adam)
     torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-12)
-    assert (weights(model) - msam_by_hand(network(), 0.0, 20, adam)).norm() > 1e-3
+    assert (weights(model) - msam_loop(network(), 0.0, adam)).norm() > 1e-3
 
 
 def test_msam_takes_adamw_and_a_scaler_and_refuses_what_has_no_momentum():

@@ -76,14 +76,6 @@ def test_gradients_and_running_statistics_are_autograds(name):
         torch.testing.assert_close(buffers[key], b, rtol=1e-12, atol=0)
 
 
-def test_a_pass_that_does_not_track_leaves_the_statistics():
-    network = NETWORKS["mlp"]().double()
-    params, buffers = parts(network)
-    forward(parse_mlp(network), params, buffers, sample("mlp"), track=False)
-    for key, b in network.named_buffers():
-        assert torch.equal(buffers[key], b)
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_folding_batch_norm_changes_nothing(name):
     network = NETWORKS[name]().double()

@@ -281,15 +281,6 @@ def test_what_killed_processes_left_half_written_goes_with_the_next_call():
 # Surroundings
 
 
-def test_the_number_of_threads_is_restored():
-    torch.set_num_threads(2)
-    try:
-        run_study(protocol(), "erm")
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_an_output_folder_that_cannot_be_written_is_refused_before_training(home):
     (home / "outputs").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):

@@ -292,13 +292,6 @@ def test_the_explorers_criteria_are_the_librarys(explorer, theta, sigma, scale):
 
 
 @needs_chromium
-def test_the_explorers_rho_and_phi(explorer):
-    assert explorer.evaluate("[rho(0.75), phi(0.75), rho(-0.75), phi(-0.75)]") == pytest.approx(
-        [0.25, 0.6, 0.25, -0.6], abs=1e-15
-    )
-
-
-@needs_chromium
 @pytest.mark.parametrize("method", ["erm", "flooding", "softad"])
 def test_the_explorers_descent_is_gradient_descent(explorer, method):
     """By automatic differentiation of the library's criteria of f(x) = x²/2 and of ‖w − z‖²/2."""

@@ -52,24 +52,32 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def gradient_by_hand(params, loss, radius):
+    """Gradients of `loss()`, at SAM's point where there is a radius; the parameters stay as they are."""
+    start, grads = [p.detach().clone() for p in params], torch.autograd.grad(loss(), params)
+    if radius:
+        size = sum(g.square().sum() for g in grads).sqrt() + 1e-12
+        with torch.no_grad():
+            for p, g in zip(params, grads):
+                p += radius * g / size
+        grads = torch.autograd.grad(loss(), params)
+        with torch.no_grad():
+            for p, w in zip(params, start):
+                p.copy_(w)
+    return grads
+
+
 def by_hand(model, loss_of, radius=0.0, epochs=2):
     """SGD with momentum written out, at SAM's point where there is a radius."""
     params = list(model.parameters())
     velocity = [torch.zeros_like(p) for p in params]
     for _ in range(epochs):
         for x, y in data():
-            start = [p.detach().clone() for p in params]
-            grads = torch.autograd.grad(loss_of(model(x), y), params)
-            if radius:
-                size = sum(g.square().sum() for g in grads).sqrt() + 1e-12
-                with torch.no_grad():
-                    for p, g in zip(params, grads):
-                        p += radius * g / size
-                grads = torch.autograd.grad(loss_of(model(x), y), params)
+            grads = gradient_by_hand(params, lambda x=x, y=y: loss_of(model(x), y), radius)
             with torch.no_grad():
-                for p, w, v, g in zip(params, start, velocity, grads):
+                for p, v, g in zip(params, velocity, grads):
                     v.mul_(0.9).add_(g)
-                    p.copy_(w - 0.1 * v)
+                    p -= 0.1 * v
     return weights(model)
 
 
@@ -389,22 +397,12 @@ def sam_by_hand(steps, clip=0.0):
         batch = {k: torch.stack([r[k] for r in part]) for k in part[0]}
         labels = batch.pop("labels")[:, 1:]
 
-        def gradient(batch=batch, labels=labels):
+        def loss(batch=batch, labels=labels):
             logits = model(**batch).logits[:, :-1]
-            return torch.autograd.grad(
-                softad(logits[labels != -100], labels[labels != -100]), params
-            )
+            return softad(logits[labels != -100], labels[labels != -100])
 
-        start, grads = [p.detach().clone() for p in params], gradient()
-        size = sum(g.square().sum() for g in grads).sqrt() + 1e-12
-        with torch.no_grad():
-            for p, g in zip(params, grads):
-                p += 0.1 * g / size
-        grads = gradient()
-        with torch.no_grad():
-            for p, w, g in zip(params, start, grads):
-                p.copy_(w)
-                p.grad = g
+        for p, g in zip(params, gradient_by_hand(params, loss, 0.1)):
+            p.grad = g
         if clip:
             nn.utils.clip_grad_norm_(params, clip)
         base.step()
