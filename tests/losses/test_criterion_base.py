@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as tf
+from torch.utils._pytree import tree_map
 
 from softadlib import functional as F
 from softadlib.losses import AccumulatedFlooding, AdaFlood, Focal
@@ -339,8 +340,10 @@ def test_torch_func_of_a_model_per_run_and_per_sample(name, weight):
     runs = vmap(grad(objective), in_dims=(0, None, None))(stacked, LOGITS, HOLES)
     torch.testing.assert_close(runs["weight"][0], grad(objective)(params, LOGITS, HOLES)["weight"])
     for x, y in ((LOGITS[:, None], TARGETS[:, None]), (LOGITS, TARGETS)):
-        single = vmap(objective, in_dims=(None, 0, 0))(params, x, y)
-        torch.testing.assert_close(single[2], objective(params, LOGITS[[2]], TARGETS[[2]]))
+        for of in (objective, grad(objective)):
+            single = vmap(of, in_dims=(None, 0, 0))(params, x, y)
+            expected = of(params, LOGITS[[2]], TARGETS[[2]])
+            torch.testing.assert_close(tree_map(lambda v: v[2], single), expected)
 
 
 @pytest.mark.parametrize("name", EVERY)
