@@ -14,7 +14,7 @@ from softadlib.analysis.statistics import Mean, mean_interval, paired
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
-from softadlib.results.store import finished
+from softadlib.results.store import finished, training_words
 from softadlib.training import profiles
 from softadlib.training.protocol import NOT_HASHED
 
@@ -301,16 +301,12 @@ def _both_ends(values: pd.Series) -> Any:
 
 
 def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
-    """Return dataset → what it has less of than the paper's protocol, "" for nothing."""
-    words = {}
-    for dataset, part in provenances.groupby("dataset"):
-        if dataset not in DATASETS:
-            words[str(dataset)] = ""
-            continue
+    """Return dataset → where its results fall short of the paper's protocol or differ, "" for nowhere."""
+    words = dict.fromkeys(provenances["dataset"], "")
+    for dataset, part in provenances[provenances["dataset"].isin(DATASETS)].groupby("dataset"):
         try:
             paper = profiles.load("paper", str(dataset))
         except UserError:  # a workspace with profiles of its own alone
-            words[str(dataset)] = ""
             continue
         sizes = " + ".join(str(getattr(paper, f"n_{p}") or "all") for p in PARTS)
         grids = {m: len(grid) for m, grid in paper.grids.items()}
@@ -322,5 +318,8 @@ def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
         ]
         cuts += [f"{few} of {all_} values" for few, all_ in sorted(set(values)) if few < all_][:1]
         cuts += [f"samples {s}" for s in sorted(set(part["samples"])) if s != sizes]
+        papers = {m: training_words(paper.to_dict(), m).split(", ") for m in set(part["method"])}
+        trained = zip(part["method"], part["training"].str.split(", "))
+        cuts += dict.fromkeys(word for m, has in trained for word in has if word not in papers[m])
         words[str(dataset)] = ", ".join(cuts)
     return words

@@ -647,7 +647,7 @@ def provenances(profile: str) -> pd.DataFrame:
                 "span": " to ".join(f"{value:g}" for value in span),
                 "epochs": protocol["epochs"],
                 "samples": " + ".join(str(protocol[f"n_{p}"] or "all") for p in PARTS),
-                "training": _training_words(facts),
+                "training": training_words(protocol, facts.method),
                 "dtype": protocol["dtype"],
                 "device": ", ".join(dict.fromkeys(s.device for s in facts.sessions)),
                 "torch": ", ".join(dict.fromkeys(s.torch for s in facts.sessions)),
@@ -659,8 +659,8 @@ def provenances(profile: str) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _training_words(facts: Facts) -> str:
-    """Write network, optimizer and settings of a study: "model mlp4x500, optimizer adam, …"."""
+def training_words(protocol: Mapping[str, Any], method: str) -> str:
+    """Write network, optimizer and settings of a method: "model mlp4x500, optimizer adam, …"."""
     names = (
         "model",
         "optimizer",
@@ -671,6 +671,5 @@ def _training_words(facts: Facts) -> str:
         "batch_size",
         "precision",
     )
-    words = {name: facts.protocol[name] for name in names}
-    words |= facts.protocol["settings"].get(facts.method, {})
+    words = {name: protocol[name] for name in names} | protocol["settings"].get(method, {})
     return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in words.items())

@@ -147,6 +147,7 @@ def made(dataset="fashionmnist", **facts):
     """A line of `results.provenances` with the paper's protocol, but for `facts`."""
     line = {"dataset": dataset, "method": "softad", "trials": 5, "grid": 10, "epochs": 500}
     line |= {"samples": "all + all + all", "label_noise": "0", "dtype": "float32", "runs": 10}
+    line |= {"training": "model mlp1x1000, optimizer sgd, lr 0.1"}
     return line | {"device": "cpu", "torch": "2", "seconds": 1800} | facts
 
 
@@ -156,6 +157,7 @@ def made(dataset="fashionmnist", **facts):
         ({}, ""),
         ({"trials": 3, "epochs": 40}, "3 of 5 trials, 40 of 500 epochs"),
         ({"grid": 2}, "2 of 10 values"),
+        ({"training": "model linear, optimizer sgd, sigma 2"}, "model linear, sigma 2"),
         ({"samples": "6000 + all + all"}, "samples 6000 + all + all"),
         ({"dataset": "digits"}, ""),
     ],
