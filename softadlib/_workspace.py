@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +34,6 @@ def params_dir() -> Path:
 def data_root() -> Path:
     """Return the folder of the data: $SOFTAD_DATA, else `data/` in the workbook."""
     return Path(os.environ.get("SOFTAD_DATA") or home() / "data")
-
-
-def stopped() -> str:
-    """Return what to say after an interruption."""
-    again = "the command without --fresh" if "--fresh" in sys.argv else "the same command"
-    return f"stopped; {again} resumes"
 
 
 @contextlib.contextmanager

@@ -135,6 +135,7 @@ def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
 
 
 def _style(name: str) -> dict[str, Any]:
+    """Return colour and mark of a method's line."""
     return {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
 
 
@@ -152,9 +153,9 @@ def band(values: pd.DataFrame) -> pd.DataFrame:
     return table.replace([np.inf, -np.inf], np.nan)
 
 
-def _draw(ax: Axes, name: str, line: pd.DataFrame, **look: Any) -> None:
+def _draw(ax: Axes, name: str, line: pd.DataFrame, **options: Any) -> None:
     """Draw a method's mean, and its interval as a band."""
-    ax.plot(line.index, line["mean"], **_style(name) | look)
+    ax.plot(line.index, line["mean"], **_style(name) | options)
     shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
     ax.fill_between(line.index, line["low"], line["high"], **shade)
 

@@ -123,11 +123,11 @@ def _differing(profile: str, dataset: str | None) -> dict[str, list[str]]:
     for facts in finished(profile).values():
         if dataset in (None, facts.dataset):
             protocols.setdefault(facts.dataset, []).append(facts.protocol)
-    found = {}
+    differing = {}
     for name, (first, *others) in protocols.items():
         keys = [key for key in first if key not in NOT_HASHED]
-        found[name] = [k for k in keys if any(o.get(k, first[k]) != first[k] for o in others)]
-    return {name: keys for name, keys in found.items() if keys}
+        differing[name] = [k for k in keys if any(o.get(k, first[k]) != first[k] for o in others)]
+    return {name: keys for name, keys in differing.items() if keys}
 
 
 def require(

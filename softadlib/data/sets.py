@@ -96,6 +96,17 @@ def _download(name: str) -> tuple["pd.DataFrame", str]:
     return bunch.frame, str(bunch.target_names[0])
 
 
+def size_of(name: str) -> str:
+    """Return number and size of a set's samples, in words. Raises UserError where it cannot be read."""
+    if name in IMAGES:
+        return IMAGES[name].size
+    if is_image_set(name):
+        pool = load_images(name).pool
+        return f"{len(pool):,} of {' × '.join(map(str, pool.shape[1:]))}"
+    table = read_table(table_file(name))
+    return f"{len(table.y):,} rows, {table.x.shape[1]} inputs, {len(table.classes)} classes"
+
+
 def listing() -> list[tuple[str, str, str]]:
     """Return (name, state, size) of image sets and tables, the built-in ones first, then one's own.
 
@@ -108,13 +119,7 @@ def listing() -> list[tuple[str, str, str]]:
     own = sorted(files.keys() - IMAGES.keys() - TABLES.keys())
     for name in [*TABLES, *own]:
         try:
-            if name in files and files[name].suffix == ".npz":
-                pool = load_images(name).pool
-                size = f"{len(pool):,} of {' × '.join(map(str, pool.shape[1:]))}"
-            else:
-                table = read_table(table_file(name))
-                size = f"{len(table.y):,} rows, {table.x.shape[1]} inputs, {len(table.classes)} classes"
-            out.append((name, "prepared", size))
+            out.append((name, "prepared", size_of(name)))
         except UserError as error:
             missing = name in TABLES and name not in files
             out.append((name, "missing" if missing else "broken", "" if missing else str(error)))

@@ -23,7 +23,8 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
     """Return the runs that are compared, one a set, method and trial, with the method's label as `entry`.
 
     Each method enters with the value of the lowest validation loss. SoftAD enters once more with
-    `FIXED_THETA`, where its grid has it. A method that lacks a set on which ERM and SoftAD are trained is left out.
+    `FIXED_THETA`, where its grid has it. A method that lacks a set on which ERM and SoftAD are
+    trained is left out.
 
     Args:
         rows: of a profile with `best_epoch`.

@@ -41,7 +41,7 @@ class CalibrationWarning(UserWarning):
     """θ is so high that the minimiser of cross-entropy may predict a class that is not the likeliest."""
 
 
-def user_level() -> int:
+def user_stacklevel() -> int:
     """Return the `stacklevel` of the line that called into this package, for the function that warns."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in (
@@ -105,7 +105,7 @@ def per_sample(base: Base | None, wanted: str = "mean") -> Base:
         warnings.warn(
             f"{base!r} has reduction='sum', and a criterion takes the mean of its losses unless "
             "it gets reduction='sum' itself; give reduction= to the criterion",
-            stacklevel=user_level(),
+            stacklevel=user_stacklevel(),
         )
     copied: Any = copy.deepcopy(base)  # a shallow copy would share the user's buffers
     copied.reduction = "none"
@@ -191,8 +191,8 @@ def per_sample_losses(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor
         )
     counted = target != ignored
     index = torch.where(counted, target, 0)
-    of_each = weight.to(losses.dtype).index_select(0, index.flatten()).view_as(index)
-    return losses, of_each * counted
+    weights = weight.to(losses.dtype).index_select(0, index.flatten()).view_as(index)
+    return losses, weights * counted
 
 
 def _losses_of_callable(base: Base, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -363,7 +363,7 @@ class Criterion(PerSampleCriterion):
                 "processes takes it of its own part; use AccumulatedFlooding for Flooding, and "
                 "functional over `gather_losses` for others",
                 DistributionWarning,
-                stacklevel=user_level(),
+                stacklevel=user_stacklevel(),
             )
         return value.reshape(losses.shape) if self.reduction == "none" else value
 
@@ -437,7 +437,7 @@ class Thresholded(Criterion):
                     f"smoothed by {smoothing:g} may predict the wrong one of {classes} classes "
                     "(softadlib.cross_entropy_levels); use a smaller theta",
                     CalibrationWarning,
-                    stacklevel=user_level(),
+                    stacklevel=user_stacklevel(),
                 )
         else:
             return
@@ -446,7 +446,7 @@ class Thresholded(Criterion):
                 f"{said}{why}, so none of them ever ascends; theta = {least + self.theta:.4f} lies as far "
                 "above that as yours above 0 (softadlib.cross_entropy_levels)",
                 InertWarning,
-                stacklevel=user_level(),
+                stacklevel=user_stacklevel(),
             )
 
     def extra_repr(self) -> str:

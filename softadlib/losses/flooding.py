@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.objectives import MIN_SIGMA
-from softadlib.losses.base import Base, CalibrationWarning, Criterion, Thresholded, user_level
+from softadlib.losses.base import Base, CalibrationWarning, Criterion, Thresholded, user_stacklevel
 
 
 class Pointwise(Thresholded):
@@ -36,7 +36,9 @@ class Pointwise(Thresholded):
             return
         if self.theta >= level:
             warnings.warn(
-                f"{said}{why}; use a smaller theta", CalibrationWarning, stacklevel=user_level()
+                f"{said}{why}; use a smaller theta",
+                CalibrationWarning,
+                stacklevel=user_stacklevel(),
             )
 
 

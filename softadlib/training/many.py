@@ -106,9 +106,7 @@ def train_many(
     every = epochs if measure_every is None else whole("measure_every", measure_every, 1)
     measured_epochs = {*range(0 if measure_every else epochs, epochs, every), epochs}
     target = pick_device(device)
-    networks = {
-        seed: initialized(make_model, seed, "the network").to(splits.x.dtype) for seed in seeds
-    }
+    networks = {seed: initialized(make_model, seed, "network").to(splits.x.dtype) for seed in seeds}
     outputs = {seed: _first_outputs(network, splits.x) for seed, network in networks.items()}
     if (classes := outputs[seeds[0]].shape[-1]) < splits.classes:
         raise UserError(

@@ -63,8 +63,8 @@ def trial_seeds(n: int) -> tuple[int, ...]:
 class Protocol(BaseModel):
     """Every fact that decides the numbers of one dataset's study; frozen, and checked when made.
 
-    Raises a one-line `UserError` for a bad value. The methods of a
-    protocol are ERM and those with a grid.
+    Raises a one-line `UserError` for a bad value. The methods of a protocol are ERM and those with
+    a grid.
     """
 
     model_config = ConfigDict(

@@ -454,7 +454,7 @@ def data(args: argparse.Namespace) -> int:
     if args.target and not args.from_csv:
         raise UserError("--target names a column of --from-csv FILE; give both")
     print(sets.prepare(args.name, args.from_csv, args.target))
-    print({name: size for name, _, size in sets.listing()}.get(args.name, ""))
+    print(sets.size_of(args.name))
     return 0
 
 
@@ -489,8 +489,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("SOFTAD_HOME", "SOFTAD_DATA"):
         if os.environ.get(name):  # kernels run in another folder
             os.environ[name] = os.path.abspath(os.environ[name])
+    words = _join_pairs(sys.argv[1:] if argv is None else argv)
     try:
-        args = command_line.parse_args(_join_pairs(sys.argv[1:] if argv is None else argv))
+        args = command_line.parse_args(words)
         status: int = args.run(args)
         sys.stdout.flush()
         return status
@@ -511,7 +512,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt as stop:
-        say(_workspace.stopped())
+        again = "the command without --fresh" if "--fresh" in words else "the same command"
+        say(f"stopped; {again} resumes")
         return getattr(stop, "status", 130)
 
 

@@ -153,7 +153,7 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
         except (KeyboardInterrupt, GeneratorExit) as stop:
             pool.shutdown(wait=False, cancel_futures=True)
             shutil.rmtree(folder, ignore_errors=True)
-            print(f"softad: {_workspace.stopped()}", file=sys.stderr, flush=True)
+            print("softad: stopped; the same command resumes", file=sys.stderr, flush=True)
             # Kernels end with their parent; threads would wait for them.
             os._exit(getattr(stop, "status", 130))
 

@@ -107,6 +107,13 @@ def test_weights_of_half_precision_are_those_of_the_criterion(dtype):
         close(found, getattr(F, f"{name}_weights")(values.float(), *knob), rtol=0)
 
 
+@given(losses, thetas)
+def test_both_scales_coincide_at_sigma_one(values, theta):
+    code, text = (partial(F.softad, theta=theta, scale=scale) for scale in ("code", "text"))
+    assert code(values) == text(values)
+    assert torch.equal(weights(code, values), weights(text, values))
+
+
 def test_hand_example():
     values = torch.tensor([0.0, 1.0, 2.0])
     assert F.softad(values, 1.0).item() == pytest.approx(1 + 2 * (math.sqrt(2) - 1) / 3)
@@ -258,19 +265,28 @@ def test_flood_levels_refuse_what_is_out_of_range(name, bad):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("function", EVERY)
-def test_half_precision_is_computed_in_float32(function, dtype):
-    """Values that are exact in both types; 300² overflows float16."""
-    leaves = [
-        torch.tensor([0.5, 300.0, 1000.0], dtype=d, requires_grad=True)
-        for d in (dtype, torch.float32)
-    ]
-    half, single = (function(leaf, 0.125) for leaf in leaves)
-    assert half.dtype == torch.float32
-    assert half.item() == pytest.approx(single.item(), rel=1e-6)
-    slopes = [torch.autograd.grad(*pair)[0] for pair in zip((half, single), leaves)]
-    assert slopes[0].dtype == dtype
-    close(*slopes, rtol=1e-2)
+def test_half_precision_is_computed_in_float32(dtype):
+    values, theta = [0.5, 300.0, 1000.0], 0.125  # exact in both types; 300² overflows float16
+    gaps = [v - theta for v in values]
+    mean = sum(values) / 3
+    expected = {
+        "erm": (F.erm, mean, [1, 1, 1]),
+        "flooding": (F.flooding, mean, [1, 1, 1]),
+        "iflood": (F.iflood, theta + sum(gaps) / 3, [1, 1, 1]),
+        "softad": (
+            F.softad,
+            theta + sum(math.sqrt(1 + g * g) - 1 for g in gaps) / 3,
+            [g / math.sqrt(1 + g * g) for g in gaps],
+        ),
+    }
+    for function, value, slopes in expected.values():
+        leaf = torch.tensor(values, dtype=dtype, requires_grad=True)
+        result = function(leaf, theta)
+        result.backward()
+        assert result.dtype == torch.float32
+        assert result.item() == pytest.approx(value, rel=1e-6)
+        assert leaf.grad.dtype == dtype
+        close(3 * leaf.grad.double(), slopes, rtol=1e-2)
 
 
 @pytest.mark.parametrize("name", THRESHOLDED)

@@ -340,9 +340,9 @@ def test_torch_func_of_a_model_per_run_and_per_sample(name, weight):
     runs = vmap(grad(objective), in_dims=(0, None, None))(stacked, LOGITS, HOLES)
     torch.testing.assert_close(runs["weight"][0], grad(objective)(params, LOGITS, HOLES)["weight"])
     for x, y in ((LOGITS[:, None], TARGETS[:, None]), (LOGITS, TARGETS)):
-        for of in (objective, grad(objective)):
-            single = vmap(of, in_dims=(None, 0, 0))(params, x, y)
-            expected = of(params, LOGITS[[2]], TARGETS[[2]])
+        for function in (objective, grad(objective)):
+            single = vmap(function, in_dims=(None, 0, 0))(params, x, y)
+            expected = function(params, LOGITS[[2]], TARGETS[[2]])
             torch.testing.assert_close(tree_map(lambda v: v[2], single), expected)
 
 

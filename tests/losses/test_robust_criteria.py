@@ -201,6 +201,14 @@ def test_a_lost_run_stays_lost_and_disturbs_no_other(name):
     assert torch.equal(good[[0, 2]], bad[[0, 2]])
 
 
+@every
+def test_half_precision_is_computed_in_float32(name):
+    values = torch.tensor([0.5, 0.25, 1.0], dtype=torch.float16)
+    result = FUNCTIONS[name](values, MODERATE[name])
+    assert result.dtype == torch.float32
+    assert result == FUNCTIONS[name](values.float(), MODERATE[name])
+
+
 BAD = {
     "cvar": ("beta", [1, 1.5, -0.1, math.nan, math.inf, "0.1", True, None]),
     "chi2": ("radius", [-0.1, math.nan, math.inf, "1", True, None]),

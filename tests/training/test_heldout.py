@@ -11,9 +11,10 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
-from softadlib.training.heldout import held_out_losses
+from softadlib.training.heldout import held_out_losses, stored_samples
 from softadlib.training.inputs import load_splits
 from softadlib.training.study import run_study, store_of
+from softadlib.training.trainer import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -131,6 +132,16 @@ def test_a_gamma_of_1_is_erm_row_for_row():
     assert (F.flood_levels(torch.rand(9), 1.0) == 0).all()
     assert len(ours) == len(erm) == 10
     np.testing.assert_allclose(ours[list(MEASURES)], erm[list(MEASURES)], rtol=1e-10)
+
+
+def test_rows_do_not_depend_on_the_order_of_the_runs():
+    made = protocol()
+    runs = list(made.runs("adaflood"))
+    run_study(made, "adaflood")
+    samples = stored_samples(made, 0.0, [0, 1], store_of(made, "adaflood"))
+    rows, _ = train_runs(made, runs, {4}, samples=samples)
+    again, _ = train_runs(made, runs[::-1], {4}, samples=samples)
+    assert again.equals(rows)
 
 
 def test_a_model_that_diverged_gives_nan_and_the_run_is_lost_not_the_study():

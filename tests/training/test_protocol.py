@@ -264,7 +264,7 @@ def test_messages(changes, words):
 
 def test_a_missing_field_a_missing_dataset_and_an_unknown_method():
     with pytest.raises(UserError, match="parameter 'dataset' is missing"):
-        Protocol(**{"profile": "tiny"})
+        Protocol(profile="tiny")
     with pytest.raises(MissingData, match="table: FILE in the profile"):
         protocol(dataset="moons")
     with pytest.raises(UserError, match=r"method 'ishida' unknown; choose from erm, sam, softad"):

@@ -45,7 +45,7 @@ def _widen_batchnorm(network: nn.Module) -> None:
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
     """Count the floats that the layers of `network` put out for one sample of `shape`."""
     sizes: list[int] = []
-    network = copy.deepcopy(network).to_empty(device="cpu").eval()  # values do not matter
+    network = copy.deepcopy(network).eval()
     for module in network.modules():
         if not any(True for _ in module.children()):
             module.register_forward_hook(lambda m, args, out: sizes.append(out[0].numel()))
@@ -207,13 +207,13 @@ class VmapEngine:
         state = self.state(run)
         return lambda x: self._call(state, x).to(self.knob.dtype)
 
-    def stacked_network(self, params: Grads, buffers: Grads) -> Callable[[Tensor], Tensor]:
-        """Return (R, n, …) ↦ (R, n, C), logits of stacked runs; batch norm folded in perceptrons."""
+    def stacked_network(self) -> Callable[[Tensor], Tensor]:
+        """Return (R, n, …) ↦ (R, n, C), logits of all runs; batch norm folded in perceptrons."""
         layers = None if self.bf16 else parse_mlp(self.template)
         if layers is not None:
-            return fuse_batchnorm(layers, params, buffers)
+            return fuse_batchnorm(layers, self.params, self.buffers)
         call = vmap(lambda params, buffers, x: self._call((params, buffers), x))
-        return lambda x: call(params, buffers, x).to(self.knob.dtype)
+        return lambda x: call(self.params, self.buffers, x).to(self.knob.dtype)
 
     @functools.cached_property
     def _activation_bytes(self) -> int:
@@ -267,8 +267,7 @@ class VmapEngine:
         self.template.eval()
         if self.device.type != "cpu" and len(self) > 1:
             chunk = max(1, GPU_BYTES // max(1, len(self) * self._activation_bytes))
-            network = self.stacked_network(self.params, self.buffers)
-            return self._evaluate(network, self.trial, chunk, parts)
+            return self._evaluate(self.stacked_network(), self.trial, chunk, parts)
         rows = [
             self._evaluate(self.network(run), trial, self._chunk, parts)
             for run, trial in enumerate(self.trials)
