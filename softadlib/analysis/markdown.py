@@ -42,15 +42,12 @@ def frames(profile: str) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
             table = tables.by_rule(part, measure)
             has_paper = any(c.startswith("paper") for c in table)
             title += PAPER_TITLES.get(measure, "") if has_paper else ""
-            found[f"{title}{level}"] = (table, _named(table, tables.rule_cells(measure)))
+            named = table.assign(method=table["method"].map(tables.LABELS))
+            found[f"{title}{level}"] = (table, tables.render(named, tables.rule_cells(measure)))
         table = tables.along_theta(part)
         if len(table):
             found[f"SoftAD along θ, nothing selected{level}"] = (table, tables.render(table))
     return {title: pair for title, pair in found.items() if len(pair[0])}
-
-
-def _named(table: pd.DataFrame, cells: dict[str, tables.Cell]) -> pd.DataFrame:
-    return tables.render(table.assign(method=table["method"].map(tables.LABELS)), cells)
 
 
 def text(profile: str, form: str = "md") -> str:
