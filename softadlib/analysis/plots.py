@@ -142,15 +142,13 @@ def _style(name: str) -> dict[str, Any]:
 def band(values: pd.DataFrame) -> pd.DataFrame:
     """Return mean, low and high of Student's 95 % interval of every row; NaN is left out.
 
-    Rows of fewer than two values have no interval.
+    Rows of fewer than three values have no interval: that of two is 18 standard deviations long.
     """
     lines = []
     for _, row in values.iterrows():
         kept = row.dropna()
-        mean = mean_interval(kept) if len(kept) else (np.nan, -np.inf, np.inf, 0)
-        lines.append(mean[:3])
-    table = pd.DataFrame(lines, index=values.index, columns=["mean", "low", "high"])
-    return table.replace([np.inf, -np.inf], np.nan)
+        lines.append(mean_interval(kept)[:3] if len(kept) > 2 else (kept.mean(), np.nan, np.nan))
+    return pd.DataFrame(lines, index=values.index, columns=["mean", "low", "high"])
 
 
 def _draw(ax: Axes, name: str, line: pd.DataFrame, **options: Any) -> None:

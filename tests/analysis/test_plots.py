@@ -74,14 +74,14 @@ class TestTrajectories:
         drawn = lines(ax, "softad")  # in place 1; trials 0.0 and 0.1 apart
         np.testing.assert_allclose(drawn["-"], [[0, 1], [2.05, 3.05]])
         np.testing.assert_allclose(drawn["--"], [[0, 1], [1.025, 1.525]])
+        assert not any(band.get_paths() for band in ax.collections), "two trials have no band"
 
     def test_the_band_is_students_interval(self):
         rows = table(["erm"], trials=3, epochs=(0, 1))
         ax = figures.trajectory_panels(rows).axes[2]
-        expected = mean_interval([1, 1.1, 1.2])
         corners = ax.collections[0].get_paths()[0].vertices
         at_zero = corners[corners[:, 0] == 0][:, 1]
-        assert (at_zero.min(), at_zero.max()) == pytest.approx((expected.low, expected.high))
+        assert (at_zero.min(), at_zero.max()) == pytest.approx(mean_interval([1, 1.1, 1.2])[1:3])
 
     @pytest.mark.parametrize("lost", [np.nan, np.inf])
     def test_a_diverged_trial_is_left_out_and_counted(self, lost):
@@ -112,12 +112,12 @@ def sweep_rows(method, knobs, **values):
 
 class TestKnobCurves:
     def test_mean_and_band_of_students_interval(self):
-        rows = sweep_rows("softad", [0.1, 0.5])
-        rows["acc_test"] = [0.5, 0.9, 0.6, 0.8]  # two trials at each θ
+        rows = sweep_rows("softad", [0.1, 0.5], trials=3)
+        rows["acc_test"] = [0.5, 0.9, 0.7, 0.6, 0.8, 0.7]  # three trials at each θ
         ax = figures.knob_curves(rows).axes[0]
         np.testing.assert_allclose(lines(ax, "softad")["-"], [[0.1, 0.5], [0.7, 0.7]])
         corners = {tuple(v) for v in ax.collections[0].get_paths()[0].vertices.round(9)}
-        wide, narrow = mean_interval([0.5, 0.9]), mean_interval([0.6, 0.8])
+        wide, narrow = mean_interval([0.5, 0.9, 0.7]), mean_interval([0.6, 0.8, 0.7])
         ends = [(0.1, wide.low), (0.1, wide.high), (0.5, narrow.low), (0.5, narrow.high)]
         assert corners == {tuple(np.round(end, 9)) for end in ends}
 
