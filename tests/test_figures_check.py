@@ -14,6 +14,7 @@ from helpers.workspace import REPOSITORY
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from nbclient import NotebookClient
+from PIL import Image
 
 
 def drawn(shift=0.0, *, title="loss", noise=0.0, marker="o", last=None):
@@ -32,12 +33,8 @@ def drawn(shift=0.0, *, title="loss", noise=0.0, marker="o", last=None):
         fig.canvas.draw()
         pixels = np.asarray(fig.canvas.buffer_rgba()).astype(float)
     draws = np.random.default_rng(0).normal(0, noise, pixels.shape)
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(np.clip(pixels + draws, 0, 255).astype(np.uint8)).convert("RGB").save(
-        buffer, "png"
-    )
+    noisy, buffer = np.clip(pixels + draws, 0, 255).astype(np.uint8), io.BytesIO()
+    Image.fromarray(noisy).convert("RGB").save(buffer, "png")
     return buffer.getvalue()
 
 
@@ -68,17 +65,8 @@ def test_nbval_fails_where_the_picture_alone_has_changed(tmp_path):
     nbformat.write(notebook, tmp_path / "same.ipynb")
     notebook.cells[0].source = source.format(1.7)
     (tmp_path / "changed.ipynb").write_text(json.dumps(notebook))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.figures_check",
-    ]
-    command += ["-c", "/dev/null", "--rootdir", str(tmp_path), "--nbval", str(tmp_path)]
+    options = "-q -p no:cacheprovider -p tests.figures_check -c /dev/null --nbval --rootdir"
+    command = [sys.executable, "-m", "pytest", *options.split(), str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "picture 1 of the cell has changed" in done.stdout

@@ -39,10 +39,12 @@ from softadlib.training.device import machine, pick_device
 from softadlib.training.device_check import checked_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import Samples, train_runs
+from softadlib.training.trainer import Samples, is_trained_alone, train_runs
 
 CPU_CHUNK = 8
 """Most runs that a process takes at a time on a CPU: what an accident may cost."""
+GPU_CHUNK = 64
+"""Most runs that a GPU trains side by side: more are hardly faster, and an accident costs them all."""
 MALLOC = {"mmap_threshold": 2**25, "trim_threshold": 2**28, "hugetlb": 1}
 """glibc's limits in bytes for workers: they keep freed memory, where a step would ask for it anew."""
 _ONE_TASK = threading.Lock()
@@ -300,12 +302,12 @@ class _StudyRun:
             yield futures[future][1], result
 
     def _split(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
-        """Split runs into chunks: on a CPU a few for each process, one by one where runs are long."""
-        size = max(1, len(runs))
-        if self.worker_protocol.device == "cpu":
+        """Split runs into chunks: on a CPU a few for each process, one by one where each takes long."""
+        protocol, size = self.worker_protocol, GPU_CHUNK
+        if protocol.device == "cpu":
             size = min(CPU_CHUNK, max(1, -(-len(runs) // (4 * self.jobs))))
-            if self.protocol.dataset not in SYNTHETIC:
-                size = 1
+        if runs and protocol.dataset not in SYNTHETIC and is_trained_alone(protocol, runs[0]):
+            size = 1
         for start in range(0, len(runs), size):
             yield list(runs[start : start + size])
 

@@ -57,8 +57,7 @@ def train_runs(
     with deterministic_math(device, protocol.precision):
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
-        alone = device.type == "cpu" or is_convolutional(network_of(protocol, splits, runs[0]))
-        waiting = [[run] for run in runs] if alone else [list(runs)]
+        waiting = [[run] for run in runs] if is_trained_alone(protocol, runs[0]) else [list(runs)]
         tables: list[Tables] = []
         while waiting:
             group, measured = waiting.pop(0), None
@@ -82,6 +81,14 @@ def train_runs(
                 checkpoint.delete()
     rows, losses = zip(*tables)
     return merge(rows), merge_losses(losses)
+
+
+def is_trained_alone(protocol: Protocol, run: Run) -> bool:
+    """Tell whether a run is trained by itself: on a CPU, and of a convolutional network anywhere."""
+    if pick_device(protocol.device).type == "cpu":
+        return True
+    splits = load_splits(protocol, run.label_noise, 1)
+    return is_convolutional(network_of(protocol, splits, run))
 
 
 def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:

@@ -39,12 +39,8 @@ def test_a_method_enters_with_its_value_of_lowest_validation_loss_and_softad_onc
 def test_a_method_that_lacks_a_set_of_the_others_is_left_out():
     more = ROWS.assign(dataset="b")
     sam = ROWS[ROWS["method"] == "erm"].assign(method="sam", knob=0.1)
-    assert {*entries(pd.concat([ROWS, sam]), stopped=True)["entry"]} == {
-        "ERM",
-        "SAM",
-        "SoftAD",
-        FIXED,
-    }
+    named = entries(pd.concat([ROWS, sam]), stopped=True)["entry"]
+    assert {*named} == {"ERM", "SAM", "SoftAD", FIXED}
     found = entries(pd.concat([ROWS, more, sam]), stopped=True)
     assert found.groupby("entry")["dataset"].nunique().to_dict() == {
         "ERM": 2,

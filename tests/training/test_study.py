@@ -15,8 +15,10 @@ from helpers.workspace import make_home, tree
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
+from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.training.study import run_study, store_of
+from softadlib.training.trainer import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
@@ -103,6 +105,27 @@ def test_a_replay_that_ends_elsewhere_warns_and_the_last_epoch_stays():
     assert_equal(results.final(rows)[first.columns], elsewhere)
     assert len(rows) == 8
     assert len(results.read_losses("tiny")) == 18
+
+
+def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch):
+    """A CPU computes what the GPU would, and the third run is interrupted."""
+    layers = torch.nn.Conv2d(1, 10, 8), torch.nn.Flatten()
+    monkeypatch.setitem(MODELS, "convolution", lambda *shape: torch.nn.Sequential(*layers))
+    made = protocol(dataset="digits", model="convolution", n_train=50, n_val=20, n_test=20)
+    parts = store_of(made, "softad").finished_parts
+
+    def on_cpu(made, runs, *rest):
+        if len(parts()) == 2:
+            raise KeyboardInterrupt
+        return train_runs(made.replace(device="cpu"), runs, *rest)
+
+    monkeypatch.setattr("softadlib.training.study.checked_device", lambda name: "cuda")
+    monkeypatch.setattr("softadlib.training.study.pick_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr("softadlib.training.study.train_runs", on_cpu)
+    monkeypatch.setattr("softadlib.training.trainer.pick_device", torch.device)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(made, "softad")
+    assert len(parts()) == 2
 
 
 def test_methods_share_data_and_initial_weights_in_a_trial():

@@ -68,13 +68,8 @@ def run(code, home, **environment):
 def test_results_in_pandas_as_the_readme_prints_it():
     pandas, _ = blocks("outputs", "python")
     printed = run(pandas, REPOSITORY)
-    assert [line.split()[0] for line in printed.splitlines()[2:]] == [
-        "erm",
-        "flooding",
-        "iflood",
-        "sam",
-        "softad",
-    ]
+    methods = [line.split()[0] for line in printed.splitlines()[2:]]
+    assert methods == ["erm", "flooding", "iflood", "sam", "softad"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of mlflow and SQLAlchemy

@@ -237,11 +237,8 @@ class VmapEngine:
     def measure(self) -> Row:
         """Return loss and accuracy on train, val and test, and the model norm, (R,) each."""
         measures = self._evaluate_runs(PARTS)
-        if self.device.type != "cpu" and len(self) > 1:
-            measures["model_norm"] = vmap(model_norm)(self.params)
-        else:
-            norms = [model_norm(self.state(run)[0]) for run in range(len(self))]
-            measures["model_norm"] = torch.stack(norms)
+        norms = [model_norm(self.state(run)[0]) for run in range(len(self))]
+        measures["model_norm"] = torch.stack(norms)
         return as_rows(measures)
 
     def measure_losses(self, calibrated: bool) -> Row:
