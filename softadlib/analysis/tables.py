@@ -281,7 +281,10 @@ def along_theta(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:
-    """Return what a profile's results rest on, a line per dataset; where methods differ, both ends: 3–15."""
+    """Return what a profile's results rest on, a line per dataset.
+
+    Where methods differ, numbers have both ends, 3–15, and texts stand side by side.
+    """
     facts = ["trials", "grid", "epochs", "samples", "label_noise", "dtype", "device", "torch"]
     groups = provenances.groupby("dataset", sort=False)
     table = groups[facts].agg(_both_ends)
@@ -296,9 +299,10 @@ def effort(provenances: pd.DataFrame) -> pd.DataFrame:
 
 
 def _both_ends(values: pd.Series) -> Any:
-    """Return the single value, or minimum–maximum."""
+    """Return the single value, minimum–maximum of numbers, or all texts."""
     ends = sorted(set(values))
-    return ends[0] if len(ends) == 1 else f"{ends[0]}–{ends[-1]}"
+    several = ", ".join(ends) if isinstance(ends[0], str) else f"{ends[0]}–{ends[-1]}"
+    return ends[0] if len(ends) == 1 else several
 
 
 def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:

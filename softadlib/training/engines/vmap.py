@@ -238,8 +238,7 @@ class VmapEngine:
         """Return loss and accuracy on train, val and test, and the model norm, (R,) each."""
         measures = self._evaluate_runs(PARTS)
         norms = [model_norm(self.state(run)[0]) for run in range(len(self))]
-        measures["model_norm"] = torch.stack(norms)
-        return as_rows(measures)
+        return as_rows({**measures, "model_norm": torch.stack(norms)})
 
     def measure_losses(self, calibrated: bool) -> Row:
         """Summarise the losses of single samples: {column: (R, 3, …)}, a row per part."""
