@@ -44,7 +44,7 @@ TRAINING = (
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 PUBLIC = {"__init__", "__main__"}
 """Modules at the root that may import anything: the public names and the command."""
-MOST_LINES = {"softadlib": 8_417, "tests": 10_881}
+MOST_LINES = {"softadlib": 8_417, "tests": 10_880}
 """Lines of code of a folder. Lowered with every reduction; raised only for a feature that was decided on."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WITHOUT_CODE = {

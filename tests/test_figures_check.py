@@ -65,8 +65,8 @@ def test_nbval_fails_where_the_picture_alone_has_changed(tmp_path):
     nbformat.write(notebook, tmp_path / "same.ipynb")
     notebook.cells[0].source = source.format(1.7)
     (tmp_path / "changed.ipynb").write_text(json.dumps(notebook))
-    options = "-q -p no:cacheprovider -p tests.figures_check -c /dev/null --nbval --rootdir"
-    command = [sys.executable, "-m", "pytest", *options.split(), str(tmp_path), str(tmp_path)]
+    options = f"-q -p no:cacheprovider -p tests.figures_check -c /dev/null --rootdir={tmp_path}"
+    command = [sys.executable, "-m", "pytest", *options.split(), "--nbval", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "picture 1 of the cell has changed" in done.stdout

@@ -39,7 +39,7 @@ from softadlib.training.device import machine, pick_device
 from softadlib.training.device_check import checked_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import Samples, is_trained_alone, train_runs
+from softadlib.training.trainer import Samples, train_runs, trained_alone
 
 CPU_CHUNK = 8
 """Most runs that a process takes at a time on a CPU: what an accident may cost."""
@@ -303,10 +303,10 @@ class _StudyRun:
 
     def _split(self, runs: Sequence[Run]) -> Iterator[list[Run]]:
         """Split runs into chunks: on a CPU a few for each process, one by one where each takes long."""
-        protocol, size = self.worker_protocol, GPU_CHUNK
-        if protocol.device == "cpu":
+        protocol, device, size = self.worker_protocol, self.worker_protocol.device, GPU_CHUNK
+        if device == "cpu":
             size = min(CPU_CHUNK, max(1, -(-len(runs) // (4 * self.jobs))))
-        if runs and protocol.dataset not in SYNTHETIC and is_trained_alone(protocol, runs[0]):
+        if runs and protocol.dataset not in SYNTHETIC and trained_alone(protocol, runs[0], device):
             size = 1
         for start in range(0, len(runs), size):
             yield list(runs[start : start + size])

@@ -57,7 +57,8 @@ def train_runs(
     with deterministic_math(device, protocol.precision):
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
-        waiting = [[run] for run in runs] if is_trained_alone(protocol, runs[0]) else [list(runs)]
+        alone = trained_alone(protocol, runs[0], device.type)
+        waiting = [[run] for run in runs] if alone else [list(runs)]
         tables: list[Tables] = []
         while waiting:
             group, measured = waiting.pop(0), None
@@ -83,12 +84,14 @@ def train_runs(
     return merge(rows), merge_losses(losses)
 
 
-def is_trained_alone(protocol: Protocol, run: Run) -> bool:
-    """Tell whether a run is trained by itself: on a CPU, and of a convolutional network anywhere."""
-    if pick_device(protocol.device).type == "cpu":
+def trained_alone(protocol: Protocol, run: Run, device: str) -> bool:
+    """Tell whether a run is trained by itself: on a CPU, and of a convolutional network anywhere.
+
+    `device` is a type of devices, such as "cuda"; this machine need not have one.
+    """
+    if device == "cpu":
         return True
-    splits = load_splits(protocol, run.label_noise, 1)
-    return is_convolutional(network_of(protocol, splits, run))
+    return is_convolutional(network_of(protocol, load_splits(protocol, run.label_noise, 1), run))
 
 
 def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:

@@ -122,7 +122,6 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
     monkeypatch.setattr("softadlib.training.study.checked_device", lambda name: "cuda")
     monkeypatch.setattr("softadlib.training.study.pick_device", lambda name: torch.device("cpu"))
     monkeypatch.setattr("softadlib.training.study.train_runs", on_cpu)
-    monkeypatch.setattr("softadlib.training.trainer.pick_device", torch.device)
     with pytest.raises(KeyboardInterrupt):
         run_study(made, "softad")
     assert len(parts()) == 2
