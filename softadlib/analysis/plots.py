@@ -3,8 +3,9 @@
 Methods keep the registry's colours, labels and order everywhere.
 """
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -60,6 +61,13 @@ def use_style() -> None:
     pd.set_option("display.precision", 3)
     # Twice the dots, drawn at half their size; nothing happens outside IPython.
     set_matplotlib_formats("retina", pil_kwargs={"optimize": True})  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def facets() -> Iterator[None]:
+    """Let seaborn lay out the panels of `relplot` or `catplot`, in place of the style's constrained layout."""
+    with plt.rc_context({"figure.constrained_layout.use": False}):
+        yield
 
 
 def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
