@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
+from softadlib.functional.perturbed import in_perturbed_pass
 from softadlib.functional.reduction import HALF, check_weights, is_hidden
 from softadlib.losses.levels import cross_entropy_levels
 
@@ -307,7 +308,7 @@ class PerSampleCriterion(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _notify(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
         """Call the hooks of a batch that is trained on."""
-        if losses.requires_grad and losses.numel() and not F.PERTURBED:
+        if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
             for hook in self._losses_hooks.values():
                 hook(losses.detach(), counts, theta)
 
