@@ -8,7 +8,6 @@ from softadlib.functional.gradient_rules import ASAM_VARIANTS as ASAM_VARIANTS
 from softadlib.functional.gradient_rules import BN_UPDATES as BN_UPDATES
 from softadlib.functional.gradient_rules import FD_SCHEMES as FD_SCHEMES
 from softadlib.functional.gradient_rules import GNP_MIXINGS as GNP_MIXINGS
-from softadlib.functional.gradient_rules import PERTURBED as PERTURBED
 from softadlib.functional.gradient_rules import Grads as Grads
 from softadlib.functional.gradient_rules import asam_gradient as asam_gradient
 from softadlib.functional.gradient_rules import asam_perturb as asam_perturb

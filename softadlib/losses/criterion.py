@@ -83,7 +83,7 @@ class PerSampleCriterion(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _notify(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
         """Call the hooks of a batch that is trained on."""
-        if losses.requires_grad and losses.numel() and not in_perturbed_pass():
+        if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
             flat_counts = None if counts is None else counts.flatten()
             for hook in self._losses_hooks.values():
                 hook(losses.detach().flatten(), flat_counts, theta)
