@@ -90,6 +90,8 @@ class Method:
     """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
     decays_weights: bool = False
     """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
+    log_probabilities: Callable[..., Tensor] | None = None
+    """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
     gradients: int = 1
     """Gradient evaluations per step."""
     cliff: bool = False
@@ -124,9 +126,18 @@ GREY = "#8C8C8C"
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("erm", "ERM", "#000000"),
+        Method("erm", "ERM", "#000000", log_probabilities=F.erm_log_probabilities),
         Method("flooding", "Flooding", "#2CB5A0", "theta", THETA, F.flooding),
-        Method("iflood", "iFlood", "#1565C0", "theta", THETA, F.iflood, cliff=True),
+        Method(
+            "iflood",
+            "iFlood",
+            "#1565C0",
+            "theta",
+            THETA,
+            F.iflood,
+            log_probabilities=F.iflood_log_probabilities,
+            cliff=True,
+        ),
         Method(
             "sam",
             "SAM",
@@ -135,6 +146,7 @@ METHODS: dict[str, Method] = {
             "radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method(
@@ -151,6 +163,7 @@ METHODS: dict[str, Method] = {
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
             },
+            log_probabilities=F.softad_log_probabilities,
             cliff=True,
         ),
         Method(
@@ -170,6 +183,7 @@ METHODS: dict[str, Method] = {
                 "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method(
@@ -186,6 +200,7 @@ METHODS: dict[str, Method] = {
                 ),
             },
             rule=F.gnp_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method(
@@ -202,6 +217,7 @@ METHODS: dict[str, Method] = {
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method("cvar", "CVaR", GREY, "beta", "β", F.cvar, below=1.0),
@@ -227,9 +243,18 @@ METHODS: dict[str, Method] = {
             "alpha",
             "α",
             losses=smoothed_cross_entropy,
+            log_probabilities=F.smoothing_log_probabilities,
             below=1.0,
         ),
-        Method("focal", "Focal", GREY, "gamma", "γ", F.focal),
+        Method(
+            "focal",
+            "Focal",
+            GREY,
+            "gamma",
+            "γ",
+            F.focal,
+            log_probabilities=F.focal_log_probabilities,
+        ),
         Method(
             "msam",
             "MSAM",
@@ -237,9 +262,29 @@ METHODS: dict[str, Method] = {
             "radius",
             "radius",
             rule=F.msam_gradient,
+            log_probabilities=F.erm_log_probabilities,
             uses_momentum=True,
         ),
-        Method("decay", "Weight decay", GREY, "decay", "decay", decays_weights=True),
+        Method(
+            "decay",
+            "Weight decay",
+            GREY,
+            "decay",
+            "decay",
+            decays_weights=True,
+            log_probabilities=F.erm_log_probabilities,
+        ),
+        Method(
+            "softad-width",
+            "SoftAD, width σ",
+            GREY,
+            "sigma",
+            "σ (nats)",
+            F.softad_width,
+            settings={"theta": Setting(0.01, "threshold θ, in nats")},
+            log_probabilities=F.softad_width_log_probabilities,
+            low=MIN_SIGMA,
+        ),
     )
 }
 
