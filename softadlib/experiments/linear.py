@@ -69,9 +69,21 @@ def linear_sensitivity(
 
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
-    scales are compared in pairs. `dataset` is one of the problems on the plane. A method without σ takes the default single column and ignores it.
-    `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
-    memory, not results.
+    scales are compared in pairs. A method without σ takes the default single column and ignores it.
+
+    Args:
+        method: of the registry.
+        thetas: thresholds, in nats.
+        sigmas: SoftAD's scales, in nats.
+        scales: conventions for σ, "code" or "text".
+        seed: of all cells.
+        dataset: a problem on the plane: gaussian, sinusoid or spiral.
+        repeats: runs of a cell.
+        sizes: points of the training, validation and test part.
+        epochs: of every run.
+        lr: of SGD.
+        batch_size: that of the training set by default.
+        stack: runs trained side by side; it bounds memory, not results.
     """
     cells = list(np.ndindex(len(thetas), len(sigmas), repeats))
     config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
