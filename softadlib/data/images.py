@@ -279,21 +279,18 @@ def folder_doubts(name: str, given: str) -> list[str]:
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
+    images, folder = load_images(name, given), own_folder(given)
     lines = []
-    parts = (
-        sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    )
-    others = [name for name in parts if name not in ("train", "test") and name[0] != "."]
-    if others:
+    others = {path.name for path in folder.iterdir() if path.is_dir()} - {"train", "test"}
+    if shown := sorted(other for other in others if other[0] != "."):
         lines.append(
-            f"{folder}: {', '.join(others)} is not read; validation images are drawn from train"
+            f"{folder}: {', '.join(shown)} is not read; validation images are drawn from train"
         )
     files = [path for part in ("train", "test") for path in (folder / part).glob("*/**/*")]
     files = [path for path in files if path.is_file() and path.name[0] != "."]
     left_out = Counter(p.suffix.lower() for p in files if p.suffix.lower() not in IMG_EXTENSIONS)
     for ending, count in sorted(left_out.items()):
         lines.append(f"{folder}: {count:,} files of format {ending or 'unknown'} are left out")
-    images = load_images(name, given)
     training = {image.tobytes() for image in images.x_train}
     copies = sum(image.tobytes() in training for image in images.x_test)
     if copies:

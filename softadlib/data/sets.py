@@ -3,6 +3,7 @@
 import io
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,7 @@ def prepare_table(
     UserError for a name that is taken, a table that `read_table` refuses and a failed download; then
     nothing is written.
     """
-    place = row_words
+    place: Callable[[int], str] = row_words
     if path is None:
         choose("table to download", name, [table for table, theirs in TABLES.items() if theirs])
         frame, target = _download(name)

@@ -274,7 +274,7 @@ def _encode(
 
 def _numbers(name: str, values: "pd.Series", place: Callable[[int], str]) -> np.ndarray:
     """Return a column of numbers, (n, 1) float64. Raises UserError for those that float64 has not."""
-    numbers = values.to_numpy(np.float64)
+    numbers: np.ndarray = values.to_numpy(np.float64)
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
         raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
