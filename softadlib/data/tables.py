@@ -261,7 +261,7 @@ def _encode(
         is_number = values.notna().to_numpy()
     if is_number.all():
         return [], _numbers(name, values, place)
-    if is_number.any() and not words.map(NUMBER_AS_TEXT.fullmatch).all():
+    if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):
         row = int(np.argmin(is_number))
         raise UserError(
             f"column {name!r} holds numbers and the text {words.iloc[row]!r} in {place(row)}; "

@@ -194,7 +194,7 @@ def test_dates_of_parquet_are_refused_as_those_of_csv_are(root, unit):
     frame = pd.DataFrame({"day": typed, "y": [0, 1] * 30})
     for column in (frame["day"], pd.to_datetime(frame["day"]) - days[0]):
         frame.assign(day=column).to_parquet(root / "days.parquet")
-        with pytest.raises(UserError, match="column 'day' holds dates, such as .*leave it out"):
+        with pytest.raises(UserError, match=r"column 'day' holds dates, such as .*leave it out"):
             read_table("days.parquet")
 
 
