@@ -233,6 +233,8 @@ class PerSampleCriterion(nn.Module):
     """A base loss that gives one value per sample, and the reduction of what is made of them."""
 
     base: Base
+    no_closed_form = "write its gradient_weights(losses), the derivative of f at each loss"
+    """Why there are no `probabilities`."""
     _is_first_batch = True
     """Whether no batch was seen yet that could be looked at."""
 
@@ -279,6 +281,50 @@ class PerSampleCriterion(nn.Module):
         handle = RemovableHandle(self._losses_hooks)
         self._losses_hooks[handle.id] = hook
         return handle
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        """Return f′ of losses (m,), up to a factor, where the criterion is the mean of f over samples."""
+        raise UserError(
+            f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
+        )
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the class probabilities p that logits of a network trained with this criterion stand for.
+
+        p_k ∝ q_k / f′(−ln q_k), with q the softmax and f what the criterion makes of a loss: see
+        `functional.class_probabilities`. Of ERM p is q. Class weights and label smoothing of the base
+        are taken off too.
+
+        Args:
+            logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
+
+        Raises:
+            ValueError: for a criterion whose p has no closed form, for a base that is not torch's
+                cross-entropy or NLL, and for a class weight of 0.
+
+        Example:
+            >>> from softadlib import SoftAD
+            >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
+            tensor([[0.8980, 0.1020]])
+        """
+        if not is_classification(self.base):
+            raise UserError(
+                "class probabilities have a closed form for cross-entropy; the base is "
+                f"{self.base!r}, use functional.class_probabilities for a loss −ln q of your own"
+            )
+        classes = 1 if logits.ndim > 1 else 0
+        smoothing = getattr(self.base, "label_smoothing", 0.0)
+        log_p = F.class_log_probabilities(
+            logits.movedim(classes, -1), self.gradient_weights, smoothing
+        )
+        if self.base.weight is not None:
+            if not self.base.weight.all():
+                raise UserError(
+                    "a class of weight 0 has no probability: the criterion never saw it; leave it "
+                    "out of weight= and of the logits"
+                )
+            log_p = (log_p - self.base.weight.log()).log_softmax(-1)
+        return log_p.exp().movedim(-1, classes)
 
     def _losses(
         self, input: Tensor, target: Tensor, weights: Tensor | None

@@ -73,6 +73,9 @@ class ERM(Criterion):
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.erm(losses, weights=weights, reduction=self.reduction)
 
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.erm_weights(losses)
+
 
 class Focal(Criterion):
     """mean((1 − p)^γ·ℓ), p = e^−ℓ: samples that are right already count less. Never ascends.
@@ -102,6 +105,9 @@ class Focal(Criterion):
 
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.focal(losses, self.gamma, weights=weights, reduction=self.reduction)
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.focal_weights(losses, self.gamma)
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"gamma={self.gamma:g}", super().extra_repr()]))
@@ -134,6 +140,10 @@ class Flooding(Thresholded):
     """
 
     decomposes = False
+    no_closed_form = (
+        "it holds the mean loss at theta, and many networks have that mean; "
+        "for a trained one fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
@@ -170,12 +180,16 @@ class IFlood(Pointwise):
     def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         return F.iflood(losses, self.theta, weights=weights, reduction=self.reduction)
 
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.iflood_weights(losses, self.theta)
+
 
 class SoftAD(Pointwise):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move.
+    samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
+    not the class probability; `criterion.probabilities(logits)` is.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
@@ -233,6 +247,9 @@ class SoftAD(Pointwise):
             weights=weights,
             reduction=self.reduction,
         )
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.softad_weights(losses, self.theta, self.sigma, self.scale)
 
     def extra_repr(self) -> str:
         shape = f"sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"

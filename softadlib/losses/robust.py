@@ -14,6 +14,10 @@ class BatchCriterion(Criterion):
     """A function of the batch as a whole. Refuses class weights, which have no one meaning in it."""
 
     decomposes = False
+    no_closed_form = (
+        "how much a sample counts depends on the other losses of its batch; "
+        "for a trained network fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, base: Base | None = None):
         super().__init__(base)
