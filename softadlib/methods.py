@@ -57,6 +57,23 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Ten
     return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
 
 
+def pointwise(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return (logits (n, C), knob, **settings) ↦ ln p of an objective whose weights, f′, are known."""
+
+    def log_probabilities(logits: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+        def weight(losses: Tensor) -> Tensor:
+            return weights(losses, knob, **settings)
+
+        return F.class_log_probabilities(logits, weight)
+
+    return log_probabilities
+
+
+def smoothed_log_probabilities(logits: Tensor, knob: Tensor) -> Tensor:
+    """Return ln p (n, C) of a network trained on smoothed labels; α is the knob."""
+    return F.class_log_probabilities(logits, F.erm_weights, smoothing=knob)
+
+
 BN_UPDATE = Setting(
     "both",
     "which of the two passes move batch norm's running statistics",
@@ -126,7 +143,7 @@ GREY = "#8C8C8C"
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("erm", "ERM", "#000000", log_probabilities=F.erm_log_probabilities),
+        Method("erm", "ERM", "#000000", log_probabilities=pointwise(F.erm_weights)),
         Method("flooding", "Flooding", "#2CB5A0", "theta", THETA, F.flooding),
         Method(
             "iflood",
@@ -135,7 +152,7 @@ METHODS: dict[str, Method] = {
             "theta",
             THETA,
             F.iflood,
-            log_probabilities=F.iflood_log_probabilities,
+            log_probabilities=pointwise(F.iflood_weights),
             cliff=True,
         ),
         Method(
@@ -146,7 +163,7 @@ METHODS: dict[str, Method] = {
             "radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
-            log_probabilities=F.erm_log_probabilities,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
@@ -163,7 +180,7 @@ METHODS: dict[str, Method] = {
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
             },
-            log_probabilities=F.softad_log_probabilities,
+            log_probabilities=pointwise(F.softad_weights),
             cliff=True,
         ),
         Method(
@@ -183,7 +200,7 @@ METHODS: dict[str, Method] = {
                 "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
-            log_probabilities=F.erm_log_probabilities,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
@@ -200,7 +217,7 @@ METHODS: dict[str, Method] = {
                 ),
             },
             rule=F.gnp_gradient,
-            log_probabilities=F.erm_log_probabilities,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
@@ -217,7 +234,7 @@ METHODS: dict[str, Method] = {
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
-            log_probabilities=F.erm_log_probabilities,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method("cvar", "CVaR", GREY, "beta", "β", F.cvar, below=1.0),
@@ -243,7 +260,7 @@ METHODS: dict[str, Method] = {
             "alpha",
             "α",
             losses=smoothed_cross_entropy,
-            log_probabilities=F.smoothing_log_probabilities,
+            log_probabilities=smoothed_log_probabilities,
             below=1.0,
         ),
         Method(
@@ -253,7 +270,7 @@ METHODS: dict[str, Method] = {
             "gamma",
             "γ",
             F.focal,
-            log_probabilities=F.focal_log_probabilities,
+            log_probabilities=pointwise(F.focal_weights),
         ),
         Method(
             "msam",
@@ -262,7 +279,7 @@ METHODS: dict[str, Method] = {
             "radius",
             "radius",
             rule=F.msam_gradient,
-            log_probabilities=F.erm_log_probabilities,
+            log_probabilities=pointwise(F.erm_weights),
             uses_momentum=True,
         ),
         Method(
@@ -272,7 +289,7 @@ METHODS: dict[str, Method] = {
             "decay",
             "decay",
             decays_weights=True,
-            log_probabilities=F.erm_log_probabilities,
+            log_probabilities=pointwise(F.erm_weights),
         ),
         Method(
             "softad-width",
@@ -282,7 +299,7 @@ METHODS: dict[str, Method] = {
             "σ (nats)",
             F.softad_width,
             settings={"theta": Setting(0.01, "threshold θ, in nats")},
-            log_probabilities=F.softad_width_log_probabilities,
+            log_probabilities=pointwise(F.softad_width_weights),
             low=MIN_SIGMA,
         ),
     )

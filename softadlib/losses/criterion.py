@@ -12,7 +12,7 @@ from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.perturbed import in_perturbed_pass
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
-from softadlib.losses.per_sample import Base, per_sample
+from softadlib.losses.per_sample import Base, PerSampleOfClasses, per_sample
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -32,6 +32,8 @@ class PerSampleCriterion(nn.Module):
 
     settings: tuple[str, ...] = ()
     """Names of the numbers that `repr` shows."""
+    no_closed_form = ""
+    """Why there are no `probabilities`; empty where there are."""
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
@@ -65,6 +67,52 @@ class PerSampleCriterion(nn.Module):
         handle = RemovableHandle(self._losses_hooks)
         self._losses_hooks[handle.id] = hook
         return handle
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        r"""Return the class probabilities p that logits of a network trained with this criterion stand for.
+
+        $p_k \propto q_k / f'(-\ln q_k)$, with q the softmax and f what the criterion makes of a loss:
+        see `functional.class_probabilities`. Of ERM p is q. Class weights and label smoothing of the
+        base are taken off too.
+
+        Args:
+            logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
+
+        Raises:
+            ValueError: for a criterion whose p has no closed form, for a base that is not torch's
+                cross-entropy or NLL, and for a class weight of 0.
+
+        Example:
+            >>> from softadlib import SoftAD
+            >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
+            tensor([[0.8980, 0.1020]])
+        """
+        if self.no_closed_form:
+            raise UserError(
+                f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
+            )
+        if not isinstance(self.base, PerSampleOfClasses):
+            raise UserError(
+                "class probabilities have a closed form for cross-entropy; the base is "
+                f"{self.base.loss!r}, use functional.class_probabilities for a loss −ln q of your own"
+            )
+        classes = 1 if logits.ndim > 1 else 0
+        log_p = F.class_log_probabilities(
+            logits.movedim(classes, -1), self.sample_weights, self.base.label_smoothing
+        )
+        weights = self.base.class_weights
+        if weights is not None:
+            if not weights.all():
+                raise UserError(
+                    "a class of weight 0 has no probability: the criterion never saw it; leave it "
+                    "out of weight= and of the logits"
+                )
+            log_p = (log_p - weights.log()).log_softmax(-1)
+        return log_p.exp().movedim(-1, classes)
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return what multiplies the gradient of each sample, (n,) → (n,)."""
+        raise NotImplementedError
 
     def _losses(
         self, input: Any, target: Any, weights: Tensor | None

@@ -103,6 +103,10 @@ class Flooding(Thresholded):
     """
 
     decomposes = False
+    no_closed_form = (
+        "it holds the mean loss at theta, and many networks have that mean; "
+        "for a trained one fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
@@ -157,7 +161,8 @@ class SoftAD(Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move.
+    samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
+    not the class probability; `criterion.probabilities(logits)` is.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
