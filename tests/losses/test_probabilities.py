@@ -9,12 +9,14 @@ from softadlib import (
     AccumulatedFlooding,
     AdaFlood,
     ChiSquareDRO,
+    Criterion,
     CVaR,
     Flooding,
     Focal,
     IFlood,
     SoftAD,
     Tilted,
+    functional,
 )
 
 P = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
@@ -82,13 +84,10 @@ def test_pixels_have_their_classes_second():
     torch.testing.assert_close(p[1, :, 3, 2], SoftAD(0.01).probabilities(logits[1, :, 3, 2]))
 
 
-def test_a_criterion_of_ones_own_gives_its_weights():
-    class Squared(ERM):
-        def reduce(self, losses, weights=None):
-            return super().reduce(losses**2, weights)
-
-        def gradient_weights(self, losses):
-            return 2 * losses
+def test_a_criterion_of_your_own_needs_its_reduction_alone():
+    class Squared(Criterion):
+        def reduce(self, losses, weights=None, reduction="mean"):
+            return functional.erm(losses**2, weights=weights, reduction=reduction)
 
     logits = minimum(Squared())
     torch.testing.assert_close(Squared().probabilities(logits), P, rtol=0, atol=1e-6)
