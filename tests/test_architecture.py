@@ -31,7 +31,7 @@ LAYERS = (
 TRAINING = (
     ("device", "checkpoint", "evaluation", "engines"),
     ("engines.runs", "engines.captured"),
-    ("engines.mlp_layers",),
+    ("engines.layers",),
     ("engines.vmap",),
     ("engines.mlp_cpu",),
     ("protocol",),

@@ -14,7 +14,7 @@ from softadlib.models import MODELS, mlp
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.training.study import run_study
-from softadlib.training.trainer import network_of
+from softadlib.training.chunk import network_of
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -27,10 +27,10 @@ from helpers.plain_loop import final_measures, torch_optimizer
 import softadlib
 from softadlib.data.splits import PARTS, Splits
 from softadlib.results import select
-from softadlib.training.device import deterministic_math, device_name
+from softadlib.training.device import numerics, device_name
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import make_engine, network_of, train_runs
+from softadlib.training.chunk import make_engine, network_of, train_runs
 
 MLP = {"profile": "speed", "dataset": "gaussian", "trials": 1, "device": "cpu"}
 GRID = {"softad": [0.05, 0.1, 0.2, 0.4], "sam": [0.1]}
@@ -183,7 +183,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"{device_name(device)}, torch {torch.__version__}, one thread, load {load:.1f} before")
     rows = {}
-    with deterministic_math(device, "fp32"):
+    with numerics(device, "fp32"):
         for name in args.only:
             row = rows[name] = time_case(cases[name](), args.rounds)
             (old, *_), (new, *_), (ratio, low, high) = (

@@ -15,17 +15,17 @@ from softadlib import functional as F
 from softadlib.methods import METHODS, Method
 from softadlib.models import MODELS
 from softadlib.training.checkpoint import Checkpoint
-from softadlib.training.engines.runs import TrainConfig
+from softadlib.training.recipe import Recipe
 from softadlib.training.heldout import held_out_losses
 from softadlib.training.study import store_of
-from softadlib.training.trainer import train_runs
+from softadlib.training.chunk import train_runs
 
 EPOCHS = 10
 RECIPES = {
-    "adam": TrainConfig("adam", 1e-2, 10, EPOCHS, weight_decay=1e-3),
-    "adamw": TrainConfig("adamw", 1e-2, 10, EPOCHS, weight_decay=0.1, lr_schedule="cosine"),
-    "momentum": TrainConfig("sgd", 0.05, 10, EPOCHS, momentum=0.9),
-    "sgd": TrainConfig("sgd", 0.05, 10, EPOCHS),
+    "adam": Recipe("adam", 1e-2, 10, EPOCHS, weight_decay=1e-3),
+    "adamw": Recipe("adamw", 1e-2, 10, EPOCHS, weight_decay=0.1, lr_schedule="cosine"),
+    "momentum": Recipe("sgd", 0.05, 10, EPOCHS, momentum=0.9),
+    "sgd": Recipe("sgd", 0.05, 10, EPOCHS),
 }
 
 

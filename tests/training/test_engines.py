@@ -34,7 +34,8 @@ from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
 from softadlib.training import device_check
 from softadlib.training.device_check import largest_difference
-from softadlib.training.engines.runs import RunBatch, TrainConfig, batches
+from softadlib.training.engines import RunBatch
+from softadlib.training.recipe import Recipe, batches
 from softadlib.training.engines.vmap import VmapEngine
 from softadlib.training.protocol import Protocol
 
@@ -81,11 +82,11 @@ def test_every_method_is_the_plain_loop(method, recipe, kind):
 @pytest.mark.parametrize(
     "recipe",
     [
-        TrainConfig("adamw", 1e-2, 10, 4, weight_decay=0.5),
-        TrainConfig("adam", 1e-2, 10, 4, weight_decay=0.05),
-        TrainConfig("sgd", 0.05, 10, 4, momentum=0.9, weight_decay=0.05),
-        TrainConfig("adam", 1e-2, 10, 6, lr_schedule="cosine"),
-        TrainConfig("sgd", 0.1, 10, 6, lr_schedule="cosine"),
+        Recipe("adamw", 1e-2, 10, 4, weight_decay=0.5),
+        Recipe("adam", 1e-2, 10, 4, weight_decay=0.05),
+        Recipe("sgd", 0.05, 10, 4, momentum=0.9, weight_decay=0.05),
+        Recipe("adam", 1e-2, 10, 6, lr_schedule="cosine"),
+        Recipe("sgd", 0.1, 10, 6, lr_schedule="cosine"),
     ],
     ids=["adamw", "adam-decay", "sgd-decay", "adam-cosine", "sgd-cosine"],
 )
@@ -176,7 +177,7 @@ def test_bits_of_float32_runs_do_not_depend_on_their_neighbours():
     data = synthetic_splits("gaussian", SEEDS, 0.0, (100, 2, 2))
     nets = [build("mlp4x500", (2,), 2, seed) for seed in SEEDS]
     runs = [(trial, 0.02 * (1 + i)) for i in range(12) for trial in (0, 1)]
-    recipe, method = TrainConfig("adam", 1e-3, 50, 3), METHODS["softad"]
+    recipe, method = Recipe("adam", 1e-3, 50, 3), METHODS["softad"]
 
     def ends(chosen):
         trials, knobs = zip(*(runs[i] for i in chosen))
@@ -293,7 +294,7 @@ def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
     ends, method = [], METHODS["sam"]
     for device in ("cpu", "cuda"):
         made = VmapEngine(RunBatch(method, [network], data.to(device, torch.float64), [0], [0.1]))
-        ends.append(made.train(TrainConfig("adam", 1e-2, 8, 3), [1], {0, 3}))
+        ends.append(made.train(Recipe("adam", 1e-2, 8, 3), [1], {0, 3}))
         weight = made.state(0)[0]["0.weight"]
         assert weight.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")
     for cpu, cuda in zip(*ends, strict=True):
@@ -304,5 +305,5 @@ def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
 def test_of_epochs_with_equal_validation_loss_the_first_is_the_best(kind):
     """A learning rate of 0 leaves the loss as it is."""
     for engine in make_engines(kind, "erm", model=linear):
-        best, _ = engine.train(TrainConfig("sgd", 0.0, 10, 3), SEEDS, {3}, best_epoch=True)
+        best, _ = engine.train(Recipe("sgd", 0.0, 10, 3), SEEDS, {3}, best_epoch=True)
         assert (best["epoch"] == 1).all()

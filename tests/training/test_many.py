@@ -7,7 +7,7 @@ from helpers.plain_loop import plain_loop
 from torch import nn
 
 from softadlib._validation import UserError
-from softadlib.training.engines.runs import TrainConfig
+from softadlib.training.recipe import Recipe
 from softadlib.training.many import train_many
 
 
@@ -58,7 +58,7 @@ def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
     assert rows["run"].tolist() == [0, 1, 2, 3]
     for row, run in zip(rows.to_dict("records"), runs):
         torch.manual_seed(run["seed"])
-        recipe = TrainConfig("adam", run.get("lr", 1e-3), 20, 3)
+        recipe = Recipe("adam", run.get("lr", 1e-3), 20, 3)
         method, model = run.get("method", "erm"), make_model().double()
         expected = plain_loop(method, model, data(), run["seed"], recipe, run.get("theta"))[-1]
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-10)

@@ -15,13 +15,13 @@ from softadlib import functional as F
 from softadlib.methods import METHODS
 from softadlib.models import mlp
 from softadlib.training.engines import mlp_layers
-from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient, partial_step
-from softadlib.training.engines.mlp_layers import (
+from softadlib.training.engines.perceptron import PerceptronEngine, logit_gradient, partial_step
+from softadlib.training.engines.layers import (
     backward,
     forward,
     fuse_batchnorm,
     linear,
-    parse_mlp,
+    parse_perceptron,
     weight_gradient,
 )
 from softadlib.training.engines.vmap import activations
@@ -62,7 +62,7 @@ def test_gradients_and_running_statistics_are_autograds(name):
     torch.manual_seed(5)
     network = NETWORKS[name]().double()
     params, buffers = parts(network)
-    x, layers = sample(name), parse_mlp(network)
+    x, layers = sample(name), parse_perceptron(network)
     logits, tape = forward(layers, params, buffers, x, track=True)
     weights = torch.randn(logits.shape, dtype=torch.float64)
     expected = network.train()(x)
@@ -83,7 +83,7 @@ def test_folding_batch_norm_changes_nothing(name):
         network.train()(2 + 3 * sample(name))  # statistics away from 0 and 1
     x = sample(name)
     expected = network.eval()(x)
-    got = fuse_batchnorm(parse_mlp(network), *parts(network))(x)
+    got = fuse_batchnorm(parse_perceptron(network), *parts(network))(x)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -103,20 +103,20 @@ def test_folding_batch_norm_changes_nothing(name):
     ids=str,
 )
 def test_anything_else_is_no_chain_and_is_trained_by_autograd(network):
-    assert parse_mlp(network) is None
+    assert parse_perceptron(network) is None
 
 
 def test_a_relu_used_twice_is_two_layers_and_shared_weights_are_no_chain():
     relu, layer = nn.ReLU(), nn.Linear(2, 2)
-    kinds = [layer.kind for layer in parse_mlp(nn.Sequential(layer, relu, nn.Linear(2, 2), relu))]
+    kinds = [layer.kind for layer in parse_perceptron(nn.Sequential(layer, relu, nn.Linear(2, 2), relu))]
     assert kinds == ["linear", "relu", "linear", "relu"]
-    assert parse_mlp(nn.Sequential(layer, nn.ReLU(), layer)) is None
+    assert parse_perceptron(nn.Sequential(layer, nn.ReLU(), layer)) is None
     tied = nn.Linear(2, 2)
     tied.weight = layer.weight
-    assert parse_mlp(nn.Sequential(layer, nn.ReLU(), tied)) is None
+    assert parse_perceptron(nn.Sequential(layer, nn.ReLU(), tied)) is None
     norm = nn.BatchNorm1d(2)
     norm.bias = None
-    assert parse_mlp(nn.Sequential(nn.Linear(2, 2), norm)) is None
+    assert parse_perceptron(nn.Sequential(nn.Linear(2, 2), norm)) is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -210,10 +210,10 @@ def test_other_networks_are_refused():
     with pytest.raises(ValueError, match="use VmapEngine"):
         make_engines("mlp", "erm", (0,), model=other)
     cpu = torch.device("cpu")
-    assert MLPEngine.supports(NETWORKS["mlp"](), cpu)
-    assert not MLPEngine.supports(NETWORKS["mlp"](), cpu, bf16=True)
-    assert not MLPEngine.supports(NETWORKS["mlp"](), torch.device("cuda"))
-    assert not MLPEngine.supports(other(None, None), cpu)
+    assert PerceptronEngine.supports(NETWORKS["mlp"](), cpu)
+    assert not PerceptronEngine.supports(NETWORKS["mlp"](), cpu, bf16=True)
+    assert not PerceptronEngine.supports(NETWORKS["mlp"](), torch.device("cuda"))
+    assert not PerceptronEngine.supports(other(None, None), cpu)
 
 
 def test_activations_of_a_network_by_hand():

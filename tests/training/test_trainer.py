@@ -15,11 +15,11 @@ from softadlib.data.splits import PARTS
 from softadlib.methods import METHODS, Method
 from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES
-from softadlib.training.device import available_devices, deterministic_math, pick_device
-from softadlib.training.engines.mlp_cpu import MLPEngine
+from softadlib.training.device import available_devices, numerics, pick_device
+from softadlib.training.engines.perceptron import PerceptronEngine
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 from softadlib.training.inputs import load_splits
-from softadlib.training.trainer import make_engine, network_of, train_runs
+from softadlib.training.chunk import make_engine, network_of, train_runs
 
 CPU_ONLY = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tells what a CPU does without CUDA"
@@ -37,7 +37,7 @@ def silu(shape, classes):
 
 def test_perceptrons_on_a_cpu_have_an_engine_of_their_own(monkeypatch):
     monkeypatch.setitem(MODELS, "silu", silu)
-    for changes, single in (({}, MLPEngine), ({"model": "silu"}, VmapEngine)):
+    for changes, single in (({}, PerceptronEngine), ({"model": "silu"}, VmapEngine)):
         made = protocol(**changes)
         runs, splits = made.runs("softad"), load_splits(made, 0.0).to("cpu", torch.float64)
         assert type(make_engine(made, runs[:1], splits)) is single
@@ -88,7 +88,7 @@ def test_bf16_trains_near_fp32_and_tf32_needs_cuda(model, method):
 def test_threads_and_precision_are_put_back():
     torch.set_num_threads(2)
     try:
-        with deterministic_math(torch.device("cpu"), "fp32"):
+        with numerics(torch.device("cpu"), "fp32"):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
