@@ -90,6 +90,8 @@ class Method:
     """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
     decays_weights: bool = False
     """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
+    log_probabilities: Callable[..., Tensor] | None = None
+    """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
     gradients: int = 1
     """Gradient evaluations per step."""
     cliff: bool = False
@@ -122,9 +124,18 @@ THETA = "θ (nats)"
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("erm", "ERM", "xkcd:black"),
+        Method("erm", "ERM", "xkcd:black", log_probabilities=F.erm_log_probabilities),
         Method("flooding", "Flooding", "xkcd:aquamarine", "theta", THETA, F.flooding),
-        Method("iflood", "iFlood", "xkcd:bright blue", "theta", THETA, F.iflood, cliff=True),
+        Method(
+            "iflood",
+            "iFlood",
+            "xkcd:bright blue",
+            "theta",
+            THETA,
+            F.iflood,
+            log_probabilities=F.iflood_log_probabilities,
+            cliff=True,
+        ),
         Method(
             "sam",
             "SAM",
@@ -133,6 +144,7 @@ METHODS: dict[str, Method] = {
             "radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method(
@@ -149,6 +161,7 @@ METHODS: dict[str, Method] = {
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
             },
+            log_probabilities=F.softad_log_probabilities,
             cliff=True,
         ),
         Method(
@@ -168,6 +181,7 @@ METHODS: dict[str, Method] = {
                 "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method(
@@ -184,6 +198,7 @@ METHODS: dict[str, Method] = {
                 ),
             },
             rule=F.gnp_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method(
@@ -200,6 +215,7 @@ METHODS: dict[str, Method] = {
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
+            log_probabilities=F.erm_log_probabilities,
             gradients=2,
         ),
         Method("cvar", "CVaR", "xkcd:steel grey", "beta", "β", F.cvar, below=1.0),
@@ -225,9 +241,18 @@ METHODS: dict[str, Method] = {
             "alpha",
             "α",
             losses=smoothed_cross_entropy,
+            log_probabilities=F.smoothing_log_probabilities,
             below=1.0,
         ),
-        Method("focal", "Focal", "xkcd:brick", "gamma", "γ", F.focal),
+        Method(
+            "focal",
+            "Focal",
+            "xkcd:brick",
+            "gamma",
+            "γ",
+            F.focal,
+            log_probabilities=F.focal_log_probabilities,
+        ),
         Method(
             "msam",
             "MSAM",
@@ -235,9 +260,29 @@ METHODS: dict[str, Method] = {
             "radius",
             "radius",
             rule=F.msam_gradient,
+            log_probabilities=F.erm_log_probabilities,
             uses_momentum=True,
         ),
-        Method("decay", "Weight decay", "xkcd:olive", "decay", "decay", decays_weights=True),
+        Method(
+            "decay",
+            "Weight decay",
+            "xkcd:olive",
+            "decay",
+            "decay",
+            decays_weights=True,
+            log_probabilities=F.erm_log_probabilities,
+        ),
+        Method(
+            "softad-width",
+            "SoftAD, width σ",
+            "xkcd:dusty rose",
+            "sigma",
+            "σ (nats)",
+            F.softad_width,
+            settings={"theta": Setting(0.01, "threshold θ, in nats")},
+            log_probabilities=F.softad_width_log_probabilities,
+            low=MIN_SIGMA,
+        ),
     )
 }
 
