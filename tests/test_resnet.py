@@ -10,8 +10,9 @@ from softadlib.data.splits import PARTS, image_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
 from softadlib.training.engines import RunBatch
-from softadlib.training.recipe import Recipe
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.loop import train
+from softadlib.training.recipe import Recipe
 
 RNG = np.random.default_rng(5)
 
@@ -42,7 +43,7 @@ def test_resnets_side_by_side_are_the_plain_loop(splits, method):
     knob, seeds, recipe = [0.3, 0.1], (11, 12), Recipe("sgd", 0.05, 20, 1, momentum=0.9)
     settings = METHODS[method].defaults
     engine = VmapEngine(RunBatch(METHODS[method], networks(2), splits, [0, 1], knob, settings))
-    (measured,) = engine.train(recipe, seeds, {1})
+    (measured,) = train(engine, recipe, seeds, {1}).rows
     for run, net in enumerate(networks(2)):
         raw = {part: splits.part(part, run) for part in PARTS}
         data = {part: (x.double() / 255, y) for part, (x, y) in raw.items()}

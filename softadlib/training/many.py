@@ -163,20 +163,18 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
 
 def _check_names(i: int, run: Mapping[str, Any], method: Method) -> None:
     """Raise UserError for a key of a run that means something else than the run's own column."""
-    knobs = {m.knob for m in METHODS.values() if m.knob} - {method.knob}
-    arguments = set(inspect.signature(train_many).parameters)
-    settings = {name for m in METHODS.values() for name in m.settings}
-    shared = (arguments | settings) - {method.knob, "lr"}
+    shared = {*inspect.signature(train_many).parameters, *method.settings} - {"lr"}
+    foreign = {name for m in METHODS.values() for name in (m.knob, *m.settings)} - {method.knob}
     for name in run:
-        if name in knobs:
-            raise UserError(
-                f"run {i}: {name} is no hyperparameter of {method.name}; "
-                f"it takes {method.knob or 'none: name a method'}"
-            )
         if name in shared:
             raise UserError(
                 f"run {i}: {name} is the same for all runs, an argument of train_many or the method's "
                 "default; take it out of the run"
+            )
+        if name in foreign:
+            raise UserError(
+                f"run {i}: {name} is no hyperparameter of {method.name}; "
+                f"it takes {method.knob or 'none: name a method'}"
             )
         if name in ("run", "knob", "epoch", *MEASURES):
             raise UserError(f"run {i}: {name!r} is a column of the result; call yours otherwise")
@@ -251,4 +249,6 @@ def _tensor(name: str, values: Any) -> Tensor:
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} must be numbers ({error}); encode words as numbers first") from None
+        raise UserError(
+            f"{name} must be numbers ({error}); encode words as numbers first"
+        ) from None

@@ -35,10 +35,10 @@ from softadlib.data.tables import table_file
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
 from softadlib.results.store import Facts, Session, StudyStore, held_out_name, merge
+from softadlib.training.chunk import Samples, train_runs, trained_alone
 from softadlib.training.device import machine, pick_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.chunk import Samples, train_runs, trained_alone
 
 CPU_CHUNK = 8
 """Most runs that a process takes at a time on a CPU: what an accident may cost."""

@@ -17,9 +17,9 @@ from softadlib.data.images import dataset_names, own_digest
 from softadlib.data.sets import listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
 from softadlib.data.tables import TABLES, Table, read_table, table_digest, table_file
+from softadlib.training.chunk import train_runs
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.chunk import train_runs
 
 SEEDS = (17716, 961412, 457707)
 

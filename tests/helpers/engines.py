@@ -9,10 +9,10 @@ import torch
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.training.engines.perceptron import PerceptronEngine
 from softadlib.training.engines import RunBatch
-from softadlib.training.recipe import Recipe
+from softadlib.training.engines.perceptron import PerceptronEngine
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.recipe import Recipe
 
 SMALL = partial(mlp, width=16, depth=2)
 SEEDS = (17716, 961412)

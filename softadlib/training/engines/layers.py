@@ -173,10 +173,8 @@ def fuse_batchnorm(
     def stacked_network(x: Tensor) -> Tensor:
         x = x.flatten(2)
         for layer in fused:
-            if layer.bias is None:
-                x = x @ layer.weight.mT
-            else:
-                x = torch.baddbmm(layer.bias[:, None], x, layer.weight.mT)
+            w, b = layer.weight.mT, layer.bias
+            x = x @ w if b is None else torch.baddbmm(b[:, None], x, w)
             x = x.relu_() if layer.relu else x
         return x
 

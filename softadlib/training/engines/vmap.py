@@ -33,7 +33,9 @@ class VmapEngine(Engine):
         self.captured: CapturedStep | None = None
         alone = len(batch) == 1 and self.device.type == "cuda"
         self.channels_last = alone and is_convolutional(self.template)
-        if self.channels_last:  # else cuDNN transposes each (n, C, H, W); vmap knows no memory formats
+        if (
+            self.channels_last
+        ):  # else cuDNN transposes each (n, C, H, W); vmap knows no memory formats
             self.params = _channels_last(self.params)
             self.buffers = _channels_last(self.buffers)
         if self.bf16:
