@@ -10,8 +10,10 @@ import torch
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.training.engines.runs import RunBatch, TrainConfig
+from softadlib.training.engines import RunBatch
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.loop import train
+from softadlib.training.recipe import Recipe
 
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
@@ -32,21 +34,21 @@ def linear_rows(
 ) -> pd.DataFrame:
     """Train a linear classifier by full-batch SGD, every method from the same weights on the same data.
 
-    One row per method and epoch 0, `every`, 2·`every` …; the columns are
-    those of `results.read`. `theta`
-    and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
+    One row per method and epoch 0, `every`, 2·`every` …; the columns are those of `results.read`.
+    `theta` and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
     Holland & Nakatani (2024), App. C.2.
     """
     splits = synthetic_splits(dataset, [seed], 0.0, sizes).to("cpu", torch.float64)
-    config, rows = TrainConfig("sgd", lr, batch_size=sizes[0], epochs=epochs), []
+    recipe = Recipe("sgd", lr, batch_size=sizes[0], epochs=epochs)
+    rows = []
     for method in methods:
         knob = theta if get_method(method).knob else math.nan
         network = build("linear", (2,), 2, seed).double()
         batch = RunBatch(get_method(method), [network], splits, [0], [knob], {"sigma": sigma})
-        measures = VmapEngine(batch).train(config, [seed], range(0, epochs + 1, every))
-        for measured in measures:
+        measured = train(VmapEngine(batch), recipe, [seed], range(0, epochs + 1, every))
+        for row in measured.rows:
             facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob}
-            rows.append(facts | {name: values[0] for name, values in measured.items()})
+            rows.append(facts | {name: values[0] for name, values in row.items()})
     return pd.DataFrame(rows)
 
 
@@ -86,7 +88,8 @@ def linear_sensitivity(
         stack: runs trained side by side; it bounds memory, not results.
     """
     cells = list(np.ndindex(len(thetas), len(sigmas), repeats))
-    config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
+    recipe = Recipe("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs)
+    frames = []
     for start in range(0, len(cells), stack):
         chunk = cells[start : start + stack]
         splits, networks, seeds = _fresh(dataset, chunk, seed, sizes)
@@ -96,10 +99,10 @@ def linear_sensitivity(
             settings = {"sigma": torch.as_tensor(sigma), "scale": scale}
             trials = range(len(chunk))
             batch = RunBatch(get_method(method), networks, splits, trials, theta.tolist(), settings)
-            measured = VmapEngine(batch).train(config, seeds, [epochs])[-1]
+            (last,) = train(VmapEngine(batch), recipe, seeds, [epochs]).rows
             facts = {"method": method, "scale": scale, "theta": theta, "sigma": sigma}
             facts |= {"repeat": [k for _, _, k in chunk]}
-            frames.append(pd.DataFrame(facts | {m: measured[m] for m in ("loss_test", "acc_test")}))
+            frames.append(pd.DataFrame(facts | {m: last[m] for m in ("loss_test", "acc_test")}))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -13,10 +13,10 @@ from softadlib.results.schema import FITS, LEVELS, MEASURES
 
 
 def summed_measures(logits: Tensor, y: Tensor) -> Tensor:
-    """Sum cross-entropy and hits over samples: (…, n, C), (…, n) → (…, 2), widest float."""
+    """Sum cross-entropy and hits over samples: (…, n, C), (…, n) → (…, 2), float64."""
     losses = nnF.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
     hits = (logits.argmax(-1) == y).to(losses.dtype)
-    return torch.stack([losses, hits], -2).to(widest_float(y.device)).sum(-1)
+    return torch.stack([losses, hits], -2).double().sum(-1)
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def evaluate(
         network: index (…, b) ↦ logits (…, b, C) of those samples.
         index: samples (…, n), at least one.
         labels: (N,) of all samples.
-        chunk: samples per call. Sums are of the widest float, so it does not move the result.
+        chunk: samples per call. Sums are in float64, so it does not move the result.
     """
     chunks = torch.split(index, chunk, dim=-1)
     total = sum(summed_measures(network(part), labels[part]) for part in chunks)
@@ -109,17 +109,10 @@ def _calibration_error(logits: Tensor, labels: Tensor) -> float:
 
 def as_rows(measures: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Return measures (R,) as float64 arrays in the table's order; one transfer from the device."""
-    wide = widest_float(next(iter(measures.values())).device)
-    table = torch.stack([measures[name].to(wide) for name in MEASURES]).cpu().double()
+    table = torch.stack([measures[name].double() for name in MEASURES]).cpu()
     return {name: values.numpy() for name, values in zip(MEASURES, table)}
 
 
 def model_norm(params: dict[str, Tensor]) -> Tensor:
     """Return the L2 norm of all parameters of one network, batch norm and biases included, ()."""
-    wide = widest_float(next(iter(params.values())).device)
-    return torch.stack([p.to(wide).square().sum() for p in params.values()]).sum().sqrt()
-
-
-def widest_float(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on Apple's MPS, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.stack([p.double().square().sum() for p in params.values()]).sum().sqrt()

@@ -185,7 +185,7 @@ def torch_optimizer(recipe, parameters, decay=0.0):
 
 
 def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **settings):
-    """Train `model` in place by a `TrainConfig`; return its measures at every epoch, 0 included.
+    """Train `model` in place by a `Recipe`; return its measures at every epoch, 0 included.
 
     `data`: {"train": (x, y), …}, of AdaFlood the held-out losses a third.
     """

@@ -9,7 +9,6 @@ from softadlib import (
     AccumulatedFlooding,
     AdaFlood,
     ChiSquareDRO,
-    Criterion,
     CVaR,
     Flooding,
     Focal,
@@ -18,6 +17,7 @@ from softadlib import (
     Tilted,
     functional,
 )
+from softadlib.losses.criterion import Criterion
 
 P = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 SMOOTHED = nn.CrossEntropyLoss(label_smoothing=0.1)

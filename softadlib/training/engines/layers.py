@@ -9,12 +9,6 @@ import torch.nn.functional as nnF
 from torch import Tensor, nn
 
 from softadlib.functional.gradient_rules import Grads
-from softadlib.training.device import processor_name
-
-ONEDNN_FROM = 16
-"""Shortest side of a product worth handing to oneDNN."""
-ON_INTEL = "Intel" in processor_name()
-"""MKL is as fast as oneDNN here: on other processors it uses no AVX-512."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class Layer:
         return [name for name in names if name]
 
 
-def parse_mlp(network: nn.Module) -> list[Layer] | None:
+def parse_perceptron(network: nn.Module) -> list[Layer] | None:
     """List the layers of [Flatten], then groups of Linear, [BatchNorm1d], [ReLU]; None for others.
 
     None too where two layers share a weight, or a layer has a forward hook.
@@ -79,37 +73,6 @@ def _layer(prefix: str, module: nn.Module) -> Layer | None:
 
 _RELU_BACK = torch.ops.aten.threshold_backward.default
 _NORM_BACK = torch.ops.aten.native_batch_norm_backward.default
-_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._linear_pointwise.default
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
-    """Compute x Wᵀ + b, or max(0, x Wᵀ + b): (n, k), (m, k), (m,) → (n, m).
-
-    Uses oneDNN where it pays, which has AVX-512 where MKL has not. Copies a layout that is neither
-    by rows nor by columns first, because oneDNN would loop over scalars there.
-    """
-    (n, k), m = x.shape, len(weight)
-    large = n >= ONEDNN_FROM and k >= ONEDNN_FROM and m >= ONEDNN_FROM
-    if _ONEDNN and large and x.dtype is torch.float32 and x.device.type == "cpu":
-        if not (x.is_contiguous() or x.mT.is_contiguous()):
-            x = x.contiguous()
-        if not (weight.is_contiguous() or weight.mT.is_contiguous()):
-            weight = weight.contiguous()
-        product: Tensor = _ONEDNN(x, weight, bias, "relu" if relu else "none", [], "")
-        return product
-    out = nnF.linear(x, weight, bias)
-    return out.relu() if relu else out
-
-
-def weight_gradient(g: Tensor, x: Tensor, memory: Tensor | None = None) -> Tensor:
-    """Compute gᵀx, the gradient in the weight of x Wᵀ: (n, m), (n, k) → (m, k).
-
-    On Intel's processors the result is written to `memory`, if given: by MKL, since oneDNN takes
-    none. Both add up over n in order, so the bits are the same.
-    """
-    if memory is None or not ON_INTEL:
-        return linear(g.mT, x.mT)
-    return torch.mm(g.mT, x, out=memory)
 
 
 def forward(
@@ -126,7 +89,7 @@ def forward(
             tape.append(())
         elif layer.kind == "linear":
             tape.append((x,))
-            x = linear(x, params[layer.weight], params[layer.bias] if layer.bias else None)
+            x = nnF.linear(x, params[layer.weight], params[layer.bias] if layer.bias else None)
         elif layer.kind == "relu":
             x = x.relu()
             tape.append((x,))
@@ -145,38 +108,38 @@ def forward(
 
 
 def backward(
-    layers: Sequence[Layer],
-    params: Grads,
-    tape: list[tuple[Tensor, ...]],
-    g: Tensor,
-    gradient_of_weight: Callable[[str, Tensor, Tensor], Tensor | None],
+    layers: Sequence[Layer], params: Grads, tape: Sequence[tuple[Tensor, ...]], g: Tensor
 ) -> Grads:
-    """Return the gradients of all parameters, given `g`, the gradient in the logits.
-
-    `gradient_of_weight` makes those of weights from (name, g, x). It may return None where it has
-    stepped the weight: nothing reads the weight later.
-    """
+    """Return the gradients of all parameters, given `g`, the gradient in the logits."""
     grads: Grads = {}
     first = 1 if layers[0].kind == "flatten" else 0
     for i in reversed(range(first, len(layers))):
-        layer, saved = layers[i], tape[i]
+        layer = layers[i]
         if layer.kind == "linear":
+            (x,) = tape[i]
             if layer.bias:
                 grads[layer.bias] = g.sum(0)
-            below = linear(g, params[layer.weight].mT) if i > first else g
-            x = saved[0]
-            gradient = gradient_of_weight(layer.weight, g, x)
-            if gradient is not None:
-                grads[layer.weight] = gradient
-            g = below
+            grads[layer.weight] = g.mT @ x
+            if i > first:
+                g = g @ params[layer.weight]
         elif layer.kind == "relu":
-            g = _RELU_BACK(g, saved[0], 0)
+            (x,) = tape[i]
+            g = _RELU_BACK(g, x, 0)
         else:
-            x, weight, mean, var, *batch = saved
+            x, weight, mean, var, *batch = tape[i]
             g, grads[layer.weight], grads[layer.bias] = _NORM_BACK(
                 g, x, weight, mean, var, *batch, True, layer.eps, [True] * 3
             )
     return grads
+
+
+@dataclass
+class FusedLayer:
+    """x ↦ x Wᵀ + b, and its ReLU."""
+
+    weight: Tensor
+    bias: Tensor | None
+    relu: bool = False
 
 
 def fuse_batchnorm(
@@ -186,32 +149,33 @@ def fuse_batchnorm(
 
     γ (W x + b − mean)/√(var + ε) + β is linear in x too. Values may be of one run, or stacked over R.
     """
-    fused: list[tuple[Tensor, Tensor | None, bool]] = []  # weight, bias, whether ReLU follows
+    fused: list[FusedLayer] = []
     for layer in layers:
         if layer.kind == "linear":
             bias = params[layer.bias] if layer.bias else None
-            fused.append((params[layer.weight], bias, False))
+            fused.append(FusedLayer(params[layer.weight], bias))
         elif layer.kind == "norm":
-            mean, var = buffers[layer.mean], buffers[layer.var]
-            factor = params[layer.weight] * (var + layer.eps).rsqrt()
-            weight, bias, _ = fused[-1]
-            shift = params[layer.bias] - mean * factor
-            bias = shift if bias is None else shift + bias * factor
-            fused[-1] = (weight * factor[..., None], bias, False)
+            factor = params[layer.weight] * (buffers[layer.var] + layer.eps).rsqrt()
+            shift = params[layer.bias] - buffers[layer.mean] * factor
+            below = fused[-1]
+            below.weight = below.weight * factor[..., None]
+            below.bias = shift if below.bias is None else shift + below.bias * factor
         elif layer.kind == "relu":
-            fused[-1] = (*fused[-1][:2], True)
+            fused[-1].relu = True
 
     def network(x: Tensor) -> Tensor:
         x = x.flatten(1)
-        for weight, bias, relu in fused:
-            x = linear(x, weight, bias, relu)
+        for layer in fused:
+            x = nnF.linear(x, layer.weight, layer.bias)
+            x = x.relu_() if layer.relu else x
         return x
 
     def stacked_network(x: Tensor) -> Tensor:
         x = x.flatten(2)
-        for weight, bias, relu in fused:
-            x = x @ weight.mT if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
-            x = x.relu_() if relu else x
+        for layer in fused:
+            w, b = layer.weight.mT, layer.bias
+            x = x @ w if b is None else torch.baddbmm(b[:, None], x, w)
+            x = x.relu_() if layer.relu else x
         return x
 
-    return network if fused[0][0].ndim == 2 else stacked_network
+    return network if fused[0].weight.ndim == 2 else stacked_network
