@@ -17,6 +17,8 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+KEPT = ("jupyter", "tags")
+"""Metadata of a cell that stay: whether its code is hidden, and its tags."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -39,11 +41,11 @@ def record(path: Path) -> None:
     ).execute()
     notebook["metadata"] = METADATA
     for cell in notebook["cells"]:
-        tags = cell["metadata"].get("tags")
-        cell["metadata"] = {"tags": tags} if tags else {}
+        cell["metadata"] = {key: cell["metadata"][key] for key in KEPT if key in cell["metadata"]}
+        if "outputs" in cell:  # sliders are dead without their kernel
+            cell["outputs"] = [o for o in cell["outputs"] if WIDGET not in o.get("data", {})]
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            data.pop(WIDGET, None)  # dead without its kernel: the picture beside it stays
             if "image/png" in data:
                 data["image/png"] = smaller(data["image/png"])
     nbformat.write(notebook, path)

@@ -20,8 +20,7 @@ CHAPTERS = {
     "tab": "Tables",
     "fig": "Figures",
     "prop": "Theory",
-    "app": "Theory",
-    "sec": "Theory",
+    "sharpness": "Theory",
     "": "More",
 }
 """Beginning of a notebook's name → its chapter."""

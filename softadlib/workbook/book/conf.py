@@ -42,7 +42,7 @@ repository = {"name": "Repository", "url": REPOSITORY, "icon": "fa-solid fa-code
 html_theme_options = SETTINGS["html_theme_options"] | {"icon_links": [repository]}
 copyright = f"2026, {author}"
 
-PAPER = ("fig", "tab", "sec", "prop", "app")
+PAPER = ("fig", "tab", "sharpness", "propositions")
 USE = ("recipes", "train", "dev")
 REAL = ("real", "image")
 
