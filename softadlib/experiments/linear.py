@@ -57,6 +57,7 @@ def linear_sensitivity(
     scales: Sequence[str] = ("code",),
     *,
     seed: int,
+    dataset: str = "gaussian",
     repeats: int = 1,
     sizes: Sizes = SIZES,
     epochs: int = 200,
@@ -68,7 +69,7 @@ def linear_sensitivity(
 
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
-    scales are compared in pairs. A method without σ takes the default single column and ignores it.
+    scales are compared in pairs. `dataset` is one of the problems on the plane. A method without σ takes the default single column and ignores it.
     `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
     memory, not results.
     """
@@ -76,7 +77,7 @@ def linear_sensitivity(
     config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
     for start in range(0, len(cells), stack):
         chunk = cells[start : start + stack]
-        splits, networks, seeds = _fresh(chunk, seed, sizes)
+        splits, networks, seeds = _fresh(dataset, chunk, seed, sizes)
         theta = np.array([thetas[i] for i, _, _ in chunk])
         sigma = np.array([sigmas[j] for _, j, _ in chunk])
         for scale in scales:
@@ -91,11 +92,11 @@ def linear_sensitivity(
 
 
 def _fresh(
-    cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
+    dataset: str, cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
 ) -> tuple[Splits, list[torch.nn.Module], list[int]]:
     """Make data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
     sequences = [np.random.SeedSequence(seed, spawn_key=cell) for cell in cells]
-    splits = synthetic_splits("gaussian", sequences, 0.0, sizes)
+    splits = synthetic_splits(dataset, sequences, 0.0, sizes)
     seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]
     networks = [build("linear", (2,), 2, s).to(torch.float64) for s in seeds]
     return splits.to("cpu", torch.float64), networks, seeds
