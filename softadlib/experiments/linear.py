@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from softadlib._validation import choose
+from softadlib._workspace import home
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
@@ -16,6 +18,8 @@ from softadlib.training.engines.vmap import VmapEngine
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
 """Training, validation and test points of the paper's problems on the plane."""
+STORED = ("gaussian",)
+"""Sets whose runs over θ and σ are stored."""
 
 
 def linear_rows(
@@ -69,9 +73,21 @@ def linear_sensitivity(
 
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
-    scales are compared in pairs. `dataset` is one of the problems on the plane. A method without σ takes the default single column and ignores it.
-    `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
-    memory, not results.
+    scales are compared in pairs. A method without σ takes the default single column and ignores it.
+
+    Args:
+        method: of the registry.
+        thetas: thresholds, in nats.
+        sigmas: SoftAD's scales, in nats.
+        scales: conventions for σ, "code" or "text".
+        seed: of all cells.
+        dataset: a problem on the plane: gaussian, sinusoid or spiral.
+        repeats: runs of a cell.
+        sizes: points of the training, validation and test part.
+        epochs: of every run.
+        lr: of SGD.
+        batch_size: that of the training set by default.
+        stack: runs trained side by side; it bounds memory, not results.
     """
     cells = list(np.ndindex(len(thetas), len(sigmas), repeats))
     config, frames = TrainConfig("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs), []
@@ -89,6 +105,18 @@ def linear_sensitivity(
             facts |= {"repeat": [k for _, _, k in chunk]}
             frames.append(pd.DataFrame(facts | {m: measured[m] for m in ("loss_test", "acc_test")}))
     return pd.concat(frames, ignore_index=True)
+
+
+def stored_sensitivity(dataset: str) -> pd.DataFrame:
+    """Return the stored runs of `linear_sensitivity` on a set: 30 θ × 21 σ × 5 repeats, both scales.
+
+    Flooding has no σ. The seed is 22993514079364, the file `outputs/fig12/<dataset>.parquet`.
+
+    Args:
+        dataset: one of `STORED`.
+    """
+    choose("dataset", dataset, STORED)
+    return pd.read_parquet(home() / "outputs" / "fig12" / f"{dataset}.parquet")
 
 
 def _fresh(
