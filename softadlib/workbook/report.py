@@ -28,6 +28,7 @@ FIRST = ("real_tables", "reproduced", "rivals", "frontier")
 """Pages that stand before the chapters."""
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)\$(?!\$)", re.DOTALL)
 """A formula in Markdown: $$displayed$$ or $inline$."""
+WIDGET = "application/vnd.jupyter.widget-view+json"
 NO_ALT = 'alt="No description has been provided for this image"'
 
 
@@ -63,9 +64,9 @@ def section(notebook: Path, source: str) -> Section:
         if cell["cell_type"] == "markdown":
             cell["source"] = FORMULA.sub(_mathml, cell["source"])
     document["metadata"].pop("widgets", None)
-    for output in (o for c in document["cells"] for o in c.get("outputs", ())):
-        # a live view needs a kernel; the picture beside it stays
-        output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+    for cell in document["cells"]:
+        if "outputs" in cell:  # sliders need a kernel; the picture beside them stays
+            cell["outputs"] = [o for o in cell["outputs"] if WIDGET not in o.get("data", {})]
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
     anchor = re.sub(r"[^\w-]+", "-", notebook.stem)
     body = _unique_ids(exporter.from_notebook_node(document)[0], anchor)
