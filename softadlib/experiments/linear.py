@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from softadlib._validation import choose
+from softadlib._workspace import home
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
@@ -18,6 +20,8 @@ from softadlib.training.recipe import Recipe
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
 """Training, validation and test points of the paper's problems on the plane."""
+STORED = ("gaussian",)
+"""Sets whose runs over θ and σ are stored."""
 
 
 def linear_rows(
@@ -104,6 +108,18 @@ def linear_sensitivity(
             facts |= {"repeat": [k for _, _, k in chunk]}
             frames.append(pd.DataFrame(facts | {m: last[m] for m in ("loss_test", "acc_test")}))
     return pd.concat(frames, ignore_index=True)
+
+
+def stored_sensitivity(dataset: str) -> pd.DataFrame:
+    """Return the stored runs of `linear_sensitivity` on a set: 30 θ × 21 σ × 5 repeats, both scales.
+
+    Flooding has no σ. The seed is 22993514079364, the file `outputs/fig12/<dataset>.parquet`.
+
+    Args:
+        dataset: one of `STORED`.
+    """
+    choose("dataset", dataset, STORED)
+    return pd.read_parquet(home() / "outputs" / "fig12" / f"{dataset}.parquet")
 
 
 def _fresh(

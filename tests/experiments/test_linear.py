@@ -143,3 +143,14 @@ class TestLinearSensitivity:
         assert cliff["softad"][0.6] > 0.95
         assert cliff["softad"][0.85] < 0.05
         assert cliff["flooding"][0.85] > 0.1
+
+
+@pytest.mark.parametrize("dataset", linear.STORED)
+def test_stored_runs_are_those_of_a_training_today(dataset):
+    """The first cell has its own data and weights; the others are trained the same way."""
+    stored = linear.stored_sensitivity(dataset)
+    case = {"seed": SEED, "dataset": dataset, "repeats": 1}
+    again = linear.linear_sensitivity("softad", [0.05], [0.05], ("code", "text"), **case)
+    both = again.merge(stored, on=["method", "scale", "theta", "sigma", "repeat"])
+    assert len(both) == 2
+    np.testing.assert_allclose(both["loss_test_x"], both["loss_test_y"], rtol=1e-9)
