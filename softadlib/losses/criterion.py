@@ -88,6 +88,10 @@ class PerSampleCriterion(nn.Module):
             for hook in self._losses_hooks.values():
                 hook(losses.detach().flatten(), flat_counts, theta)
 
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,)."""
+        raise NotImplementedError
+
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in self.settings}
         if self.reduction != "mean":
@@ -178,10 +182,7 @@ class Criterion(PerSampleCriterion):
         raise NotImplementedError
 
     def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,).
-
-        Here by autograd; criteria with a closed form give that.
-        """
+        """Return n·∂value/∂ℓᵢ by autograd; criteria with a closed form return that. (n,) → (n,)."""
         leaf = losses.detach().requires_grad_()
         with torch.enable_grad():
             value = self.reduce(leaf, counts)
