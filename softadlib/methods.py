@@ -57,6 +57,23 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Ten
     return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
 
 
+def pointwise(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return (logits (n, C), knob, **settings) ↦ ln p of an objective whose weights, f′, are known."""
+
+    def log_probabilities(logits: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+        def weight(losses: Tensor) -> Tensor:
+            return weights(losses, knob, **settings)
+
+        return F.class_log_probabilities(logits, weight)
+
+    return log_probabilities
+
+
+def smoothed_log_probabilities(logits: Tensor, knob: Tensor) -> Tensor:
+    """Return ln p (n, C) of a network trained on smoothed labels; α is the knob."""
+    return F.class_log_probabilities(logits, F.erm_weights, smoothing=knob)
+
+
 BN_UPDATE = Setting(
     "both",
     "which of the two passes move batch norm's running statistics",
@@ -90,6 +107,8 @@ class Method:
     """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
     decays_weights: bool = False
     """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
+    log_probabilities: Callable[..., Tensor] | None = None
+    """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
     gradients: int = 1
     """Gradient evaluations per step."""
     cliff: bool = False
@@ -122,9 +141,18 @@ THETA = "θ (nats)"
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("erm", "ERM", "xkcd:black"),
+        Method("erm", "ERM", "xkcd:black", log_probabilities=pointwise(F.erm_weights)),
         Method("flooding", "Flooding", "xkcd:aquamarine", "theta", THETA, F.flooding),
-        Method("iflood", "iFlood", "xkcd:bright blue", "theta", THETA, F.iflood, cliff=True),
+        Method(
+            "iflood",
+            "iFlood",
+            "xkcd:bright blue",
+            "theta",
+            THETA,
+            F.iflood,
+            log_probabilities=pointwise(F.iflood_weights),
+            cliff=True,
+        ),
         Method(
             "sam",
             "SAM",
@@ -133,6 +161,7 @@ METHODS: dict[str, Method] = {
             "radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
@@ -149,6 +178,7 @@ METHODS: dict[str, Method] = {
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
             },
+            log_probabilities=pointwise(F.softad_weights),
             cliff=True,
         ),
         Method(
@@ -168,6 +198,7 @@ METHODS: dict[str, Method] = {
                 "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
@@ -184,6 +215,7 @@ METHODS: dict[str, Method] = {
                 ),
             },
             rule=F.gnp_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
@@ -200,6 +232,7 @@ METHODS: dict[str, Method] = {
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method("cvar", "CVaR", "xkcd:steel grey", "beta", "β", F.cvar, below=1.0),
@@ -225,9 +258,18 @@ METHODS: dict[str, Method] = {
             "alpha",
             "α",
             losses=smoothed_cross_entropy,
+            log_probabilities=smoothed_log_probabilities,
             below=1.0,
         ),
-        Method("focal", "Focal", "xkcd:brick", "gamma", "γ", F.focal),
+        Method(
+            "focal",
+            "Focal",
+            "xkcd:brick",
+            "gamma",
+            "γ",
+            F.focal,
+            log_probabilities=pointwise(F.focal_weights),
+        ),
         Method(
             "msam",
             "MSAM",
@@ -235,9 +277,29 @@ METHODS: dict[str, Method] = {
             "radius",
             "radius",
             rule=F.msam_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             uses_momentum=True,
         ),
-        Method("decay", "Weight decay", "xkcd:olive", "decay", "decay", decays_weights=True),
+        Method(
+            "decay",
+            "Weight decay",
+            "xkcd:olive",
+            "decay",
+            "decay",
+            decays_weights=True,
+            log_probabilities=pointwise(F.erm_weights),
+        ),
+        Method(
+            "softad-width",
+            "SoftAD, width σ",
+            "xkcd:dusty rose",
+            "sigma",
+            "σ (nats)",
+            F.softad_width,
+            settings={"theta": Setting(0.01, "threshold θ, in nats")},
+            log_probabilities=pointwise(F.softad_width_weights),
+            low=MIN_SIGMA,
+        ),
     )
 }
 

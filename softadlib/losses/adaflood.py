@@ -42,6 +42,10 @@ class AdaFlood(PerSampleCriterion):
     """
 
     theta: Tensor
+    no_closed_form = (
+        "each training sample has a level of its own, and a new sample has none; with a level use "
+        "IFlood(theta).probabilities(logits)"
+    )
 
     if TYPE_CHECKING:
 

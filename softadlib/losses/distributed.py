@@ -10,6 +10,7 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.losses.criterion import Thresholded, world_size
 from softadlib.losses.per_sample import Base
+from softadlib.losses.softad import Flooding
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -46,6 +47,7 @@ class AccumulatedFlooding(Thresholded):
         >>> value = flooding.scale_gradients(model.parameters())  # then optimizer.step()
     """
 
+    no_closed_form = Flooding.no_closed_form
     decomposes = False  # a part does not know the sign of the whole
 
     def __init__(self, theta: float, *, base: Base | None = None):

@@ -18,6 +18,10 @@ class BatchCriterion(Criterion):
     """
 
     decomposes = False
+    no_closed_form = (
+        "how much a sample counts depends on the other losses of its batch; "
+        "for a trained network fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, base: Base | None = None):
         super().__init__(base)

@@ -35,7 +35,7 @@ class ERM(Criterion):
     ) -> Tensor:
         return F.erm(losses, weights=weights, reduction=reduction)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.erm_weights(losses)
 
 
@@ -72,7 +72,7 @@ class Focal(Criterion):
     ) -> Tensor:
         return F.focal(losses, self.gamma, weights=weights, reduction=reduction)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.focal_weights(losses, self.gamma)
 
 
@@ -103,6 +103,10 @@ class Flooding(Thresholded):
     """
 
     decomposes = False
+    no_closed_form = (
+        "it holds the mean loss at theta, and many networks have that mean; "
+        "for a trained one fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
@@ -111,10 +115,6 @@ class Flooding(Thresholded):
         self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
     ) -> Tensor:
         return F.flooding(losses, self.theta, weights=weights)
-
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
-        mean = F.erm(losses, weights=counts)
-        return (mean - self.theta).sign().expand_as(losses)
 
 
 class IFlood(Thresholded):
@@ -149,7 +149,7 @@ class IFlood(Thresholded):
     ) -> Tensor:
         return F.iflood(losses, self.theta, weights=weights, reduction=reduction)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.iflood_weights(losses, self.theta)
 
 
@@ -157,7 +157,8 @@ class SoftAD(Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move.
+    samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
+    not the probability of the classes: use `criterion.probabilities(logits)`.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
@@ -221,5 +222,5 @@ class SoftAD(Thresholded):
             reduction=reduction,
         )
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.softad_weights(losses, self.theta, self.sigma, self.scale)

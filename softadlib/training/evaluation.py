@@ -41,7 +41,10 @@ def evaluate(
 
 
 def loss_summary(
-    logits: Sequence[Tensor], labels: Sequence[Tensor], calibrated: bool
+    logits: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    calibrated: bool,
+    log_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return columns of `results.sample_losses` for one network, each (3, …): a row per part.
 
@@ -49,6 +52,7 @@ def loss_summary(
         logits: (n, C) of train, val and test.
         labels: (n,) of the same.
         calibrated: add the temperatures fitted on val, and what they do to every part.
+        log_probabilities: logits (n, C) ↦ ln p, whose loss and calibration error are added to these.
     """
     z, y = ([values.cpu() for values in parts] for parts in (logits, labels))
     z = [values.double() for values in z]
@@ -71,7 +75,24 @@ def loss_summary(
         means = [float(nnF.cross_entropy(*pair)) for pair in zip(scaled, y)]
         columns[f"{fit}_loss"] = np.array(means)
         columns[f"{fit}_ece"] = np.array([_calibration_error(*pair) for pair in zip(scaled, y)])
+    if log_probabilities is not None:
+        linked = linked_measures(logits, labels, log_probabilities)
+        columns |= {f"linked_{name}": values for name, values in linked.items()}
     return columns
+
+
+def linked_measures(
+    logits: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    log_probabilities: Callable[[Tensor], Tensor],
+) -> dict[str, np.ndarray]:
+    """Return loss and calibration error of the class probabilities in closed form, a value per part."""
+    log_p = [log_probabilities(z.cpu().double()) for z in logits]
+    pairs = list(zip(log_p, (y.cpu() for y in labels)))
+    return {
+        "loss": np.array([float(nnF.nll_loss(*pair)) for pair in pairs]),
+        "ece": np.array([_calibration_error(*pair) for pair in pairs]),
+    }
 
 
 def _temperature(logits: Tensor, labels: Tensor, prior: float) -> float:

@@ -123,6 +123,8 @@ class Protocol(BaseModel):
     """Epochs between two points of a curve."""
     best_epoch: bool = False
     """Also measure every run as it was at the epoch of its lowest validation loss."""
+    linked: bool = False
+    """With `best_epoch`: also measure class probabilities in closed form, of methods that have one."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of weights and inputs."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
@@ -200,6 +202,8 @@ class Protocol(BaseModel):
         if self.target and not table:
             raise UserError(f"target is the class column of a table; {self.dataset} has none")
         check_momentum(self.optimizer, self.momentum, self.grids)
+        if self.linked and not self.best_epoch:
+            raise UserError("linked is measured at the best epoch too; set best_epoch: true")
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         for name in ("n_train", "n_val", "n_test"):

@@ -134,8 +134,10 @@ def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) 
     if plan.left or store.finished_parts() or (facts := store.facts()) is None:
         return False
     # The fingerprint holds the method's own settings, and grids of other methods do not matter.
+    # A field that is younger than the stored results has its default there.
+    defaults = {name: field.default for name, field in Protocol.model_fields.items()}
     asked, stored = (
-        {**values, "settings": None, "grids": values["grids"].get(method)}
+        {**defaults, **values, "settings": None, "grids": values["grids"].get(method)}
         for values in (protocol.to_dict(), facts.protocol)
     )
     return asked == stored

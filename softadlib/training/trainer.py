@@ -72,6 +72,7 @@ def train_runs(
                     eval_epochs,
                     loss_epochs=loss_epochs,
                     best_epoch=protocol.best_epoch,
+                    linked=protocol.linked,
                     checkpoint=checkpoint,
                 )
             if measured is None:

@@ -5,9 +5,10 @@ statistic is per run by construction. No number crosses from one run to another:
 leaves the others as they were.
 """
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,13 @@ from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.engines.captured import CapturedStep
 from softadlib.training.engines.mlp_layers import fuse_batchnorm, parse_mlp
 from softadlib.training.engines.runs import Row, RunBatch, TrainConfig, batches
-from softadlib.training.evaluation import as_rows, evaluate, loss_summary, model_norm
+from softadlib.training.evaluation import (
+    as_rows,
+    evaluate,
+    linked_measures,
+    loss_summary,
+    model_norm,
+)
 
 CPU_CHUNK = 1000
 """Samples per forward pass in evaluation on a CPU: what stays in its cache."""
@@ -240,14 +247,47 @@ class VmapEngine:
         norms = [model_norm(self.state(run)[0]) for run in range(len(self))]
         return as_rows({**measures, "model_norm": torch.stack(norms)})
 
-    def measure_losses(self, calibrated: bool) -> Row:
-        """Summarise the losses of single samples: {column: (R, 3, …)}, a row per part."""
+    def measure_losses(self, calibrated: bool, linked: bool = False) -> Row:
+        """Summarise the losses of single samples: {column: (R, 3, …)}, a row per part.
+
+        `linked`: also of the class probabilities in closed form.
+        """
         rows = []
         for run in range(len(self)):
-            logits = [self.logits(run, part) for part in PARTS]
-            labels = [self.splits.y[getattr(self.splits, part)[self.trials[run]]] for part in PARTS]
-            rows.append(loss_summary(logits, labels, calibrated))
+            logits, labels = self._logits_and_labels(run, PARTS)
+            closed_form = self.log_probabilities(run) if linked else None
+            rows.append(loss_summary(logits, labels, calibrated, closed_form))
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def log_probabilities(self, run: int) -> Callable[[Tensor], Tensor]:
+        """Return logits (n, C) of one run ↦ ln p (n, C), class probabilities in closed form."""
+        closed_form = self.method.log_probabilities
+        assert closed_form is not None
+        per_run = {name: value[run].cpu() for name, value in self.per_run.items()}
+        objective, _ = self._split_settings(per_run)
+        knob = self.knob[run].cpu()
+        return lambda logits: closed_form(logits, knob, **objective)
+
+    def measure_linked(self, parts: Sequence[str]) -> Row:
+        """Return loss and calibration error of the class probabilities in closed form, (R, parts) each."""
+        rows = [
+            linked_measures(*self._logits_and_labels(run, parts), self.log_probabilities(run))
+            for run in range(len(self))
+        ]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _logits_and_labels(
+        self, run: int, parts: Sequence[str]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return logits (n, C) of one run on each part, and labels (n,)."""
+        logits = [self.logits(run, part) for part in parts]
+        labels = [self.splits.y[getattr(self.splits, part)[self.trials[run]]] for part in parts]
+        return logits, labels
+
+    def linked_validation_losses(self) -> np.ndarray:
+        """Return the validation loss of the class probabilities in closed form of every run, (R,)."""
+        losses: np.ndarray = self.measure_linked(("val",))["loss"][:, 0]
+        return losses
 
     def validation_losses(self) -> np.ndarray:
         """Return the mean validation loss of every run, (R,)."""
@@ -333,6 +373,7 @@ class VmapEngine:
         *,
         loss_epochs: Collection[int] = (),
         best_epoch: bool = False,
+        linked: bool = False,
         checkpoint: Checkpoint | None = None,
     ) -> list[Row]:
         """Train all runs and measure them at `eval_epochs`; epoch 0 is before any step.
@@ -345,6 +386,8 @@ class VmapEngine:
                 and calibration after the last epoch.
             best_epoch: also measure every run, with calibration, as it was at the epoch of its lowest
                 validation loss. That loss is measured every epoch.
+            linked: with `best_epoch`, also measure the class probabilities of a method that has them in
+                closed form: `schema.LINKED`.
             checkpoint: may hold an earlier state, and is given new ones.
 
         Returns a table a measurement: {measure: (R,)}, and `epoch` (R,).
@@ -353,13 +396,17 @@ class VmapEngine:
         run_epoch, first = self.begin(config), 0
         n, order_seeds = self.splits.train.shape[1], [seeds[trial] for trial in self.shuffled]
         measured: list[Row] = []
-        best = BestWeights(self) if best_epoch else None
+        best = BestWeights(self, self.validation_losses) if best_epoch else None
+        linked = linked and best_epoch and self.method.log_probabilities is not None
+        best_linked = BestWeights(self, self.linked_validation_losses) if linked else None
         if earlier := checkpoint.load():
             self.load_state_dict(earlier["state"])
             measured = [tree_map(Tensor.numpy, row) for row in earlier["measured"]]
             first = earlier["epoch"] + 1
             if best:
                 best.load_state_dict(earlier["best"])
+            if best_linked:
+                best_linked.load_state_dict(earlier["best_linked"])
         for epoch in range(first, config.epochs + 1):
             if epoch:
                 if config.lr_schedule != "constant":
@@ -368,31 +415,41 @@ class VmapEngine:
             if epoch in eval_epochs:
                 row = {"epoch": np.full(len(self), epoch), **self.measure()}
                 if epoch in loss_epochs:
-                    row |= self.measure_losses(calibrated=epoch == config.epochs)
+                    last = epoch == config.epochs
+                    row |= self.measure_losses(last, linked=last and linked)
                 measured.append(row)
             if best and epoch:
                 best.update(epoch)
+            if best_linked and epoch:
+                best_linked.update(epoch)
             if epoch < config.epochs and checkpoint.due(epoch):
                 state = {"epoch": epoch, "state": self.state_dict()}
                 state["measured"] = [tree_map(torch.from_numpy, row) for row in measured]
-                checkpoint.save(state | ({"best": best.state_dict()} if best else {}))
+                state |= {"best": best.state_dict()} if best else {}
+                state |= {"best_linked": best_linked.state_dict()} if best_linked else {}
+                checkpoint.save(state)
+        if best_linked:
+            measured[-1] |= best_linked.measure_linked()
         if best:
-            measured.insert(0, best.measure())
+            measured.insert(0, best.measure(linked))
         return measured
 
 
 class BestWeights:
-    """The weights of every run at the epoch of its lowest validation loss."""
+    """The weights of every run at the epoch of its lowest validation loss.
 
-    def __init__(self, engine: VmapEngine):
-        self.engine = engine
+    `validation_losses`: () ↦ (R,), of the engine's weights as they are.
+    """
+
+    def __init__(self, engine: VmapEngine, validation_losses: Callable[[], np.ndarray]):
+        self.engine, self.validation_losses = engine, validation_losses
         self.weights = tree_map(Tensor.clone, engine.weights())
         self.loss = np.full(len(engine), np.inf)
         self.epoch = np.zeros(len(engine), dtype=np.int64)
 
     def update(self, epoch: int) -> None:
         """Keep the weights of the runs whose validation loss is lower than ever."""
-        loss = self.engine.validation_losses()
+        loss = self.validation_losses()
         better = np.flatnonzero(loss < self.loss)
         if len(better):
             self.loss[better], self.epoch[better] = loss[better], epoch
@@ -400,17 +457,32 @@ class BestWeights:
             for kept, now in zip(self.weights.values(), self.engine.weights().values()):
                 kept[index] = now[index]
 
-    def measure(self) -> Row:
+    def measure(self, linked: bool = False) -> Row:
         """Measure the kept weights; the engine's own stay as they are. Epoch 0 marks a run without any."""
+        with self._in_engine():
+            row = {"epoch": self.epoch, **self.engine.measure()}
+            return row | self.engine.measure_losses(calibrated=True, linked=linked)
+
+    def measure_linked(self) -> Row:
+        """Return the columns `linked_best_…`, (R, 3) each; NaN of a run without any kept weights."""
+        with self._in_engine():
+            measured = self.engine.measure_linked(PARTS)
+        epochs = np.where(self.epoch > 0, self.epoch, np.nan)[:, None]
+        row = {"linked_best_epoch": np.broadcast_to(epochs, measured["loss"].shape)}
+        for name, values in measured.items():
+            row[f"linked_best_{name}"] = np.where(epochs > 0, values, np.nan)
+        return row
+
+    @contextlib.contextmanager
+    def _in_engine(self) -> Iterator[None]:
+        """Give the engine the kept weights for a while."""
         current = self.engine.weights()
         last = tree_map(Tensor.clone, current)
         for name, value in current.items():
             value.copy_(self.weights[name])
-        row = {"epoch": self.epoch, **self.engine.measure()}
-        row |= self.engine.measure_losses(calibrated=True)
+        yield
         for name, value in current.items():
             value.copy_(last[name])
-        return row
 
     def state_dict(self) -> State:
         """Return what a checkpoint holds."""
