@@ -32,9 +32,9 @@ def linear_rows(
 ) -> pd.DataFrame:
     """Train a linear classifier by full-batch SGD, every method from the same weights on the same data.
 
-    One row per method and epoch 0, `every`, 2·`every` …; the columns are
-    those of `results.read`. `theta`
-    and `sigma` in nats; `sizes` of train, val and test, drawn in this order from `default_rng(seed)`.
+    One row per method and epoch 0, `every`, 2·`every` …, with the columns of `results.read`. `theta` and
+    `sigma` are in nats; `sizes` are those of train, val and test, drawn in this order from
+    `default_rng(seed)`.
     Holland & Nakatani (2024), App. C.2.
     """
     splits = synthetic_splits(dataset, [seed], 0.0, sizes).to("cpu", torch.float64)
@@ -69,7 +69,7 @@ def linear_sensitivity(
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
     scales are compared in pairs. A method without σ takes the default single column and ignores it.
-    `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
+    By default a batch is the whole training set. `stack` runs are trained side by side; it bounds
     memory, not results.
     """
     cells = list(np.ndindex(len(thetas), len(sigmas), repeats))
