@@ -39,8 +39,8 @@ def record(path: Path) -> None:
     kept = {name: notebook["metadata"][name] for name in KEPT if name in notebook["metadata"]}
     notebook["metadata"] = {"kernelspec": KERNEL, **kept}
     for cell in notebook["cells"]:
-        tags = cell["metadata"].get("tags")
-        cell["metadata"] = {"tags": tags} if tags else {}
+        kept = {name: cell["metadata"].get(name) for name in ("tags", "jupyter")}
+        cell["metadata"] = {name: value for name, value in kept.items() if value}
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             data.pop(WIDGET, None)  # dead without its kernel: the picture beside it stays

@@ -26,15 +26,14 @@ LAYERS = (
     ("workbook",),
 )
 TRAINING = (
-    ("device", "checkpoint", "evaluation", "engines"),
-    ("engines.runs", "engines.captured"),
-    ("engines.mlp_layers",),
-    ("engines.vmap",),
-    ("engines.mlp_cpu",),
-    ("protocol",),
+    ("recipe", "device", "checkpoint", "evaluation"),
+    ("engines.base", "engines.captured", "engines.layers"),
+    ("engines.vmap", "engines.perceptron"),
+    ("engines",),
+    ("loop", "protocol"),
     ("profiles", "inputs"),
-    ("trainer",),
-    ("heldout", "device_check", "many"),
+    ("chunk",),
+    ("heldout", "many"),
     ("study",),
 )
 """The modules of training/, each of which may import those above it."""

@@ -44,6 +44,7 @@ from softadlib.results import selection
 from softadlib.results.schema import (
     ALL_COLUMNS,
     DTYPES,
+    LINKED,
     LOSS_COLUMNS,
     LOSS_DTYPES,
     LOSS_ROW,
@@ -190,7 +191,8 @@ def _read_file(
             groups = range(file.num_row_groups) if group is None else [group]
             table = file.read_row_groups(groups, use_threads=False)
         facts = json.loads((table.schema.metadata or {}).get(FACTS, b"{}"))
-        rows = table.select(list(columns)).to_pandas(ignore_metadata=True)
+        stored = [c for c in columns if c not in LINKED or c in table.column_names]
+        rows = table.select(stored).to_pandas(ignore_metadata=True).reindex(columns=list(columns))
         others = {c: t for c, t in dtypes.items() if rows[c].dtype != t}
         return rows.astype(others), facts
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:

@@ -35,11 +35,10 @@ from softadlib.data.tables import table_file
 from softadlib.results import selection
 from softadlib.results.schema import MEASURES, RUN_KEY, missing_keys, run_keys
 from softadlib.results.store import Facts, Session, StudyStore, held_out_name, merge
+from softadlib.training.chunk import Samples, train_runs, trained_alone
 from softadlib.training.device import machine, pick_device
-from softadlib.training.device_check import checked_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import Samples, train_runs, trained_alone
 
 CPU_CHUNK = 8
 """Most runs that a process takes at a time on a CPU: what an accident may cost."""
@@ -134,8 +133,10 @@ def is_finished(protocol: Protocol, method: str, plan: Plan, store: StudyStore) 
     if plan.left or store.finished_parts() or (facts := store.facts()) is None:
         return False
     # The fingerprint holds the method's own settings, and grids of other methods do not matter.
+    # A field that is younger than the stored results has its default there.
+    defaults = {name: field.default for name, field in Protocol.model_fields.items()}
     asked, stored = (
-        {**values, "settings": None, "grids": values["grids"].get(method)}
+        {**defaults, **values, "settings": None, "grids": values["grids"].get(method)}
         for values in (protocol.to_dict(), facts.protocol)
     )
     return asked == stored
@@ -193,7 +194,7 @@ class _StudyRun:
         self.protocol, self.method, self.store = protocol, method, store
         self.shard, self.executor = shard, executor
         if executor is None:
-            device = checked_device(protocol.device)
+            device = pick_device(protocol.device).type
         else:  # workers may have another device than this machine
             home = str(_workspace.home())
             device = executor.submit(_device_of_worker, home, protocol.device).result()
@@ -410,7 +411,7 @@ def _hold_out_trial(protocol: Protocol, trial: tuple[float, int], store: StudySt
 
 def _device_of_worker(home: str, name: str) -> str:
     os.environ["SOFTAD_HOME"] = home
-    return checked_device(name)
+    return pick_device(name).type
 
 
 def _in_worker(

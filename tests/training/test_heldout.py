@@ -11,10 +11,10 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.training.chunk import train_runs
 from softadlib.training.heldout import held_out_losses, stored_samples
 from softadlib.training.inputs import load_splits
 from softadlib.training.study import run_study, store_of
-from softadlib.training.trainer import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 

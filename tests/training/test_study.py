@@ -17,8 +17,8 @@ from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
+from softadlib.training.chunk import train_runs
 from softadlib.training.study import run_study, store_of
-from softadlib.training.trainer import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
@@ -119,8 +119,10 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
             raise KeyboardInterrupt
         return train_runs(made.replace(device="cpu"), runs, *rest)
 
-    monkeypatch.setattr("softadlib.training.study.checked_device", lambda name: "cuda")
-    monkeypatch.setattr("softadlib.training.study.pick_device", lambda name: torch.device("cpu"))
+    devices = {"cpu": "cuda", "cuda": "cpu"}  # planned for a GPU, trained on the CPU
+    monkeypatch.setattr(
+        "softadlib.training.study.pick_device", lambda name: torch.device(devices[name])
+    )
     monkeypatch.setattr("softadlib.training.study.train_runs", on_cpu)
     with pytest.raises(KeyboardInterrupt):
         run_study(made, "softad")

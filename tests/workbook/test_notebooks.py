@@ -81,7 +81,7 @@ def test_a_notebook_is_a_page(path):
     for line in cells[0].source.splitlines():
         assert line.count("=") <= 1, f"{line!r}: papermill drops a line with a second `=`"
     for cell in cells:
-        assert set(cell.metadata) <= {"tags"}, "no execution or papermill metadata"
+        assert set(cell.metadata) <= {"jupyter", "tags"}, "no execution or papermill metadata"
         assert len(cell.source.splitlines()) <= 40, "longer than a screen"
         assert not any(o.output_type == "error" for o in cell.outputs)
         assert not any(o.get("name") == "stderr" for o in cell.outputs)
