@@ -90,7 +90,8 @@ def permutation_test(differences: ArrayLike, seed: int = 0) -> float:
 
     def rounded_sum(values: np.ndarray, axis: int) -> np.ndarray:
         """Return sums in whole units, so that those which differ by rounding alone are equal."""
-        return np.rint(values.sum(axis) / unit)
+        sums: np.ndarray = np.rint(values.sum(axis) / unit)
+        return sums
 
     test = stats.permutation_test(
         (d,),

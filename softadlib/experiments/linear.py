@@ -88,7 +88,7 @@ def linear_sensitivity(
         sizes: points of the training, validation and test part.
         epochs: of every run.
         lr: of SGD.
-        batch_size: that of the training set by default.
+        batch_size: by default the whole training set.
         stack: runs trained side by side; it bounds memory, not results.
     """
     cells = list(np.ndindex(len(thetas), len(sigmas), repeats))

@@ -30,7 +30,7 @@ TRAIN = "train"
 FIGURES = "figures"
 """Folder of drawn pages: `outputs/figures` for those that read no profile, else `outputs/<profile>/figures`."""
 STORED = "stored"
-"""Tag of cells that conclude from the stored results: left out where a page draws other results."""
+"""Cells with this tag discuss the committed results. They are removed when the page is drawn from other results."""
 
 
 @dataclass(frozen=True)

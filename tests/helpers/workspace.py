@@ -1,4 +1,4 @@
-"""A small workbook of one's own for tests: params, notebooks, outputs in a temporary folder."""
+"""A small workbook for tests: params, notebooks, outputs in a temporary folder."""
 
 import json
 import shutil
