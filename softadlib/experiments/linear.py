@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from softadlib._validation import choose
+from softadlib._workspace import home
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
@@ -18,6 +20,8 @@ from softadlib.training.recipe import Recipe
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
 """Training, validation and test points of the paper's problems on the plane."""
+STORED = ("gaussian",)
+"""Sets whose runs over θ and σ are stored."""
 
 
 def linear_rows(
@@ -59,6 +63,7 @@ def linear_sensitivity(
     scales: Sequence[str] = ("code",),
     *,
     seed: int,
+    dataset: str = "gaussian",
     repeats: int = 1,
     sizes: Sizes = SIZES,
     epochs: int = 200,
@@ -71,15 +76,27 @@ def linear_sensitivity(
     Columns method, scale, theta, sigma, repeat, loss_test, acc_test. Cell (i, j) and repeat k draw
     data and weights from `SeedSequence(seed, spawn_key=(i, j, k))`, the same for every scale, so
     scales are compared in pairs. A method without σ takes the default single column and ignores it.
-    `batch_size` is that of the training set by default. `stack` runs are trained side by side; it bounds
-    memory, not results.
+
+    Args:
+        method: of the registry.
+        thetas: thresholds, in nats.
+        sigmas: SoftAD's scales, in nats.
+        scales: conventions for σ, "code" or "text".
+        seed: of all cells.
+        dataset: a problem on the plane: gaussian, sinusoid or spiral.
+        repeats: runs of a cell.
+        sizes: points of the training, validation and test part.
+        epochs: of every run.
+        lr: of SGD.
+        batch_size: that of the training set by default.
+        stack: runs trained side by side; it bounds memory, not results.
     """
     cells = list(np.ndindex(len(thetas), len(sigmas), repeats))
     recipe = Recipe("sgd", lr, batch_size=batch_size or sizes[0], epochs=epochs)
     frames = []
     for start in range(0, len(cells), stack):
         chunk = cells[start : start + stack]
-        splits, networks, seeds = _fresh(chunk, seed, sizes)
+        splits, networks, seeds = _fresh(dataset, chunk, seed, sizes)
         theta = np.array([thetas[i] for i, _, _ in chunk])
         sigma = np.array([sigmas[j] for _, j, _ in chunk])
         for scale in scales:
@@ -93,12 +110,24 @@ def linear_sensitivity(
     return pd.concat(frames, ignore_index=True)
 
 
+def stored_sensitivity(dataset: str) -> pd.DataFrame:
+    """Return the stored runs of `linear_sensitivity` on a set: 30 θ × 21 σ × 5 repeats, both scales.
+
+    Flooding has no σ. The seed is 22993514079364, the file `outputs/fig12/<dataset>.parquet`.
+
+    Args:
+        dataset: one of `STORED`.
+    """
+    choose("dataset", dataset, STORED)
+    return pd.read_parquet(home() / "outputs" / "fig12" / f"{dataset}.parquet")
+
+
 def _fresh(
-    cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
+    dataset: str, cells: Sequence[tuple[int, ...]], seed: int, sizes: Sizes
 ) -> tuple[Splits, list[torch.nn.Module], list[int]]:
     """Make data, linear networks and shuffling seeds of the cells, each from its own seed sequence."""
     sequences = [np.random.SeedSequence(seed, spawn_key=cell) for cell in cells]
-    splits = synthetic_splits("gaussian", sequences, 0.0, sizes)
+    splits = synthetic_splits(dataset, sequences, 0.0, sizes)
     seeds = [int(sequence.generate_state(1)[0]) for sequence in sequences]
     networks = [build("linear", (2,), 2, s).to(torch.float64) for s in seeds]
     return splits.to("cpu", torch.float64), networks, seeds

@@ -9,27 +9,10 @@ from softadlib.functional.class_probabilities import (
     class_log_probabilities as class_log_probabilities,
 )
 from softadlib.functional.class_probabilities import class_probabilities as class_probabilities
-from softadlib.functional.class_probabilities import erm_log_probabilities as erm_log_probabilities
-from softadlib.functional.class_probabilities import (
-    focal_log_probabilities as focal_log_probabilities,
-)
-from softadlib.functional.class_probabilities import (
-    iflood_log_probabilities as iflood_log_probabilities,
-)
-from softadlib.functional.class_probabilities import (
-    smoothing_log_probabilities as smoothing_log_probabilities,
-)
-from softadlib.functional.class_probabilities import (
-    softad_log_probabilities as softad_log_probabilities,
-)
-from softadlib.functional.class_probabilities import (
-    softad_width_log_probabilities as softad_width_log_probabilities,
-)
 from softadlib.functional.gradient_rules import ASAM_VARIANTS as ASAM_VARIANTS
 from softadlib.functional.gradient_rules import BN_UPDATES as BN_UPDATES
 from softadlib.functional.gradient_rules import FD_SCHEMES as FD_SCHEMES
 from softadlib.functional.gradient_rules import GNP_MIXINGS as GNP_MIXINGS
-from softadlib.functional.gradient_rules import PERTURBED as PERTURBED
 from softadlib.functional.gradient_rules import Grads as Grads
 from softadlib.functional.gradient_rules import asam_gradient as asam_gradient
 from softadlib.functional.gradient_rules import asam_perturb as asam_perturb

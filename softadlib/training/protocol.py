@@ -82,7 +82,7 @@ class Protocol(BaseModel):
     folder: str = ""
     """Images of your own, `train/<class>/*` and `test/<class>/*`; empty for the known sets."""
     table: str = ""
-    """A table of your own: a CSV, parquet or npz file; empty for the known sets."""
+    """A table of your own: a CSV or parquet file; empty for the known sets."""
     target: str = ""
     """Column of the table that holds the classes; empty for the last one."""
     model: str = "mlp4x500"

@@ -1,52 +1,12 @@
-"""Criteria around a level θ: drop-in replacements for `nn.CrossEntropyLoss`."""
+"""SoftAD and what it is held against: drop-in replacements for `nn.CrossEntropyLoss`."""
 
-import warnings
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.objectives import MIN_SIGMA
-from softadlib.losses.base import Base, CalibrationWarning, Criterion, Thresholded, user_stacklevel
-
-
-class Pointwise(Thresholded):
-    """A criterion that holds each sample against θ by itself, and warns where that turns predictions."""
-
-    pointwise = True
-
-    def check_theta(self) -> None:
-        """Warn where θ reaches the level at which torch's plain cross-entropies lose their guarantee."""
-        base, said = self.base, f"{type(self).__name__}(theta={self.theta:g}): from theta = "
-        if isinstance(base, (nn.BCELoss, nn.BCEWithLogitsLoss)):
-            level = F.LN2 * _smallest_weight(base)
-            why = (
-                f"{level:.4f} on (ln 2 times the smallest weight) the minimiser of binary "
-                "cross-entropy predicts the wrong class"
-            )
-        elif isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss)):
-            if getattr(base, "label_smoothing", 0.0):  # the level depends on the number of classes
-                return
-            level = F.LN2
-            why = (
-                f"ln 2 = {level:.4f} on the minimiser of cross-entropy predicts the wrong one of two "
-                "classes; with K > 2 classes it may predict a wrong one, and from ln K on it does"
-            )
-        else:
-            return
-        if self.theta >= level:
-            warnings.warn(
-                f"{said}{why}; use a smaller theta",
-                CalibrationWarning,
-                stacklevel=user_stacklevel(),
-            )
-
-
-def _smallest_weight(base: object) -> float:
-    """Return the smallest factor in front of −ln p in torch's binary cross-entropy, 1 without weights."""
-    weight, positive = (getattr(base, name, None) for name in ("weight", "pos_weight"))
-    smallest = 1.0 if weight is None else weight.min().item()
-    return smallest * (1.0 if positive is None else min(1.0, positive.min().item()))
+from softadlib.losses.criterion import Criterion, Thresholded
+from softadlib.losses.per_sample import Base
 
 
 class ERM(Criterion):
@@ -70,8 +30,13 @@ class ERM(Criterion):
         tensor(0.6931)
     """
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        return F.erm(losses, weights=weights, reduction=self.reduction)
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.erm(losses, weights=weights, reduction=reduction)
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        return F.erm_weights(losses)
 
 
 class Focal(Criterion):
@@ -96,15 +61,19 @@ class Focal(Criterion):
         tensor(0.1733)
     """
 
+    settings = ("gamma",)
+
     def __init__(self, gamma: float = 2.0, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
         self.gamma = real("gamma", gamma, low=0)
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        return F.focal(losses, self.gamma, weights=weights, reduction=self.reduction)
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.focal(losses, self.gamma, weights=weights, reduction=reduction)
 
-    def extra_repr(self) -> str:
-        return ", ".join(filter(None, [f"gamma={self.gamma:g}", super().extra_repr()]))
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        return F.focal_weights(losses, self.gamma)
 
 
 class Flooding(Thresholded):
@@ -134,15 +103,25 @@ class Flooding(Thresholded):
     """
 
     decomposes = False
+    no_closed_form = (
+        "it holds the mean loss at theta, and many networks have that mean; "
+        "for a trained one fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         return F.flooding(losses, self.theta, weights=weights)
 
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        mean = F.erm(losses, weights=counts)
+        return (mean - self.theta).sign().expand_as(losses)
 
-class IFlood(Pointwise):
+
+class IFlood(Thresholded):
     """mean(θ + |ℓ − θ|): flooding sample by sample.
 
     Args:
@@ -167,19 +146,27 @@ class IFlood(Pointwise):
         tensor(0.6000)
     """
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        return F.iflood(losses, self.theta, weights=weights, reduction=self.reduction)
+    pointwise = True
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.iflood(losses, self.theta, weights=weights, reduction=reduction)
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        return F.iflood_weights(losses, self.theta)
 
 
-class SoftAD(Pointwise):
+class SoftAD(Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move.
+    samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
+    not the class probability; `criterion.probabilities(logits)` is.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
-            `criterion.theta`, or see `ThetaSchedule`.
+            `criterion.theta` in the loop to move it.
         sigma: width in nats of the region around θ in which steps are short, at least 1e-12.
         eta: factor of θ in the value. It never changes a gradient in the weights.
         scale: "code" has σ² before the mean and weights σφ, as the paper's code; "text" has σ and
@@ -207,6 +194,9 @@ class SoftAD(Pointwise):
         tensor(0.2627)
     """
 
+    settings = ("theta", "sigma", "eta", "scale")
+    pointwise = True
+
     def __init__(
         self,
         theta: float,
@@ -223,7 +213,9 @@ class SoftAD(Pointwise):
         choose("scale", scale, F.SCALES)
         self.scale = scale
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         return F.softad(
             losses,
             self.theta,
@@ -231,10 +223,8 @@ class SoftAD(Pointwise):
             self.eta,
             self.scale,
             weights=weights,
-            reduction=self.reduction,
+            reduction=reduction,
         )
 
-    def extra_repr(self) -> str:
-        shape = f"sigma={self.sigma:g}, eta={self.eta:g}, scale={self.scale!r}"
-        theta, *rest = super().extra_repr().split(", ")
-        return ", ".join([theta, shape, *rest])
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        return F.softad_weights(losses, self.theta, self.sigma, self.scale)
