@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.protocols import tiny
+from helpers.protocols import tiny, train
 from torch import nn
 
 from softadlib.data.images import IMAGES, Images, ImageSet
@@ -13,7 +13,6 @@ from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.study import run_study
 from softadlib.training.trainer import network_of
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -25,7 +24,7 @@ def make_protocol(**changes):
 
 def train(method="erm", **changes):
     protocol = make_protocol(**changes)
-    rows = run_study(protocol, method)
+    rows = train(protocol, method)
     assert np.isfinite(rows["loss_test"]).all()
     ends = rows[rows["epoch"] == protocol.epochs]
     return ends.groupby("knob", dropna=False)["loss_train"].mean().to_dict()

@@ -5,7 +5,7 @@
 >>> chosen = results.select(rows, "loss")  # of each trial the value with the lowest validation loss
 """
 
+from softadlib.results.read import provenances, read, read_losses
 from softadlib.results.selection import RULES, best, curves, final, select
-from softadlib.results.store import provenances, read, read_losses
 
 __all__ = ["RULES", "best", "curves", "final", "provenances", "read", "read_losses", "select"]

@@ -14,8 +14,8 @@ from softadlib._validation import UserError
 from softadlib.data.splits import Splits
 from softadlib.methods import get_method
 from softadlib.models import build
+from softadlib.results.files import merge, merge_losses
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
-from softadlib.results.store import merge, merge_losses
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.device import deterministic_math, device_name, pick_device
 from softadlib.training.engines.mlp_cpu import MLPEngine

@@ -8,7 +8,6 @@ stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the 
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import json
 import logging
@@ -273,11 +272,12 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     datasets, methods = _names(args.dataset), _names(args.method)
     changes, profile = _changes(args.changes), args.profile
     new = getattr(args, "new_profile", None)
-    prepared = work.prepare(profile, datasets, methods, changes, **options)
-    if new is not None and not args.dry_run:
-        work.derive_profile(profile, new, datasets, methods, changes)
-        derived = work.prepare(new, list(prepared.protocols), methods, **options)
-        prepared, changes = dataclasses.replace(derived, left_out=prepared.left_out), {}
+    prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
+    if new is not None:
+        files = work.derived_profile(profile, new, datasets, methods, changes)
+        if not args.dry_run:
+            work.write_profiles(files)
+            changes = {}
     for line in work.notes(prepared, methods):
         say(f"note: {line}")
     return prepared, changes
@@ -291,9 +291,8 @@ def run(args: argparse.Namespace) -> int:
     if args.timeout is not None:
         whole("--timeout", args.timeout, 1)
     from softadlib._validation import MissingData
-    from softadlib.results.store import outputs
+    from softadlib.results.files import outputs
     from softadlib.training.profiles import datasets_of
-    from softadlib.training.study import mark_as_last
     from softadlib.workbook import notebooks, show
 
     started, jobs, outcomes = time.monotonic(), _jobs(args.jobs), []
@@ -307,10 +306,6 @@ def run(args: argparse.Namespace) -> int:
         notebooks.drawings(profile, list(prepared.protocols))  # bad files end before a training
         if args.dry_run:
             print(show.progress(prepared))
-        else:
-            for study in prepared.studies:
-                if study.finished:
-                    mark_as_last(study.store)
         if args.dry_run or args.draw_only:
             pass
         elif args.scheduler:
@@ -360,18 +355,15 @@ def _execute(pages: "Sequence[Any]", jobs: int, timeout: int | None) -> "list[An
 
 def train(args: argparse.Namespace) -> int:
     """Train what is left of a profile."""
-    from softadlib.results.store import outputs
+    from softadlib.results.files import outputs
     from softadlib.workbook import show
 
-    shard = _shard(args.shard)
-    if args.fresh and shard != (1, 1):
-        raise UserError("--fresh deletes what other shards did; leave one of the two out")
-    started = time.monotonic()
+    started, jobs, shard = time.monotonic(), _jobs(args.jobs), _shard(args.shard)
     prepared, _ = _prepare(args, shard=shard, fresh=args.fresh)
     if args.dry_run:
         print(show.progress(prepared))
         return 0
-    _train(prepared, args.scheduler, _jobs(args.jobs), shard, resume=not args.fresh)
+    _train(prepared, args.scheduler, jobs)
     if shard != (1, 1):
         say(
             f"shard {args.shard} is trained; when all {shard[1]} are, and their outputs/ in one folder, "
@@ -382,21 +374,13 @@ def train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _train(
-    work: "Work",
-    scheduler: str | None,
-    jobs: int,
-    shard: tuple[int, int] = (1, 1),
-    *,
-    resume: bool = True,
-) -> None:
+def _train(work: "Work", scheduler: str | None, jobs: int) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
     from softadlib.training.study import run_study
 
     with _cluster(scheduler) as executor:
         for study in work.studies:
-            options: dict[str, Any] = {"jobs": jobs, "executor": executor, "shard": shard}
-            run_study(study.protocol, study.method, resume=resume, **options)
+            run_study(study, jobs=jobs, executor=executor)
 
 
 def show(args: argparse.Namespace) -> int:
@@ -418,7 +402,7 @@ def show(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Write a profile's results."""
-    from softadlib.results.store import outputs
+    from softadlib.results.files import outputs
 
     output = Path(args.output) if args.output else None
     if args.format == "html":

@@ -17,9 +17,10 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import choose
-from softadlib.results.store import outputs, stored_facts
+from softadlib.results.files import outputs
+from softadlib.results.read import stored_studies
+from softadlib.training.plan import Study
 from softadlib.training.profiles import datasets_of, load, read_yaml
-from softadlib.workbook.work import Study
 
 TRAIN = "train"
 """The notebook executed once per dataset × method; all others draw."""
@@ -107,7 +108,7 @@ def figures() -> list[Page]:
 
 def stored_datasets(profile: str) -> list[str]:
     """Return the datasets of a profile that have a finished result."""
-    found = {facts.dataset for facts in stored_facts(profile)}
+    found = {study.dataset for study in stored_studies(profile)}
     return [name for name in datasets_of(profile) if name in found]
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.engines import ENGINES, SEEDS, TRIALS, identical, make_engines, weights
-from helpers.protocols import tiny
+from helpers.protocols import store_of, tiny
 from torch import nn
 
 from softadlib import functional as F
@@ -17,7 +17,6 @@ from softadlib.models import MODELS
 from softadlib.training.checkpoint import Checkpoint
 from softadlib.training.engines.runs import TrainConfig
 from softadlib.training.heldout import held_out_losses
-from softadlib.training.study import store_of
 from softadlib.training.trainer import train_runs
 
 EPOCHS = 10
