@@ -1,12 +1,12 @@
 # make quick    the main job: train and draw profile quick, write outputs/quick/index.html
 # make test     every test, as continuous integration runs them
-# make lab      JupyterLab at the repository's root
+# make lab      JupyterLab at the repository's root; options by LAB="--no-browser --port 8889"
 # make setup    .venv alone      make lint  ruff and mypy      make clean  remove .venv and the caches of tools
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
 # make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
 # make wheel    the wheel in dist/, tested in fresh environments with the oldest and the newest torch
 # make test-fast  the mathematics, in under a minute
-# make figures  the notebooks that belong to no profile      make gpu     the tests that need a GPU
+# make figures  the notebooks that read no profile      make gpu     the tests that need a GPU
 # make readme   README.md's commands, but for downloads and hours    make record  store the outputs that nbval compares
 # Each sets up .venv first if it is missing. Needs Python >= 3.11 and make.
 PYTHON ?= python3
@@ -15,6 +15,7 @@ VENV ?= .venv
 #   make quick TORCH="torch==2.15.0 torchvision==0.29.2 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.15.0 torchvision==0.29.2
 PROFILE ?= quick
+LAB ?=
 YES ?=
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
@@ -81,7 +82,7 @@ paper: $(READY)
 	$(BIN)/softad report paper
 
 figures: $(RECIPES)
-	$(BIN)/softad run figures
+	$(BIN)/softad draw
 
 lint: $(TESTING)
 	$(BIN)/ruff check .
@@ -101,7 +102,7 @@ tests-and-notebooks: $(TESTING)
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)
-	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(LAB)
 
 # The tests that need a CUDA GPU.
 gpu: $(TESTING)

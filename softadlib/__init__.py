@@ -6,91 +6,64 @@ The public names are imported on first use, so that `softad --help` does not wai
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from softadlib import functional
-    from softadlib.calibration import expected_calibration_error, fit_temperature
-    from softadlib.losses import (
-        ERM,
-        AccumulatedFlooding,
-        AdaFlood,
-        CalibrationWarning,
-        ChiSquareDRO,
-        CVaR,
-        DistributionWarning,
-        Flooding,
-        Focal,
-        IFlood,
-        InertWarning,
-        SoftAD,
-        ThetaSchedule,
-        Tilted,
-        cross_entropy_levels,
-        gather_losses,
-        get_criterion,
-        hf_loss,
-        list_criteria,
-    )
-    from softadlib.monitor import LossMonitor
-    from softadlib.optim import ASAM, FDGR, GNP, MSAM, SAM, SAMTrainerMixin
+if (
+    TYPE_CHECKING
+):  # what type checkers and editors read; each module says in `__all__` what is public
+    from softadlib import functional as functional
+    from softadlib.calibration import *  # noqa: F403
+    from softadlib.losses import *  # noqa: F403
+    from softadlib.monitor import *  # noqa: F403
+    from softadlib.optim import *  # noqa: F403
 
 __version__ = "0.2.0"
-_HOMES = {
-    ".optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
-    ".calibration": ("expected_calibration_error", "fit_temperature"),
-    ".monitor": ("LossMonitor",),
-    ".training.many": ("train_many",),  # not in `__all__`: it needs the workbook's packages
+NAMES = {
+    "losses": (
+        "ERM",
+        "AccumulatedFlooding",
+        "AdaFlood",
+        "CVaR",
+        "CalibrationWarning",
+        "ChiSquareDRO",
+        "DistributionWarning",
+        "Flooding",
+        "Focal",
+        "IFlood",
+        "InertWarning",
+        "SoftAD",
+        "Tilted",
+        "cross_entropy_levels",
+        "gather_losses",
+        "get_criterion",
+        "hf_loss",
+        "list_criteria",
+    ),
+    "optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
+    "calibration": ("expected_calibration_error", "fit_temperature"),
+    "monitor": ("LossMonitor",),
 }
-"""Where names are that are not in `losses`."""
-__all__ = [
-    "ASAM",
-    "ERM",
-    "FDGR",
-    "GNP",
-    "MSAM",
-    "SAM",
-    "AccumulatedFlooding",
-    "AdaFlood",
-    "CVaR",
-    "CalibrationWarning",
-    "ChiSquareDRO",
-    "DistributionWarning",
-    "Flooding",
-    "Focal",
-    "IFlood",
-    "InertWarning",
-    "LossMonitor",
-    "SAMTrainerMixin",
-    "SoftAD",
-    "ThetaSchedule",
-    "Tilted",
-    "__version__",
-    "cross_entropy_levels",
-    "expected_calibration_error",
-    "fit_temperature",
-    "functional",
-    "gather_losses",
-    "get_criterion",
-    "hf_loss",
-    "list_criteria",
-]
+"""Module → its public names."""
+__all__ = ["__version__", "functional", *(name for names in NAMES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "losses", "optim", "calibration", "monitor"):
+    if name == "functional" or name in NAMES:
         return importlib.import_module(f".{name}", __name__)
-    home = next((home for home, names in _HOMES.items() if name in names), ".losses")
-    if home == ".losses" and name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "train_many":  # not in `NAMES`: it needs the workbook's packages
+        return _train_many()
+    for module, names in NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _train_many() -> Any:
     try:
-        value = getattr(importlib.import_module(home, __name__), name)
+        from softadlib.training.many import train_many
     except ModuleNotFoundError as error:
-        if home != ".training.many":
-            raise
         raise ImportError(
             f"train_many needs {error.name}; run in a clone of it: pip install '.[workbook]'"
         ) from error
-    globals()[name] = value
-    return value
+    return train_many
 
 
 def __dir__() -> list[str]:

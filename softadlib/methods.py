@@ -57,6 +57,23 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Ten
     return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
 
 
+def pointwise(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return (logits (n, C), knob, **settings) ↦ ln p of an objective whose weights, f′, are known."""
+
+    def log_probabilities(logits: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+        def weight(losses: Tensor) -> Tensor:
+            return weights(losses, knob, **settings)
+
+        return F.class_log_probabilities(logits, weight)
+
+    return log_probabilities
+
+
+def smoothed_log_probabilities(logits: Tensor, knob: Tensor) -> Tensor:
+    """Return ln p (n, C) of a network trained on smoothed labels; α is the knob."""
+    return F.class_log_probabilities(logits, F.erm_weights, smoothing=knob)
+
+
 BN_UPDATE = Setting(
     "both",
     "which of the two passes move batch norm's running statistics",
@@ -90,6 +107,8 @@ class Method:
     """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
     decays_weights: bool = False
     """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
+    log_probabilities: Callable[..., Tensor] | None = None
+    """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
     gradients: int = 1
     """Gradient evaluations per step."""
     cliff: bool = False
@@ -118,27 +137,39 @@ class Method:
 
 THETA = "θ (nats)"
 """Axis of a threshold."""
+GREY = "#8C8C8C"
+"""Colour of every method outside the paper's tables: a mark and a label tell them apart, no hue could."""
 
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("erm", "ERM", "xkcd:black"),
-        Method("flooding", "Flooding", "xkcd:aquamarine", "theta", THETA, F.flooding),
-        Method("iflood", "iFlood", "xkcd:bright blue", "theta", THETA, F.iflood, cliff=True),
+        Method("erm", "ERM", "#000000", log_probabilities=pointwise(F.erm_weights)),
+        Method("flooding", "Flooding", "#2CB5A0", "theta", THETA, F.flooding),
+        Method(
+            "iflood",
+            "iFlood",
+            "#1565C0",
+            "theta",
+            THETA,
+            F.iflood,
+            log_probabilities=pointwise(F.iflood_weights),
+            cliff=True,
+        ),
         Method(
             "sam",
             "SAM",
-            "xkcd:neon purple",
+            "#F0A202",
             "radius",
             "radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
             "softad",
             "SoftAD",
-            "xkcd:pinkish red",
+            "#D81B60",
             "theta",
             THETA,
             F.softad,
@@ -149,12 +180,13 @@ METHODS: dict[str, Method] = {
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
             },
+            log_probabilities=pointwise(F.softad_weights),
             cliff=True,
         ),
         Method(
             "asam",
             "ASAM",
-            "xkcd:tangerine",
+            GREY,
             "radius",
             "radius",
             settings={
@@ -168,12 +200,13 @@ METHODS: dict[str, Method] = {
                 "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
             "gnp",
             "GNP",
-            "xkcd:kelly green",
+            GREY,
             "alpha",
             "α",
             settings={
@@ -184,12 +217,13 @@ METHODS: dict[str, Method] = {
                 ),
             },
             rule=F.gnp_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
         Method(
             "fdgr",
             "FD-GR",
-            "xkcd:sienna",
+            GREY,
             "strength",
             "λ",
             settings={
@@ -200,15 +234,16 @@ METHODS: dict[str, Method] = {
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
-        Method("cvar", "CVaR", "xkcd:steel grey", "beta", "β", F.cvar, below=1.0),
-        Method("chi2", "χ²-DRO", "xkcd:mustard", "radius", "χ² radius", F.chi2_dro),
-        Method("tilted", "Tilted", "xkcd:dark teal", "t", "t per nat", F.tilted, low=-math.inf),
+        Method("cvar", "CVaR", GREY, "beta", "β", F.cvar, below=1.0),
+        Method("chi2", "χ²-DRO", GREY, "radius", "χ² radius", F.chi2_dro),
+        Method("tilted", "Tilted", GREY, "t", "t per nat", F.tilted, low=-math.inf),
         Method(
             "adaflood",
             "AdaFlood",
-            "xkcd:navy blue",
+            GREY,
             "gamma",
             "γ",
             F.adaflood_at,
@@ -221,23 +256,52 @@ METHODS: dict[str, Method] = {
         Method(
             "smoothing",
             "Label smoothing",
-            "xkcd:cerulean",
+            GREY,
             "alpha",
             "α",
             losses=smoothed_cross_entropy,
+            log_probabilities=smoothed_log_probabilities,
             below=1.0,
         ),
-        Method("focal", "Focal", "xkcd:brick", "gamma", "γ", F.focal),
+        Method(
+            "focal",
+            "Focal",
+            GREY,
+            "gamma",
+            "γ",
+            F.focal,
+            log_probabilities=pointwise(F.focal_weights),
+        ),
         Method(
             "msam",
             "MSAM",
-            "xkcd:lavender",
+            GREY,
             "radius",
             "radius",
             rule=F.msam_gradient,
+            log_probabilities=pointwise(F.erm_weights),
             uses_momentum=True,
         ),
-        Method("decay", "Weight decay", "xkcd:olive", "decay", "decay", decays_weights=True),
+        Method(
+            "decay",
+            "Weight decay",
+            GREY,
+            "decay",
+            "decay",
+            decays_weights=True,
+            log_probabilities=pointwise(F.erm_weights),
+        ),
+        Method(
+            "softad-width",
+            "SoftAD, width σ",
+            GREY,
+            "sigma",
+            "σ (nats)",
+            F.softad_width,
+            settings={"theta": Setting(0.01, "threshold θ, in nats")},
+            log_probabilities=pointwise(F.softad_width_weights),
+            low=MIN_SIGMA,
+        ),
     )
 }
 

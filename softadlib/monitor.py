@@ -10,27 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softadlib import functional as F
 from softadlib._validation import UserError, whole
-from softadlib.losses.base import Criterion, PerSampleCriterion
+from softadlib.losses.criterion import PerSampleCriterion
+from softadlib.losses.per_sample import uncompiled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["LossMonitor"]
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the losses in each row."""
-COLUMNS = (
-    "samples",
-    "loss",
-    "share_in_ascent",
-    "mean_weight",
-    *(f"q{100 * q:02.0f}" for q in LEVELS),
-)
+QUANTILES = tuple(f"q{100 * level:02.0f}" for level in LEVELS)
+"""Their names: q05 … q95."""
 
 
 class LossMonitor:
-    """Collects the per-sample losses of a criterion while it trains, a row for every `every` batches.
+    """Collects the per-sample losses of a criterion while it trains, one row for every `every` batches.
 
-    No second forward pass is made, and nothing waits for the device until a row is read. Batches
+    No second forward pass is made. Losses wait on their device until a row is full or read. Batches
     without gradients are left out, as are the later passes of SAM. A row holds, over its batches:
 
     - `loss`: the mean of the base, plain cross-entropy, as ERM would report it;
@@ -46,7 +44,8 @@ class LossMonitor:
         every: batches in a row, at least 1; as many losses are kept. `len(loader)` gives epochs.
 
     Raises:
-        ValueError: for what is no criterion of softadlib, and where a row is asked for before a batch.
+        ValueError: for anything else than a criterion of softadlib, and where a row is asked for before
+            a batch.
 
     Losses around θ and their weights φ: Holland & Nakatani (2024), Sec. 3.
 
@@ -62,122 +61,76 @@ class LossMonitor:
     """
 
     def __init__(self, criterion: PerSampleCriterion, every: int = 100):
-        criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile
+        criterion = uncompiled(criterion)
         if not isinstance(criterion, PerSampleCriterion):
             raise UserError(
                 f"LossMonitor takes a criterion of softadlib, got {type(criterion).__name__}; "
                 "ERM(base=loss) wraps any loss"
             )
-        self.criterion, self.every = criterion, whole("every", every, 1)
-        self._batches: list[tuple[Tensor, Tensor | None, float | Tensor | None]] = []
-        self._rows: list[tuple[int, Any, Tensor]] = []
+        self.criterion = criterion
+        self.every = whole("every", every, 1)
+        self.history: list[dict[str, float]] = []
+        """All rows so far, oldest first; `pandas.DataFrame(monitor.history)` is a table."""
+        self.losses: np.ndarray | None = None
+        """Losses of the single samples of the last row that count, (n,)."""
+        self._batches: list[Tensor] = []
+        """Of each batch since the last row: losses, weights of their gradients, counts; (3, n)."""
         self._seen = 0
-        self.losses: Tensor | None = None
-        """Losses of the single samples of the last row, (n,); NaN where a target does not count."""
+        self._theta: float | Tensor | None = None
         self._handle = criterion.register_losses_hook(self._record)
 
     def _record(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
-        self._batches.append((losses, counts, theta))
+        if isinstance(theta, Tensor):  # AdaFlood: a level for each loss
+            weights = F.iflood_weights(losses, theta)
+        else:
+            weights = self.criterion.sample_weights(losses, counts)
+        counts = torch.ones_like(losses) if counts is None else counts
+        self._batches.append(torch.stack([losses.float(), weights.float(), counts.float()]))
+        self._theta = theta
         if len(self._batches) == self.every:
             self._close()
 
     def _close(self) -> None:
-        """Make a row of the batches so far, on their device."""
-        batches, self._batches = self._batches, []
-        self._seen += len(batches)
-        if len({type(c) for _, c, _ in batches}) > 1:  # only some batches have ignored targets
-            batches = [(v, torch.ones_like(v) if c is None else c, t) for v, c, t in batches]
-        losses = torch.cat([v for v, _, _ in batches]).float()
-        counts = None if batches[0][1] is None else torch.cat([c for _, c, _ in batches]).float()  # type: ignore[misc]
-        weights = self._weights(batches)
-        if counts is None:
-            share, loss, mean = (weights < 0).float().mean(), losses.mean(), weights.mean()
-            samples = torch.full_like(loss, len(losses))
-        else:
-            counted = counts > 0
-            samples, total = counted.sum(), counts.sum()
-            loss = (torch.where(counted, losses, 0) * counts).sum() / total
-            mean = (torch.where(counted, weights, 0) * counts).sum() / total
-            share = (counted & (weights < 0)).sum() / samples
-            losses = torch.where(counted, losses, torch.nan)
-        share = torch.where(mean.isnan(), mean, share)  # unknown, as the weights are
-        row = torch.stack([samples, loss, share, mean, *_quantiles(losses, samples)])
-        self.losses = losses
-        theta = batches[-1][2]
-        self._rows.append((self._seen, theta.mean() if isinstance(theta, Tensor) else theta, row))
-
-    def _weights(
-        self, batches: list[tuple[Tensor, Tensor | None, float | Tensor | None]]
-    ) -> Tensor:
-        """Return n·∂value/∂ℓ of every sample, NaN for AccumulatedFlooding, whose parts do not know it."""
-        criterion = self.criterion
-        if not isinstance(criterion, Criterion):  # AdaFlood: a level for each loss
-            return torch.cat([(v - torch.as_tensor(t)).sign() for v, _, t in batches]).float()
-        if criterion.decomposes:  # batches with the same θ at once
-            batches = [(v, None, t) for v, _, t in batches]
-            if len({t for _, _, t in batches}) == 1:
-                batches = [(torch.cat([v for v, _, _ in batches]), None, batches[0][2])]
-        found = []
-        now = criterion.__dict__.get("theta")
-        for losses, counts, theta in batches:
-            leaf = losses.clone().requires_grad_()
-            try:
-                if now is not None:
-                    criterion.__dict__["theta"] = theta
-                with torch.enable_grad():
-                    value = criterion.reduce(leaf, counts)
-                (slope,) = torch.autograd.grad(value.sum(), leaf)
-            except NotImplementedError:
-                slope = torch.full_like(losses, torch.nan)
-            finally:
-                if now is not None:
-                    criterion.__dict__["theta"] = now
-            if criterion.reduction == "mean":
-                slope = slope * (len(losses) if counts is None else counts.sum() / counts)
-            found.append(slope)
-        return torch.cat(found).float()
+        """Make a row of the batches so far."""
+        losses, weights, counts = torch.cat(self._batches, 1).cpu().double().numpy()
+        self._seen += len(self._batches)
+        self._batches.clear()
+        counted = counts > 0
+        self.losses = losses[counted]
+        row: dict[str, float] = {"batches": self._seen, "samples": len(self.losses)}
+        row |= _row(self.losses, weights[counted], counts[counted])
+        if isinstance(self._theta, Tensor):
+            row["theta"] = self._theta.mean().item()
+        elif self._theta is not None:
+            row["theta"] = self._theta
+        self.history.append(row)
 
     def summary(self) -> dict[str, float]:
         """Return the last row, as numbers for any logger; batches since then make a row first."""
         if self._batches:
             self._close()
-        if not self._rows:
+        if not self.history:
             raise UserError(
                 "LossMonitor has seen no batch: train with the criterion it was given, and call summary "
                 "after a step"
             )
-        return self._read(self._rows[-1])
-
-    @property
-    def history(self) -> list[dict[str, float]]:
-        """All rows so far, oldest first; `pandas.DataFrame(monitor.history)` is a table."""
-        return [self._read(row) for row in self._rows]
-
-    @staticmethod
-    def _read(row: tuple[int, Any, Tensor]) -> dict[str, float]:
-        batches, theta, values = row
-        named: dict[str, float] = {"batches": batches, **dict(zip(COLUMNS, values.tolist()))}
-        named["samples"] = int(named["samples"])
-        return named if theta is None else {**named, "theta": float(theta)}
+        return self.history[-1]
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the losses around θ over training, and the share in ascent; return the axes."""
         self.summary()  # closes a row, and raises where there is none
-        rows = self.history
         if ax is None:
             from matplotlib import pyplot
 
             ax = pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
-        x = [row["batches"] for row in rows]
-        column = {
-            name: [row.get(name, float("nan")) for row in rows] for name in (*COLUMNS, "theta")
-        }
-        marker = "o" if len(rows) == 1 else None
+        x = [row["batches"] for row in self.history]
+        column = {name: [row[name] for row in self.history] for name in self.history[0]}
+        marker = "o" if len(x) == 1 else None
         ax.fill_between(x, column["q05"], column["q95"], color="C0", alpha=0.15, label="5 to 95 %")
         ax.fill_between(x, column["q25"], column["q75"], color="C0", alpha=0.3, label="25 to 75 %")
         ax.plot(x, column["q50"], color="C0", marker=marker, label="median")
         ax.plot(x, column["loss"], color="C1", marker=marker, label="mean")
-        if "theta" in rows[0]:
+        if "theta" in column:
             ax.plot(x, column["theta"], "--", color="0.3", label="θ")
         ax.set_xlabel("batch")
         ax.set_ylabel("loss of a sample")
@@ -201,18 +154,19 @@ class LossMonitor:
         self._handle.remove()
 
 
-def _quantiles(losses: Tensor, samples: Tensor) -> list[Tensor]:
-    """Return the quantiles of `LEVELS` of the first `samples` of the sorted losses, NaN standing last."""
-    # numpy sorts twenty times as fast as torch on a CPU; elsewhere nothing waits
-    on_cpu = losses.device.type == "cpu"
-    ranked = torch.from_numpy(np.sort(losses.numpy())) if on_cpu else losses.sort().values
-    # by kernels alone: a tensor made of numbers is a copy, which waits for the device
-    last = (samples - 1).clamp(min=0).to(losses.dtype)
-    place = torch.stack([last * q for q in LEVELS])
-    low = place.floor().long()
-    up = ranked[(low + 1).clamp(max=len(ranked) - 1)]
-    share = place - low
-    return list(torch.where(share > 0, torch.lerp(ranked[low], up, share), ranked[low]))
+def _row(losses: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """Return the mean loss and weight, the share in ascent and the quantiles; NaN of no sample."""
+    if not len(losses):
+        return dict.fromkeys(("loss", "share_in_ascent", "mean_weight", *QUANTILES), float("nan"))
+    row = {
+        "loss": np.average(losses, weights=counts),
+        "share_in_ascent": np.mean(weights < 0),
+        "mean_weight": np.average(weights, weights=counts),
+        **dict(zip(QUANTILES, np.quantile(losses, LEVELS))),
+    }
+    if np.isnan(row["mean_weight"]):  # the weights are not known
+        row["share_in_ascent"] = np.nan
+    return {name: float(value) for name, value in row.items()}
 
 
 def lightning_callback(monitor: LossMonitor, path: str | Path | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""One thread, one fixed set of hypothesis examples, a workbook of one's own, tests that need a GPU."""
+"""One thread, one fixed set of hypothesis examples, a small workbook, tests that need a GPU."""
 
 import os
 import re

@@ -35,10 +35,11 @@ NOT_PROSE = (
     r"\$[^$]+\$",
     r"\]\([^)]*\)",
     r"https?://\S+",
+    r"(?m)^\d+\. ",  # the number of a list's item
 )
 REFERENCE = re.compile(
     r"(?:Figs?\.|Figures?|[Pp]oints?|Tables?|Sec\.|Section|App\.|Propositions?|Theorem|eqs?\.|Eqs?\.|row|rows|Issue|rule|Rule"
-    r"|Python|torch|PyTorch|L2|v)"
+    r"|[Cc]ells?|Python|torch|PyTorch|L2|v)"
     r"\s*\(?[A-Z]?\.?[\d.,–\-()and \s]*\d\)?|\(\d{4}\)|\b(?:19|20)\d\d\b|\b[A-Z]\.\d+(?:\.\d+)?"
 )
 WORDS = 10

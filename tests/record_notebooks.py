@@ -13,10 +13,9 @@ from nbclient import NotebookClient
 from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-METADATA = {
-    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+KEPT = ("language_info", "softad")
+"""Metadata beside the kernel's: its language as JupyterLab saves it, and whose results the page draws."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -37,10 +36,11 @@ def record(path: Path) -> None:
         resources={"metadata": {"path": str(FOLDER)}},
         coalesce_streams=True,  # what one cell prints is one output, however it arrived
     ).execute()
-    notebook["metadata"] = METADATA
+    kept = {name: notebook["metadata"][name] for name in KEPT if name in notebook["metadata"]}
+    notebook["metadata"] = {"kernelspec": KERNEL, **kept}
     for cell in notebook["cells"]:
-        tags = cell["metadata"].get("tags")
-        cell["metadata"] = {"tags": tags} if tags else {}
+        kept = {name: cell["metadata"].get(name) for name in ("tags", "jupyter")}
+        cell["metadata"] = {name: value for name, value in kept.items() if value}
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             data.pop(WIDGET, None)  # dead without its kernel: the picture beside it stays

@@ -5,15 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.protocols import tiny, train
+from helpers.protocols import tiny
+from helpers.protocols import train as train_study
 from torch import nn
 
 from softadlib.data.images import IMAGES, Images, ImageSet
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
+from softadlib.training.chunk import network_of
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.trainer import network_of
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -24,7 +25,7 @@ def make_protocol(**changes):
 
 def train(method="erm", **changes):
     protocol = make_protocol(**changes)
-    rows = train(protocol, method)
+    rows = train_study(protocol, method)
     assert np.isfinite(rows["loss_test"]).all()
     ends = rows[rows["epoch"] == protocol.epochs]
     return ends.groupby("knob", dropna=False)["loss_train"].mean().to_dict()

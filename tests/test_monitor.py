@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from softadlib import (
     ERM,
@@ -19,7 +19,6 @@ from softadlib import (
     IFlood,
     LossMonitor,
     SoftAD,
-    ThetaSchedule,
 )
 from softadlib.monitor import LEVELS, lightning_callback, trainer_callback
 
@@ -66,7 +65,7 @@ def test_a_row_is_what_numpy_counts_over_its_batches(name):
     for level in LEVELS:
         assert row[f"q{100 * level:02.0f}"] == pytest.approx(np.quantile(losses, level))
     assert row.get("theta") == getattr(criterion, "theta", None)
-    np.testing.assert_allclose(monitor.losses[~monitor.losses.isnan()], losses, rtol=1e-6)
+    np.testing.assert_allclose(monitor.losses, losses, rtol=1e-6)
 
 
 def test_a_sample_that_counts_twice_has_the_weight_of_one():
@@ -79,12 +78,10 @@ def test_a_sample_that_counts_twice_has_the_weight_of_one():
     assert row["loss"] == pytest.approx(np.average(losses, weights=weights))
 
 
-def test_a_compiled_criterion_is_looked_at_and_moved_as_the_one_inside():
+def test_a_compiled_criterion_is_looked_at_as_the_one_inside():
     criterion = SoftAD(0.6)
     compiled = torch.compile(criterion, backend="eager")
     assert LossMonitor(compiled).criterion is criterion
-    ThetaSchedule(compiled, "warmup", steps=2)
-    assert criterion.theta == 0
 
 
 def test_rows_end_every_few_batches_and_with_a_summary():
@@ -100,15 +97,16 @@ def test_rows_end_every_few_batches_and_with_a_summary():
     assert len(monitor.history) == 2
 
 
+@pytest.mark.filterwarnings("ignore::softadlib.CalibrationWarning")
 def test_a_theta_that_moves_is_the_one_of_each_batch():
     criterion = IFlood(0.2)
     monitor = LossMonitor(criterion)
     shares = []
     for theta, batch in zip((0.2, 2.0, 0.5), BATCHES):
-        criterion.__dict__["theta"] = theta  # as a schedule sets it
+        criterion.theta = theta
         train(criterion, [batch])
         shares += list(losses_of(*batch) < theta)
-    criterion.__dict__["theta"] = 99.0
+    criterion.theta = 99.0
     assert monitor.summary()["share_in_ascent"] == pytest.approx(np.mean(shares))
     assert (monitor.summary()["theta"], criterion.theta) == (0.5, 99.0)
 
@@ -160,7 +158,7 @@ def test_training_is_the_same_to_the_bit_and_needs_no_second_forward():
     ends, calls = [], []
     for monitored in (False, True):
         criterion, leaf = SoftAD(0.6), BATCHES[0][0].clone().requires_grad_()
-        criterion.base.register_forward_hook(lambda *args: calls.append(1))
+        criterion.base.loss.register_forward_hook(lambda *args: calls.append(1))
         monitor = LossMonitor(criterion, every=1) if monitored else None
         criterion(leaf, BATCHES[0][1]).backward()
         ends.append(leaf.grad)
@@ -170,14 +168,14 @@ def test_training_is_the_same_to_the_bit_and_needs_no_second_forward():
 
 
 @pytest.mark.parametrize("make", [lambda: SoftAD(0.6), lambda: Flooding(0.6), lambda: Focal(2.0)])
-def test_nothing_waits_for_the_device_until_a_row_is_read(make):
+def test_nothing_waits_for_the_device_until_a_row_is_full_or_read(make):
     """Fake tensors have no values: whatever looks at one, which would wait for a GPU, raises."""
     with FakeTensorMode():
-        monitor = LossMonitor(make(), every=2)
+        monitor = LossMonitor(make(), every=5)
         for _ in range(4):
             logits = torch.randn(8, 3, device="meta", requires_grad=True)
             monitor.criterion(logits, torch.randint(3, (8,), device="meta"))
-        with pytest.raises(DataDependentOutputException):
+        with pytest.raises(RuntimeError, match="numpy"):
             monitor.summary()
 
 

@@ -9,8 +9,10 @@ from softadlib.data.images import Images
 from softadlib.data.splits import PARTS, image_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
-from softadlib.training.engines.runs import RunBatch, TrainConfig
+from softadlib.training.engines import RunBatch
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.loop import train
+from softadlib.training.recipe import Recipe
 
 RNG = np.random.default_rng(5)
 
@@ -38,10 +40,10 @@ def networks(count):
 @pytest.mark.parametrize("method", ["softad", "sam"])
 def test_resnets_side_by_side_are_the_plain_loop(splits, method):
     """A step of 20 images and one of 5: the last batch is trained on, not dropped."""
-    knob, seeds, recipe = [0.3, 0.1], (11, 12), TrainConfig("sgd", 0.05, 20, 1, momentum=0.9)
+    knob, seeds, recipe = [0.3, 0.1], (11, 12), Recipe("sgd", 0.05, 20, 1, momentum=0.9)
     settings = METHODS[method].defaults
     engine = VmapEngine(RunBatch(METHODS[method], networks(2), splits, [0, 1], knob, settings))
-    (measured,) = engine.train(recipe, seeds, {1})
+    (measured,) = train(engine, recipe, seeds, {1}).rows
     for run, net in enumerate(networks(2)):
         raw = {part: splits.part(part, run) for part in PARTS}
         data = {part: (x.double() / 255, y) for part, (x, y) in raw.items()}

@@ -1,6 +1,6 @@
 """How the losses of single samples lie around θ, from the quantiles of `results.read_losses`.
 
-θ of a run is its own; for a method without θ it is that of SoftAD's selected run in the same trial.
+A run has its own θ; a method without one gets the θ of SoftAD's selected run in the same trial.
 Shares come from 101 quantiles by linear interpolation, so they are right to one in a hundred.
 """
 
@@ -15,7 +15,7 @@ from softadlib.analysis.statistics import mean_interval
 from softadlib.methods import METHODS
 
 WIDTH = 0.1
-"""Losses count as near θ where they lie no farther from it than this, in nats, and than θ/2."""
+"""A loss is near θ if it is within this many nats of it, and within θ/2."""
 STAGES = ("start", "quarter", "half", "three quarters", "end")
 """Parts of training after which losses are stored."""
 MEASURES = ("near", "spread", "below")

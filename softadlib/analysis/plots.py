@@ -3,8 +3,9 @@
 Methods keep the registry's colours, labels and order everywhere.
 """
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -21,7 +22,7 @@ from matplotlib_inline.backend_inline import set_matplotlib_formats
 
 from softadlib._validation import UserError, choose
 from softadlib.analysis.statistics import mean_interval
-from softadlib.methods import METHODS, THETA
+from softadlib.methods import GREY, METHODS, THETA
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
 """Each part's line style, the same on every page."""
@@ -32,12 +33,18 @@ NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model
 HALO = [withStroke(linewidth=3, foreground="white")]
 """Outline of a line that is drawn over dark cells."""
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
+WIDTH = 6.5
+"""Width of a page's pictures in inches: lettering stays readable on a telephone."""
 
 
 def use_style() -> None:
-    """Set the style of all figures, 200 dots an inch in a notebook. Call it once, before the first figure."""
+    """Set the style of all pictures and tables of a page. Call it once, before the first one.
+
+    Pictures have 200 dots per inch. Tables show every row and column, and three decimals.
+    """
     rc = {
         "figure.dpi": 100,
+        "figure.figsize": (WIDTH, 3.0),
         "figure.constrained_layout.use": True,
         "axes.grid": True,
         "axes.spines.right": False,
@@ -47,9 +54,20 @@ def use_style() -> None:
         "legend.frameon": False,
         "lines.linewidth": 1.8,
     }
-    sns.set_theme(context="notebook", style="ticks", font_scale=0.85, rc=rc)
+    sns.set_theme(context="notebook", style="ticks", font_scale=0.8, rc=rc)
+    pd.set_option("display.max_rows", None)
+    pd.set_option("display.max_columns", None)
+    pd.set_option("display.max_colwidth", None)
+    pd.set_option("display.precision", 3)
     # Twice the dots, drawn at half their size; nothing happens outside IPython.
     set_matplotlib_formats("retina", pil_kwargs={"optimize": True})  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def facets() -> Iterator[None]:
+    """Let seaborn lay out the panels of `relplot` or `catplot`, in place of the style's constrained layout."""
+    with plt.rc_context({"figure.constrained_layout.use": False}):
+        yield
 
 
 def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
@@ -152,10 +170,23 @@ def band(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(ax: Axes, name: str, line: pd.DataFrame, **options: Any) -> None:
-    """Draw a method's mean, and its interval as a band."""
+    """Draw a method's mean, and its interval as a band; a grey line is labelled at its end."""
     ax.plot(line.index, line["mean"], **_style(name) | options)
     shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
     ax.fill_between(line.index, line["low"], line["high"], **shade)
+    if PALETTE[name] == GREY:
+        label_end(ax, line.index[-1], line["mean"].iloc[-1], METHODS[name].label)
+
+
+def label_end(ax: Axes, x: float, y: float, text: str, colour: str = GREY) -> None:
+    """Write a label to the right of a line's last point, in place of a legend."""
+    if np.isfinite(y):
+        place: dict[str, Any] = {
+            "textcoords": "offset points",
+            "va": "center",
+            "annotation_clip": False,
+        }
+        ax.annotate(text, (x, y), (5, 0), color=colour, fontsize="x-small", **place)
 
 
 def trajectory_panels(rows: pd.DataFrame) -> Figure:
@@ -174,7 +205,7 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
     """
     rows, _ = _checked(rows, "method", "trial", "epoch")
     fig: Figure
-    fig, axes = plt.subplots(1, 3, figsize=(9.5, 3.6))
+    fig, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.8))
     for ax, measure in zip(axes, NAMES):
         _trajectories(ax, rows, measure)
     _log_loss(axes[0])
@@ -186,6 +217,55 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     fig.set_layout_engine("constrained", w_pad=0.1)
     return fig
+
+
+def measure_curves(
+    rows: pd.DataFrame, measures: Sequence[str] = ("loss_test", "acc_test")
+) -> Figure:
+    """Draw measures over the epochs, a row of panels per measure and a column per dataset.
+
+    This is how the paper draws Figures 4, 5, 8 and 9 (test loss over test accuracy) and, with
+    `measures=("model_norm",)`, Figures 6 and 10. Lines are means over trials with Student's 95 %
+    interval; of one or two trials each trial is a thin line of its own. No axis is logarithmic.
+
+    Args:
+        rows: columns `results.schema.COLUMNS`, one label noise, one run per dataset, method and trial.
+        measures: columns of `rows`, such as `loss_train`.
+
+    Raises:
+        UserError: for other rows.
+    """
+    datasets = list(dict.fromkeys(rows["dataset"]))
+    shape: dict[str, Any] = {"sharex": "col", "squeeze": False}
+    width = min(WIDTH, 3.4 * len(datasets) + 0.6)
+    fig: Figure
+    fig, axes = plt.subplots(
+        len(measures), len(datasets), figsize=(width, 0.6 + 1.9 * len(measures)), **shape
+    )
+    for column, dataset in zip(axes.T, datasets):
+        of_set, methods = _checked(rows[rows["dataset"] == dataset], "method", "trial", "epoch")
+        for ax, measure in zip(column, measures):
+            for name in methods:
+                _measure_curve(ax, name, of_set[of_set["method"] == name], measure)
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        column[0].set_title(dataset)
+        column[-1].set_xlabel("epoch")
+    for ax, measure in zip(axes[:, 0], measures):
+        kind, _, part = measure.rpartition("_")
+        ax.set_ylabel(NAMES[measure] if measure in NAMES else f"{part} {NAMES[kind]}")
+    handles = legend_handles(rows)
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig
+
+
+def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str) -> None:
+    """Draw one method's measure: its mean with an interval, or each of fewer than three trials."""
+    runs = rows.pivot(index="epoch", columns="trial", values=measure)
+    if runs.shape[1] > 2:
+        _draw(ax, name, band(runs), marker="", linewidth=1.4)
+        return
+    for trial in runs:
+        ax.plot(runs.index, runs[trial], color=PALETTE[name], linewidth=1.0)
 
 
 def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
@@ -216,7 +296,7 @@ def knob_curves(rows_final: pd.DataFrame) -> Figure:
     shown = [label for label in every if (axis == label).any()] or [THETA]
     grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
     fig: Figure
-    fig, axes = plt.subplots(2, len(shown), figsize=(4.75 * len(shown), 5.4), **grid)
+    fig, axes = plt.subplots(2, len(shown), figsize=(WIDTH, 4.4), **grid)
     for (i, j), ax in np.ndenumerate(axes):
         column, of_knob = ("acc_test", "loss_test")[i], rows[axis == shown[j]]
         for name in [m for m in methods if (of_knob["method"] == m).any()]:

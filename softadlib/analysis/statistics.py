@@ -3,7 +3,6 @@
 Trials share data and initial weights between methods, so methods are compared trial by trial.
 """
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -79,27 +78,27 @@ def sign_test(differences: ArrayLike) -> Signs:
     return Signs(above, len(d) - above - below, below, p)
 
 
-@functools.cache
-def _signs(n: int) -> np.ndarray:
-    """Return all assignments of signs to n values: (2ⁿ, n) of −1 and 1."""
-    return 1.0 - 2.0 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
-
-
 def permutation_test(differences: ArrayLike, seed: int = 0) -> float:
     """Return the two-sided p of the mean under changes of sign: the share of means as far from 0 or farther.
 
     Exact, all 2ⁿ assignments, for n ≤ 15; beyond, 2¹⁵ draws from `seed`, the observed one counted.
     """
     d = _finite(differences)
-    if len(d) > EXACT:
-        test = stats.permutation_test(
-            (d,),
-            np.mean,
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=2**EXACT,
-            random_state=np.random.default_rng(seed),
-        )
-        return float(test.pvalue)
-    rounding = 1e-13 * np.abs(d).sum()
-    return float(np.mean(np.abs(_signs(len(d)) @ d) >= abs(d.sum()) - rounding))
+    if len(d) == 1:
+        return 1.0  # both signs are as far
+    unit = 1e-12 * np.abs(d).sum() or 1.0
+
+    def rounded_sum(values: np.ndarray, axis: int) -> np.ndarray:
+        """Return sums in whole units, so that those which differ by rounding alone are equal."""
+        sums: np.ndarray = np.rint(values.sum(axis) / unit)
+        return sums
+
+    test = stats.permutation_test(
+        (d,),
+        rounded_sum,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=2**EXACT,
+        random_state=np.random.default_rng(seed),
+    )
+    return float(test.pvalue)

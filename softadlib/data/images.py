@@ -1,13 +1,14 @@
-"""Image sets by name: torchvision's own folders, one file of arrays, or a folder of one's own.
+"""Image sets by name: those of torchvision, and folders of your own.
 
-A set is read from `<data root>/<name>.npz` (`x_train, y_train, x_test, y_test`) if that file is
-there, else from the files that torchvision unpacks below the data root, else from the protocol's
-`folder`, `train/<class>/*` and `test/<class>/*`.
+A set of torchvision is read from `<data root>/<name>.npz` (`x_train, y_train, x_test, y_test`) if that
+file is there, else from the files that torchvision unpacks below the data root. Your own images are
+those of the protocol's `folder`, `train/<class>/*` and `test/<class>/*`.
 """
 
 import functools
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,7 +106,7 @@ IMAGES: dict[str, ImageSet] = {
     "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py",), "60,000 of 32 × 32 × 3"),
     "cifar100": ImageSet(_cifar100, ("cifar-100-python",), "60,000 of 32 × 32 × 3"),
 }
-"""The built-in sets, in the order in which they are listed; one's own are files and folders."""
+"""The built-in sets, in the order in which they are listed; your own are folders."""
 
 
 def dataset_names() -> list[str]:
@@ -119,7 +120,7 @@ def downloaded_sets() -> list[str]:
 
 
 def prepared_file(name: str) -> Path:
-    """Return the path of a set's arrays, which are read before anything else."""
+    """Return the path of a built-in set's arrays, which are read in place of torchvision's files."""
     return data_root() / f"{name}.npz"
 
 
@@ -135,8 +136,8 @@ def own_folder(folder: str) -> Path:
 
 
 def is_image_set(name: str) -> bool:
-    """Tell whether `name` is a built-in image set, or one whose arrays lie below the data root."""
-    return name in IMAGES or (isinstance(name, str) and prepared_file(name).exists())
+    """Tell whether `name` is a built-in image set."""
+    return name in IMAGES
 
 
 def table_of(name: str, folder: str = "", table: str = "") -> str:
@@ -162,23 +163,28 @@ def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -
 
 
 def load_images(name: str, folder: str = "") -> Images:
-    """Return the arrays of a set: embedded, from its .npz, from torchvision's files, or from `folder`.
+    """Return the arrays of a set: of a built-in one by its name, or those of `folder`.
 
     Raises UserError naming the file, and what to do, for a set that is not there or is broken.
     """
     path = prepared_file(name)
-    return _read(name, folder, path, path.stat().st_mtime_ns if path.exists() else 0)
+    is_prepared = name in downloaded_sets() and path.exists()
+    return _read(name, folder, path, path.stat().st_mtime_ns if is_prepared else 0)
 
 
 @functools.lru_cache(maxsize=1)
 def _read(name: str, folder: str, path: Path, changed: int) -> Images:
-    """Read a set from where it is; `changed` is the time of its .npz, 0 without one."""
-    if changed and not (name in IMAGES and not IMAGES[name].files):
+    """Read a set from where it is.
+
+    `changed`: modification time of the prepared arrays, so that the cache notices a new file; 0 if
+    there are none.
+    """
+    if changed:
         return _of_arrays(*_read_arrays(path))
     if folder:
         return _of_arrays(*_read_folder(own_folder(folder)))
     if name not in IMAGES:
-        raise UserError(f"{path} is not there; name the images in the profile, folder: DIR")
+        raise UserError(f"{name!r} is no image set; name your images in the profile, folder: DIR")
     return _load(name)
 
 
@@ -262,6 +268,34 @@ def _read_folder(folder: Path) -> Arrays:
     y_train, y_test = (np.array(part.targets) for part in parts)
     cut = len(y_train)
     return np.stack(pictures[:cut]), y_train, np.stack(pictures[cut:]), y_test
+
+
+def folder_doubts(name: str, given: str) -> list[str]:
+    """Return what is left out of a folder of images, or stands in it twice, a line each.
+
+    Args:
+        name: of the dataset.
+        given: the protocol's `folder`.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    images, folder = load_images(name, given), own_folder(given)
+    lines = []
+    others = {path.name for path in folder.iterdir() if path.is_dir()} - {"train", "test"}
+    if shown := sorted(other for other in others if other[0] != "."):
+        lines.append(
+            f"{folder}: {', '.join(shown)} is not read; validation images are drawn from train"
+        )
+    files = [path for part in ("train", "test") for path in (folder / part).glob("*/**/*")]
+    files = [path for path in files if path.is_file() and path.name[0] != "."]
+    left_out = Counter(p.suffix.lower() for p in files if p.suffix.lower() not in IMG_EXTENSIONS)
+    for ending, count in sorted(left_out.items()):
+        lines.append(f"{folder}: {count:,} files of format {ending or 'unknown'} are left out")
+    training = {image.tobytes() for image in images.x_train}
+    copies = sum(image.tobytes() in training for image in images.x_test)
+    if copies:
+        lines.append(f"{folder}: {copies:,} test images are training images, too")
+    return lines
 
 
 def _read_pixels(file: str) -> np.ndarray:

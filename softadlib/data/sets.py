@@ -3,6 +3,7 @@
 import io
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,20 @@ from softadlib.data.images import (
     available,
     download,
     downloaded_sets,
-    is_image_set,
-    load_images,
+    folder_doubts,
+    table_of,
 )
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import (
     TABLES,
+    doubts,
     from_frame,
+    kinds,
+    place_in,
     prepared_table,
     read_frame,
     read_table,
+    row_words,
     table_file,
 )
 
@@ -30,14 +35,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def prepare(name: str, from_csv: str | Path | None = None, target: str = "") -> Path:
-    """Put a set below the data root and return where: downloaded, or a table of one's own.
+def prepare(
+    name: str, from_csv: str | Path | None = None, target: str = "", *, replace: bool = False
+) -> Path:
+    """Put a set below the data root and return where: downloaded, or a table of your own.
 
-    `from_csv` is a .csv, .parquet or .npz file and `target` its class column, empty for the last.
-    Raises UserError for a set that cannot be had; then nothing is written.
+    `from_csv` is a .csv or .parquet file and `target` its class column, empty for the last. `replace`
+    allows to write over a table of that name. Raises UserError for a set that cannot be had; then
+    nothing is written.
     """
     if from_csv is not None or name in TABLES:
-        return prepare_table(name, from_csv, target)
+        return prepare_table(name, from_csv, target, replace=replace)
     if name in SYNTHETIC or (name in IMAGES and name not in downloaded_sets()):
         raise UserError(f"{name} needs no preparation; it is made or embedded here")
     try:
@@ -51,25 +59,28 @@ def prepare(name: str, from_csv: str | Path | None = None, target: str = "") -> 
     return data_root()
 
 
-def prepare_table(name: str, path: str | Path | None = None, target: str = "") -> Path:
+def prepare_table(
+    name: str, path: str | Path | None = None, target: str = "", *, replace: bool = False
+) -> Path:
     """Write `<data root>/<name>.parquet`, the class column last, of a checked table; return its path.
 
     The table is a file, or without `path` that of a built-in name, downloaded from OpenML. Raises
     UserError for a name that is taken, a table that `read_table` refuses and a failed download; then
     nothing is written.
     """
+    place: Callable[[int], str] = row_words
     if path is None:
         choose("table to download", name, [table for table, theirs in TABLES.items() if theirs])
         frame, target = _download(name)
     else:
-        if name in SYNTHETIC or is_image_set(name) or not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
-            raise UserError(f"{name!r} is taken or no plain name; choose another for your table")
-        if not Path(path).is_file():
-            raise UserError(f"{path} is no file; give a .csv, .parquet or .npz file")
-        frame = read_frame(Path(path))
+        file = Path(path)
+        _check_name(name, replace)
+        if not file.is_file():
+            raise UserError(f"{path} is no file; give a .csv or .parquet file")
+        frame, place = read_frame(file), place_in(file)
         target = target or str(frame.columns[-1])
     try:
-        from_frame(frame, target)
+        from_frame(frame, target, place)
     except UserError as error:
         raise UserError(f"{path or name}: {error}") from None
     content = io.BytesIO()
@@ -77,6 +88,41 @@ def prepare_table(name: str, path: str | Path | None = None, target: str = "") -
     frame.to_parquet(content, index=False)
     write(prepared_table(name), content.getvalue())
     return prepared_table(name)
+
+
+def _check_name(name: str, replace: bool) -> None:
+    """Raise UserError for a name that a table of your own cannot have."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
+        raise UserError(f"{name!r} is no plain name; take letters, digits, - and _")
+    if name in SYNTHETIC or name in IMAGES or TABLES.get(name):
+        raise UserError(f"{name!r} is the name of a built-in set; choose another for your table")
+    if prepared_table(name).exists() and not replace:
+        raise UserError(
+            f"{prepared_table(name)} is there already; add --replace to write over it, or choose another name"
+        )
+
+
+def describe(name: str) -> str:
+    """Return what a prepared set holds, in lines: of a table its classes, columns and doubts."""
+    lines = [size_of(name)]
+    if name not in IMAGES:
+        frame = read_frame(table_file(name))
+        target = str(frame.columns[-1])
+        lines += kinds(frame, target)
+        lines += [f"note: {line}" for line in doubts(frame, target)]
+    return "\n".join(lines)
+
+
+def doubts_about(name: str, folder: str = "", table: str = "", target: str = "") -> list[str]:
+    """Return what is no error in data of your own and may not be meant, a line each.
+
+    The arguments are those of a protocol. Of built-in sets there is none.
+    """
+    own = table_of(name, folder, table)
+    if own and own not in TABLES:
+        frame = read_frame(table_file(own))
+        return doubts(frame, target or str(frame.columns[-1]))
+    return folder_doubts(name, folder) if folder else []
 
 
 def _download(name: str) -> tuple["pd.DataFrame", str]:
@@ -100,23 +146,19 @@ def size_of(name: str) -> str:
     """Return number and size of a set's samples, in words. Raises UserError where it cannot be read."""
     if name in IMAGES:
         return IMAGES[name].size
-    if is_image_set(name):
-        pool = load_images(name).pool
-        return f"{len(pool):,} of {' × '.join(map(str, pool.shape[1:]))}"
     table = read_table(table_file(name))
     return f"{len(table.y):,} rows, {table.x.shape[1]} inputs, {len(table.classes)} classes"
 
 
 def listing() -> list[tuple[str, str, str]]:
-    """Return (name, state, size) of image sets and tables, the built-in ones first, then one's own.
+    """Return (name, state, size) of image sets and tables, the built-in ones first, then your own.
 
     The state is `embedded`, `prepared`, `downloaded`, `missing`, or `broken` for a file that cannot
     be read.
     """
     out = [(name, available(name), entry.size) for name, entry in IMAGES.items()]
-    tables, arrays = (data_root().glob(f"*.{kind}") for kind in ("parquet", "npz"))
-    files = {file.stem: file for file in (*tables, *arrays)}
-    own = sorted(files.keys() - IMAGES.keys() - TABLES.keys())
+    files = {file.stem for file in data_root().glob("*.parquet")}
+    own = sorted(files - IMAGES.keys() - TABLES.keys())
     for name in [*TABLES, *own]:
         try:
             out.append((name, "prepared", size_of(name)))

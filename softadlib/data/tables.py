@@ -1,9 +1,12 @@
-"""Tables with a class column: CSV, parquet or npz files, and sets of OpenML by name."""
+"""Tables with a class column: CSV or parquet files, and sets of OpenML by name."""
 
+import csv
 import functools
 import hashlib
 import os
+import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,11 +40,21 @@ TABLES = {
 """The built-in tables and their names on OpenML; "" for one that is not there."""
 MOST_WORDS = 256
 """Different words that a column may hold; each becomes an input of the network."""
+FEW_WORDS = 20
+"""A column of at most as many different words may have another one in nearly every row."""
+FEWEST_ROWS = 5
+"""Rows that a class needs: of 5 the parts have 3, 1 and 1 on average."""
+EXACT = 2**53
+"""Whole numbers above this are not all numbers of float64."""
+NUMBER_AS_TEXT = re.compile(r"\s*[-+]?[$€£]?\s*\d[\d.,\s]*[%$€£]?\s*|0x[0-9a-fA-F]+")
+"""A number as people write it: 1,000 or 5% or $1.50 or 0x1F."""
+DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*|\d{1,2}:\d{2}(:\d{2}.*)?")
+"""A date or a time of day: 2024-01-31 or 31.1.24 or 12:30."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a table as numbers, not yet standardised: a column of words is 0/1 inputs, one a word."""
+    """Rows of a table as numbers, not yet standardised; a column of words is one-hot encoded."""
 
     x: np.ndarray
     """(n, inputs), float64."""
@@ -63,7 +76,7 @@ class Table:
 
 
 def is_table(name: str) -> bool:
-    """Tell whether `name` is a built-in table, or one of one's own that has been prepared."""
+    """Tell whether `name` is a built-in table, or one of your own that has been prepared."""
     return name in TABLES or (isinstance(name, str) and prepared_table(name).exists())
 
 
@@ -93,12 +106,12 @@ def table_file(table: str | Path) -> Path:
 
 
 def read_table(path: str | Path, target: str = "") -> Table:
-    """Read a table from a .csv, .parquet or .npz file, or by name, as `table_file` finds it.
+    """Read a table from a .csv or .parquet file, or by name, as `table_file` finds it.
 
-    A column holds numbers or words, `target` names the class column; empty, it is the last one. An
-    .npz holds `x` (n, columns) and `y` (n,). Raises a one-line UserError, naming the file and the
-    column, for a missing or infinite value, words among numbers, a column of more than `MOST_WORDS`
-    words, fewer than two classes and a class of a single row.
+    A column holds numbers or words, `target` names the class column; empty, it is the last one. Raises
+    a one-line UserError, naming the file and the column, for a missing or infinite value, words among
+    numbers, dates, numbers written as text, a column of more than `MOST_WORDS` words or of another word
+    in nearly every row, fewer than two classes and a class of fewer than `FEWEST_ROWS` rows.
     """
     file = table_file(path)
     facts = file.stat()
@@ -110,9 +123,32 @@ def _read_table(file: Path, target: str, changed: tuple[int, int]) -> Table:
     """Read a table; its time and size are `changed` when the file is another."""
     frame = read_frame(file)
     try:
-        return from_frame(frame, target or str(frame.columns[-1]))
+        return from_frame(frame, target or str(frame.columns[-1]), place_in(file))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
+
+
+def place_in(file: Path) -> Callable[[int], str]:
+    """Return a function that says where a row, counted from 0, stands: "line 22" of a CSV file."""
+
+    def line(row: int) -> str:
+        with open(file, newline="", encoding="utf-8-sig") as text:
+            reader = csv.reader(text)
+            rows = -2  # the header comes before row 0
+            begins = 1
+            for values in reader:
+                rows += bool(values)  # pandas leaves empty lines out
+                if rows == row:
+                    break
+                begins = reader.line_num + 1
+        return f"line {begins}"
+
+    return line if file.suffix == ".csv" else row_words
+
+
+def row_words(row: int) -> str:
+    """Return the place of a row, counted from 0, where there are no lines: "row 1"."""
+    return f"row {row + 1}"
 
 
 def table_digest(path: str | Path, target: str = "") -> str:
@@ -125,21 +161,18 @@ def read_frame(file: Path) -> "pd.DataFrame":
     import pandas as pd
     import pyarrow.parquet as pq
 
-    choose("format of a table", file.suffix, (".csv", ".parquet", ".npz"))
+    choose("format of a table", file.suffix, (".csv", ".parquet"))
     try:
         if file.suffix == ".csv":
             _refuse_repeated(pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].dropna())
             with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
                 frame = pd.read_csv(file, low_memory=False, index_col=False)
-        elif file.suffix == ".parquet":
+        else:
             _refuse_repeated(pd.Series(pq.read_schema(file).names))
             frame = pd.read_parquet(file)
-        else:
-            with open(file, "rb") as raw, np.load(raw, allow_pickle=False) as arrays:
-                frame = pd.DataFrame(arrays["x"]).add_prefix("x").assign(y=arrays["y"])
     except pd.errors.ParserWarning:
         raise UserError(f"{file}: its rows have more values than its header has names") from None
-    except Exception as error:  # pandas, pyarrow, zipfile, numpy: whatever a file makes them raise
+    except Exception as error:  # pandas, pyarrow: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None
     frame.columns = [str(name) for name in frame.columns]
@@ -162,59 +195,191 @@ def _refuse_repeated(names: "pd.Series") -> None:
         raise ValueError(f"{(names == name).sum()} columns have the name {name!r}; leave one")
 
 
-def from_frame(frame: "pd.DataFrame", target: str) -> Table:
-    """Turn columns into numbers, and the column `target` into numbers of classes."""
+def from_frame(
+    frame: "pd.DataFrame", target: str, place: Callable[[int], str] = row_words
+) -> Table:
+    """Turn columns into numbers, and the column `target` into numbers of classes.
+
+    `place` says where a row, counted from 0, stands in its file.
+    """
     choose("class column (target)", target, frame.columns)
     for name, column in frame.items():
-        if rows := np.flatnonzero(column.isna()).tolist():
-            raise UserError(
-                f"column {name!r} has {len(rows)} missing values, first in row {rows[0] + 1}; "
-                "fill them in or leave these rows out (empty, NA, n/a, NaN, None and null count as missing)"
-            )
+        _refuse_missing(str(name), column, place)
     levels, y = np.unique(frame[target].astype(str), return_inverse=True)
     classes = tuple(levels.tolist())
-    if len(classes) < 2:
-        raise UserError(f"column {target!r} holds one class, {classes[0]!r}; give two or more")
-    single = np.flatnonzero(np.bincount(y) == 1)
-    if len(single):
-        raise UserError(
-            f"class {classes[single[0]]!r} of column {target!r} has a single row; it cannot be trained on "
-            "and tested, leave it out (a column of numbers to predict is no class column)"
-        )
+    _check_classes(target, classes, np.bincount(y))
     x, inputs, is_word = [], [], []
     for name, column in frame.drop(columns=target).items():
-        words, values = _encode(str(name), column)
+        words, values = _encode(str(name), column, place)
         x.append(values)
         inputs += [f"{name}={word}" for word in words] or [str(name)]
         is_word += [bool(words)] * values.shape[1]
     return Table(np.hstack(x), y.astype(np.int64), tuple(inputs), np.array(is_word), classes)
 
 
-def _encode(name: str, column: "pd.Series") -> tuple[list[str], np.ndarray]:
+def _refuse_missing(name: str, column: "pd.Series", place: Callable[[int], str]) -> None:
+    """Raise UserError for a column with missing values."""
+    rows = np.flatnonzero(column.isna())
+    if len(rows):
+        raise UserError(
+            f"column {name!r} has {len(rows)} missing values, first in {place(rows[0])}; "
+            "fill them in or leave these rows out (empty, NA, n/a, NaN, None and null count as missing)"
+        )
+
+
+def _check_classes(target: str, classes: tuple[str, ...], counts: np.ndarray) -> None:
+    """Raise UserError for fewer than two classes, names that differ in spaces, and rare classes."""
+    if len(classes) < 2:
+        raise UserError(f"column {target!r} holds one class, {classes[0]!r}; give two or more")
+    for name in classes:
+        if name != name.strip() and name.strip() in classes:
+            raise UserError(
+                f"classes {name!r} and {name.strip()!r} of column {target!r} differ in spaces alone; "
+                "make them one"
+            )
+    rare = int(np.argmin(counts))
+    if counts[rare] < FEWEST_ROWS:
+        raise UserError(
+            f"class {classes[rare]!r} of column {target!r} has {counts[rare]} rows; three parts need "
+            f"{FEWEST_ROWS} or more: leave it out or join it with another class "
+            "(a column of numbers to predict is no class column)"
+        )
+
+
+def _encode(
+    name: str, column: "pd.Series", place: Callable[[int], str]
+) -> tuple[list[str], np.ndarray]:
     """Return the different words of a column and its values (n, 1), or (n, words) in 0 and 1."""
     import pandas as pd
 
-    words, values = column.astype(str), column
-    if not isinstance(column.dtype, pd.CategoricalDtype):
-        values = pd.to_numeric(column, errors="coerce")
-    numbers = (
-        values.notna() if pd.api.types.is_numeric_dtype(values) else np.zeros(len(words), bool)
-    )
-    if numbers.all():
-        infinite = np.flatnonzero(np.isinf(values))
-        if len(infinite):
-            raise UserError(f"column {name!r} is infinite in row {infinite[0] + 1}; repair it")
-        return [], values.to_numpy(np.float64)[:, None]
-    if numbers.any():
-        row = int(np.argmin(numbers))
+    _refuse_dates(name, column)
+    is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    words = column.astype(str)
+    values = column if is_categorical else pd.to_numeric(column, errors="coerce")
+    is_number = np.zeros(len(words), bool)
+    if pd.api.types.is_numeric_dtype(values):
+        is_number = values.notna().to_numpy()
+    if is_number.all():
+        return [], _numbers(name, values, place)
+    if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):
+        row = int(np.argmin(is_number))
         raise UserError(
-            f"column {name!r} holds numbers and the text {words.iloc[row]!r} in row {row + 1}; "
+            f"column {name!r} holds numbers and the text {words.iloc[row]!r} in {place(row)}; "
             "give numbers alone or words alone"
         )
     levels, which = np.unique(words, return_inverse=True)
-    if len(levels) > MOST_WORDS:
-        raise UserError(
-            f"column {name!r} holds {len(levels):,} different words, more than {MOST_WORDS}; "
-            "leave it out, or give it as numbers"
-        )
+    _check_words(name, levels.tolist(), len(words), is_categorical)
     return levels.tolist(), np.eye(len(levels))[which]
+
+
+def _numbers(name: str, values: "pd.Series", place: Callable[[int], str]) -> np.ndarray:
+    """Return a column of numbers, (n, 1) float64. Raises UserError for those that float64 has not."""
+    numbers: np.ndarray = values.to_numpy(np.float64)
+    infinite = np.flatnonzero(np.isinf(numbers))
+    if len(infinite):
+        raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
+    whole = np.issubdtype(getattr(values.dtype, "numpy_dtype", values.dtype), np.integer)
+    large = np.flatnonzero(np.abs(numbers) > EXACT)
+    if whole and len(large):
+        raise UserError(
+            f"column {name!r} holds {values.iloc[large[0]]} in {place(large[0])}: whole numbers above 2^53 "
+            "lose digits; leave the column out if it names the rows, else subtract or divide"
+        )
+    return numbers[:, None]
+
+
+def _refuse_dates(name: str, column: "pd.Series") -> None:
+    """Raise UserError for a column whose type is a date, a time or a duration."""
+    first = column.iloc[0]
+    is_date = column.dtype.kind in "mM" or hasattr(first, "isoformat")
+    if is_date:
+        raise UserError(
+            f"column {name!r} holds dates, such as {str(first)!r}; give numbers, such as the days since "
+            "the first, or leave it out"
+        )
+
+
+def _check_words(name: str, words: list[str], rows: int, is_categorical: bool) -> None:
+    """Raise UserError for words that are dates, numbers or names of the rows."""
+    if not is_categorical:
+        for what, pattern, advice in (
+            ("dates", DATE, "give numbers, such as the days since the first,"),
+            ("numbers as text", NUMBER_AS_TEXT, "write them with digits and a point alone,"),
+        ):
+            if all(map(pattern.fullmatch, words)):
+                raise UserError(
+                    f"column {name!r} holds {what}, such as {words[-1]!r}; {advice} or leave it out"
+                )
+    if len(words) > MOST_WORDS or (len(words) > FEW_WORDS and 2 * len(words) > rows):
+        raise UserError(
+            f"column {name!r} holds {len(words):,} different words in {rows:,} rows, such as {words[0]!r}; "
+            f"each would be an input. Leave it out, give it as numbers, or sort it into at most {MOST_WORDS} words"
+        )
+
+
+def kinds(frame: "pd.DataFrame", target: str) -> list[str]:
+    """Return what a table holds, a line each: its classes with their counts, its columns by kind."""
+    table = from_frame(frame, target)
+    counts = np.bincount(table.y)
+    classes = [f"{name} ({count:,})" for name, count in zip(table.classes, counts)]
+    columns = [str(name) for name in frame.columns if name != target]
+    numbers = [name for name in columns if name in table.inputs]
+    words = [f"{name} ({frame[name].nunique()})" for name in columns if name not in table.inputs]
+    lines = [f"classes, column {target}: {_listed(classes)}"]
+    if numbers:
+        lines.append(f"numbers: {_listed(numbers)}")
+    if words:
+        lines.append(f"words: {_listed(words)}")
+    return lines
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    """Return names with commas; of more than `most` the first ones and the number of all."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])}, … {len(names):,} in all"
+
+
+def doubts(frame: "pd.DataFrame", target: str) -> list[str]:
+    """Return what is no error and may not be meant, a line each."""
+    lines = []
+    for name, column in frame.items():
+        lines += _doubts_of(str(name), column, name == target)
+    copies = int(frame.duplicated().sum())
+    if copies:
+        lines.append(
+            f"{copies:,} rows are copies of an earlier row; copies may be in training and test"
+        )
+    inputs = frame.drop(columns=target)
+    contrary = int((inputs.duplicated(keep=False) & ~frame.duplicated(keep=False)).sum())
+    if contrary:
+        lines.append(f"{contrary:,} rows have the inputs of another row and another class")
+    return lines
+
+
+def _doubts_of(name: str, column: "pd.Series", is_target: bool) -> list[str]:
+    """Return doubts about one column."""
+    import pandas as pd
+
+    lines = []
+    if pd.api.types.is_numeric_dtype(column):
+        values = column.astype(float)
+        steps = np.diff(np.sort(values))
+        if not is_target and len(steps) and (steps == 1).all():
+            lines.append(f"column {name!r} numbers the rows; leave it out if it names them")
+    else:
+        words = sorted(set(column.astype(str)))
+        alike: dict[str, list[str]] = {}
+        for word in words:
+            alike.setdefault(word.strip().casefold(), []).append(word)
+        same = [f"{' and '.join(map(repr, group))}" for group in alike.values() if len(group) > 1]
+        if same:
+            lines.append(f"column {name!r}: {', '.join(same)} count as different words")
+        unknown = [word for word in words if word.strip() in ("?", "-", ".", "")]
+        if unknown:
+            lines.append(
+                f"column {name!r}: {unknown[0]!r} counts as a word, not as a missing value"
+            )
+    if not is_target and column.nunique() == 1:
+        lines.append(f"column {name!r} is the same in every row")
+    return lines

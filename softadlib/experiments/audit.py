@@ -100,16 +100,14 @@ def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) 
     return pd.concat(found, ignore_index=True)
 
 
-def holm(p: object) -> np.ndarray:
+def holm(p: Sequence[float]) -> np.ndarray:
     """Return Holm's adjusted p of m tests, (m,) → (m,).
 
     Rejecting where it is at most α rejects any true hypothesis with a chance of at most α.
     """
-    p = np.asarray(p, dtype=float)
-    order = np.argsort(p)
-    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(stepped, 1)
+    from statsmodels.stats.multitest import multipletests
+
+    adjusted: np.ndarray = multipletests(np.asarray(p, dtype=float), method="holm")[1]
     return adjusted
 
 

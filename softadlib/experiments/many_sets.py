@@ -12,7 +12,7 @@ from softadlib.methods import METHODS
 from softadlib.results.selection import CASE
 
 FIXED_THETA = 0.01
-"""θ of the SoftAD that chooses nothing."""
+"""The fixed θ, for the variant of SoftAD without tuning."""
 FIXED = f"SoftAD, θ = {FIXED_THETA}"
 """Its label."""
 HIGHER_IS_BETTER = {"acc_test"}
@@ -20,7 +20,7 @@ HIGHER_IS_BETTER = {"acc_test"}
 
 
 def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
-    """Return the runs that are compared, one a set, method and trial, with the method's label as `entry`.
+    """Return the runs that are compared, one per set, method and trial, with the method's label as `entry`.
 
     Each method enters with the value of the lowest validation loss. SoftAD enters once more with
     `FIXED_THETA`, where its grid has it. A method that lacks a set on which ERM and SoftAD are
@@ -41,7 +41,7 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
 
 
 def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.DataFrame:
-    """Return the mean of a measure over the trials that all entries have: a line a set, a column an entry.
+    """Return the mean of a measure over the trials that all entries have: a line per set, a column per entry.
 
     A set without such a trial is left out. `FIXED` is the last column. Means are rounded to 12
     digits: the last bits of a mean depend on the order of its terms, and equal means are to be equal.

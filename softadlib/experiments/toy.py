@@ -3,7 +3,11 @@
 Everything is in float64. The default `scale` is that of the paper's text, which its figures use.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
+import pandas as pd
 import torch
 
 from softadlib.methods import get_method
@@ -49,6 +53,40 @@ def transformed_gradient(method: str, x: np.ndarray, theta: float, sigma: float)
     return np.asarray(weight_curve(method, quadratic(x), theta, sigma) * x)
 
 
+def quadratic_panels(
+    x: np.ndarray,
+    theta: float,
+    sigma: float,
+    thetas: Iterable[float],
+    sigmas: Iterable[float],
+) -> pd.DataFrame:
+    """Return the curves of the paper's Figure 1, a row per point: panel, method, value, x, y.
+
+    Args:
+        x: points, (m,).
+        theta: fixed where σ changes.
+        sigma: fixed where θ changes.
+        thetas: of panel "theta".
+        sigmas: of panel "sigma".
+
+    Panel "f" is f(x) = x²/2. The panels "sigma" and "theta" hold φ((f(x)−θ)/σ)·f′(x) of Flooding
+    (φ = sign, dotted in the paper) and of SoftAD (φ = ρ′), at each `value` of what changes; the sign
+    does not depend on σ. Both have f′(x) = x as the curve of ERM. `value` is NaN where nothing changes.
+    """
+    curves = [("f", "erm", np.nan, quadratic(x))]
+    for panel, values in (("sigma", sigmas), ("theta", thetas)):
+        curves.append((panel, "erm", np.nan, np.asarray(x, dtype=float)))
+        for value in values:
+            at = (theta, value) if panel == "sigma" else (value, sigma)
+            for method in ("flooding", "softad"):
+                curves.append((panel, method, value, transformed_gradient(method, x, *at)))
+    frames = [
+        pd.DataFrame({"panel": panel, "method": method, "value": value, "x": x, "y": y})
+        for panel, method, value, y in curves
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
 def descend(
     method: str, start: float, theta: float, sigma: float, step: float, steps: int
 ) -> np.ndarray:
@@ -74,3 +112,32 @@ def mean_updates(
     """
     weights = gradient_weights(method, squared_distances(w, points), theta, sigma)
     return np.asarray(-step * weights[:, None] * (np.asarray(w) - points))
+
+
+@dataclass(frozen=True)
+class PlaneProblem:
+    """What Figure 3's left panel shows: points, candidates, the minimiser of the mean loss, and θ."""
+
+    points: np.ndarray
+    """(n, 2)."""
+    candidates: dict[str, np.ndarray]
+    """Colour → a candidate (2,)."""
+    minimiser: np.ndarray
+    """(2,), the mean of the points."""
+    theta: float
+
+    def risk(self, w: np.ndarray) -> float:
+        """Return the mean loss at w (2,)."""
+        return float(squared_distances(w, self.points).mean())
+
+
+def plane_problem(seed: int, factor: float = 1.5, n: int = 8) -> PlaneProblem:
+    """Draw Figure 3's n points of N(0, 8·I), with θ = `factor` times the least mean loss.
+
+    Its seed is 22993514079364. Holland & Nakatani (2024), Fig. 3.
+    """
+    points = np.random.default_rng(seed).multivariate_normal(np.zeros(2), 8 * np.eye(2), size=n)
+    candidates = {"red": np.array([-4.0, 4.0]), "green": np.array([1.0, 1.0])}
+    minimiser = points.mean(axis=0)
+    least = squared_distances(minimiser, points).mean()
+    return PlaneProblem(points, candidates, minimiser, float(factor * least))

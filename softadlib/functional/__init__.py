@@ -1,14 +1,18 @@
 """Objectives on per-sample losses, and gradient rules: pure functions of tensors, without state.
 
-`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM; `robust` CVaR, chi-square
-DRO and tilted losses; `gradient_rules` SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
+`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM; `class_probabilities` what
+logits say of the classes, given the criterion; `robust` CVaR, chi-square DRO and tilted losses;
+`gradient_rules` SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
 """
 
+from softadlib.functional.class_probabilities import (
+    class_log_probabilities as class_log_probabilities,
+)
+from softadlib.functional.class_probabilities import class_probabilities as class_probabilities
 from softadlib.functional.gradient_rules import ASAM_VARIANTS as ASAM_VARIANTS
 from softadlib.functional.gradient_rules import BN_UPDATES as BN_UPDATES
 from softadlib.functional.gradient_rules import FD_SCHEMES as FD_SCHEMES
 from softadlib.functional.gradient_rules import GNP_MIXINGS as GNP_MIXINGS
-from softadlib.functional.gradient_rules import PERTURBED as PERTURBED
 from softadlib.functional.gradient_rules import Grads as Grads
 from softadlib.functional.gradient_rules import asam_gradient as asam_gradient
 from softadlib.functional.gradient_rules import asam_perturb as asam_perturb
@@ -37,6 +41,8 @@ from softadlib.functional.objectives import phi as phi
 from softadlib.functional.objectives import rho as rho
 from softadlib.functional.objectives import softad as softad
 from softadlib.functional.objectives import softad_weights as softad_weights
+from softadlib.functional.objectives import softad_width as softad_width
+from softadlib.functional.objectives import softad_width_weights as softad_width_weights
 from softadlib.functional.reduction import REDUCTIONS as REDUCTIONS
 from softadlib.functional.robust import chi2_dro as chi2_dro
 from softadlib.functional.robust import cvar as cvar

@@ -6,7 +6,6 @@ and the method's knob; the knob and every number may be a 0-d tensor, one per ru
 "first" keeps those of the first pass, as most public implementations do.
 """
 
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -22,8 +21,6 @@ USE_BFLOAT = "use float32 parameters, under torch.autocast with bfloat16"
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
 BN_UPDATES = ("both", "first")
-PERTURBED: "weakref.WeakSet[object]" = weakref.WeakSet()
-"""Optimizers whose weights are perturbed at the moment: hooks of losses pass over their batches."""
 
 
 def global_norm(grads: Grads) -> Tensor:

@@ -185,6 +185,27 @@ def softad_weights(
     return sigma * weights if scale == "code" else weights
 
 
+def softad_width(losses: Tensor, sigma: float | Tensor, theta: float = 0.01) -> Tensor:
+    """`softad` at a fixed θ, its width σ the swept value: θ + σ·mean ρ((ℓ − θ)/σ), (n,) → ().
+
+    The scale is "text": no gradient weight exceeds 1, so σ does not change the step. For σ → 0 it is
+    iFlood. Holland & Nakatani (2024), Sec. 3.
+
+    >>> softad_width(torch.tensor([0.25, 1.75]), 1.0, 1.0)  # 1 + ρ(0.75)
+    tensor(1.2500)
+    """
+    return softad(losses, theta, sigma, scale="text")
+
+
+def softad_width_weights(losses: Tensor, sigma: float | Tensor, theta: float = 0.01) -> Tensor:
+    """∂softad_width/∂ℓ_i · n = φ((ℓ_i − θ)/σ), same shape as `losses`.
+
+    >>> softad_width_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0, 1.0)  # φ(0.75) = 0.6
+    tensor([-0.6000,  0.0000,  0.6000])
+    """
+    return softad_weights(losses, theta, sigma, "text")
+
+
 def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
     """∂erm/∂ℓ_i · n = 1, same shape as `losses`. `knob` is ignored.
 
@@ -255,6 +276,7 @@ WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     flooding: flooding_weights,
     iflood: iflood_weights,
     softad: softad_weights,
+    softad_width: softad_width_weights,
     focal: focal_weights,
 }
 """Objective → its gradient in the losses, n·∂/∂ℓ_i written out, of the same arguments."""

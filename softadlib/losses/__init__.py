@@ -3,24 +3,35 @@
 from typing import Any
 
 from softadlib._validation import choose
-from softadlib.losses.adaflood import AdaFlood as AdaFlood
-from softadlib.losses.base import CalibrationWarning as CalibrationWarning
-from softadlib.losses.base import DistributionWarning as DistributionWarning
-from softadlib.losses.base import InertWarning as InertWarning
-from softadlib.losses.base import PerSampleCriterion
-from softadlib.losses.distributed import AccumulatedFlooding as AccumulatedFlooding
-from softadlib.losses.distributed import gather_losses as gather_losses
-from softadlib.losses.flooding import ERM as ERM
-from softadlib.losses.flooding import Flooding as Flooding
-from softadlib.losses.flooding import Focal as Focal
-from softadlib.losses.flooding import IFlood as IFlood
-from softadlib.losses.flooding import SoftAD as SoftAD
-from softadlib.losses.huggingface import hf_loss as hf_loss
-from softadlib.losses.levels import cross_entropy_levels as cross_entropy_levels
-from softadlib.losses.robust import ChiSquareDRO as ChiSquareDRO
-from softadlib.losses.robust import CVaR as CVaR
-from softadlib.losses.robust import Tilted as Tilted
-from softadlib.losses.theta_schedule import ThetaSchedule as ThetaSchedule
+from softadlib.losses.adaflood import AdaFlood
+from softadlib.losses.criterion import PerSampleCriterion
+from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
+from softadlib.losses.huggingface import hf_loss
+from softadlib.losses.levels import cross_entropy_levels
+from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning
+from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
+from softadlib.losses.softad import ERM, Flooding, Focal, IFlood, SoftAD
+
+__all__ = [
+    "ERM",
+    "AccumulatedFlooding",
+    "AdaFlood",
+    "CVaR",
+    "CalibrationWarning",
+    "ChiSquareDRO",
+    "DistributionWarning",
+    "Flooding",
+    "Focal",
+    "IFlood",
+    "InertWarning",
+    "SoftAD",
+    "Tilted",
+    "cross_entropy_levels",
+    "gather_losses",
+    "get_criterion",
+    "hf_loss",
+    "list_criteria",
+]
 
 _BY_NAME: dict[str, type[PerSampleCriterion]] = {
     "erm": ERM,

@@ -1,7 +1,7 @@
 """AdaFlood: a criterion with a flood level for every sample."""
 
 import reprlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,12 +9,15 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.functional.reduction import HALF
-from softadlib.losses.base import Base, PerSampleCriterion
+from softadlib.functional.reduction import is_hidden
+from softadlib.losses.criterion import PerSampleCriterion
+from softadlib.losses.per_sample import Base
 
 
 class AdaFlood(PerSampleCriterion):
-    """mean(θ_i + |ℓ_i − θ_i|): flooding with a level of its own for every sample, by its index.
+    """mean(θ_i + |ℓ_i − θ_i|): flooding with one level for each sample, found by the sample's index.
+
+    With the classes as index, `AdaFlood(levels)(logits, targets, targets)`, it has a level per class.
 
     Args:
         theta: levels in nats, (N,): the i-th is sample i's, for every sample of the data set.
@@ -39,6 +42,10 @@ class AdaFlood(PerSampleCriterion):
     """
 
     theta: Tensor
+    no_closed_form = (
+        "each training sample has a level of its own, and a new sample has none; with a level use "
+        "IFlood(theta).probabilities(logits)"
+    )
 
     if TYPE_CHECKING:
 
@@ -56,22 +63,18 @@ class AdaFlood(PerSampleCriterion):
         super().__init__(base, reduction=reduction)
         self.register_buffer("theta", _levels(theta))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, _levels(value) if name == "theta" else value)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "AdaFlood":
-        """Move and cast as modules do, but keep the levels in float32 at least."""
-        levels = self.theta
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.theta.dtype in HALF:
-            self.theta = levels.to(self.theta.device)
-        return self
-
     def forward(
         self, input: Tensor, target: Tensor, index: Tensor, weights: Tensor | None = None
     ) -> Tensor:
         """Map logits, targets and the samples' indices (n,), in whatever order, to ()."""
         losses, counts = self._losses(input, target, weights)
+        levels = self._levels_of(index, losses)
+        if self._losses_hooks:
+            self._notify(losses, counts, levels.flatten())
+        return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
+
+    def _levels_of(self, index: Tensor, losses: Tensor) -> Tensor:
+        """Return the level of each loss, in float32 at least."""
         if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
             kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
             raise UserError(f"index must be a tensor of whole numbers, one per sample, got {kind}")
@@ -80,19 +83,16 @@ class AdaFlood(PerSampleCriterion):
                 f"index must have shape {tuple(losses.shape)}, one per loss, got {tuple(index.shape)}"
             )
         index = index.to(self.theta.device, torch.int64)
-        has_level = (index >= 0) & (index < len(self.theta))
-        if torch.compiler.is_compiling():
-            torch._assert_async(has_level.all(), "an index has no flood level")
-        elif len(missing := index[~has_level]):
+        samples = len(self.theta)
+        missing = (index < 0) | (index >= samples)
+        if not is_hidden(index) and missing.any():
             raise IndexError(
-                f"index {missing[0].item()} has no flood level; {len(self.theta)} samples have one"
+                f"index {index[missing][0].item()} has no flood level; {samples} samples have one"
             )
+        # Where nothing can be looked at, torch refuses the index `samples`; it would count -1 from the end.
+        index = torch.where(missing, samples, index)
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        levels = self.theta[index.clamp(0, len(self.theta) - 1)].to(losses.device, dtype)
-        if self._losses_hooks:
-            flat_counts = None if counts is None else counts.flatten()
-            self._notify(losses.flatten(), flat_counts, levels.flatten())
-        return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
+        return self.theta[index].to(losses.device, dtype)
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [f"{len(self.theta)} levels", super().extra_repr()]))
@@ -101,7 +101,7 @@ class AdaFlood(PerSampleCriterion):
 def _levels(theta: Tensor | np.ndarray | list[float]) -> Tensor:
     """Return levels (N,) of the caller's dtype; `UserError` for what cannot be levels by position."""
     wanted = "theta must be a vector of finite levels, the i-th of sample i"
-    if hasattr(theta, "keys"):
+    if hasattr(theta, "keys"):  # of a dict or a pandas.Series the positions may be others
         raise UserError(
             f"{wanted}, got {type(theta).__name__}: make a vector, with a level for each"
         )

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.losses.base import Base, Thresholded, world_size
+from softadlib.losses.criterion import Thresholded, world_size
+from softadlib.losses.per_sample import Base
+from softadlib.losses.softad import Flooding
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -17,11 +19,12 @@ if TYPE_CHECKING:  # absent where torch was built without it
 class AccumulatedFlooding(Thresholded):
     """Flooding of a batch that comes in micro-batches, in DDP processes, or both: sign(R − θ)·∇R.
 
-    Call it with each part and `backward()` the sum that it gives. Then call
+    Call `backward()` on what it gives for each part, divided by the number of parts or not. Then call
     `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
     size. Gradients must be zero before the first part, and averaged over the processes, as DDP
-    leaves them. A part counts when its `backward()` runs: validation, and a part that is left out, do not.
-    Call `reset()` where a batch is given up after some of its parts. `torch.compile` breaks the graph here.
+    leaves them. A part counts when its `backward()` runs: validation, and a part that is left out, do
+    not. Call `reset()` where a batch is given up after some of its parts. `torch.compile` breaks the
+    graph here.
 
     Args:
         theta: flood level in nats, any finite number. It cannot be learned.
@@ -45,35 +48,40 @@ class AccumulatedFlooding(Thresholded):
     """
 
     decomposes = False  # a part does not know the sign of the whole
+    no_closed_form = Flooding.no_closed_form
 
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
-        self._sums: Tensor | None = None
+        self._parts: list[Tensor] = []
+        """Of each part whose `backward()` ran: Σ w·ℓ, Σ w, and the factor before its gradient, (3,)."""
 
     def forward(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet scaled."""
-        losses, weights = self._losses(input, target, weights)
-        losses = losses.flatten()
-        weights = torch.ones_like(losses) if weights is None else weights.flatten()
+        losses, counts = self._losses(input, target, weights)
         if self._losses_hooks:
-            self._notify(losses, weights, self.theta)
-        total = F.erm(losses, weights=weights, reduction="sum")
+            self._notify(losses, counts, self.theta)
+        counts = torch.ones_like(losses) if counts is None else counts
+        total = F.erm(losses.flatten(), weights=counts.flatten(), reduction="sum")
         if total.requires_grad:
-            sums = torch.stack([total.detach(), weights.sum().to(total)])
-
-            def count(gradient: Tensor) -> None:
-                self._sums = sums if self._sums is None else self._sums + sums
-
-            total.register_hook(count)
+            sums = [total.detach(), counts.sum().to(total)]
+            total.register_hook(lambda factor: self._parts.append(torch.stack([*sums, factor])))
         return total
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return NaN: a part does not know the sign of the whole."""
+        return torch.full_like(losses, torch.nan)
 
     def reset(self) -> None:
         """Forget the parts so far, as for a batch that is given up; zero the gradients too."""
-        self._sums = None
+        self._parts = []
 
     @torch.no_grad()
     def scale_gradients(
-        self, parameters: nn.Parameter | Iterable[nn.Parameter], group: "ProcessGroup | None" = None
+        self,
+        parameters: nn.Parameter | Iterable[nn.Parameter],
+        group: "ProcessGroup | None" = None,
+        *,
+        scaler: "torch.amp.GradScaler | None" = None,
     ) -> Tensor:
         """Turn the gradients of the sums into those of θ + |R − θ|, in place, and return that value.
 
@@ -82,11 +90,13 @@ class AccumulatedFlooding(Thresholded):
         Args:
             parameters: one or several whose gradients are scaled, each once however often it is given.
             group: the process group that shares the batch. Default: all processes.
+            scaler: the GradScaler that scaled the parts; its scale stays, for `scaler.step` to remove.
 
         Raises:
             RuntimeError: before any part with gradients.
+            ValueError: for parts that were scaled differently, or up without `scaler`.
         """
-        if self._sums is None:
+        if not self._parts:
             raise RuntimeError(
                 "AccumulatedFlooding.scale_gradients needs a part first: call the criterion with gradients "
                 "and backward() its value"
@@ -96,16 +106,42 @@ class AccumulatedFlooding(Thresholded):
             raise UserError(
                 f"parameters must be tensors, such as model.parameters(), got {given!r:.60}"
             )
-        sums, self._sums, world = self._sums, None, world_size(group)
-        if world > 1:
-            torch.distributed.all_reduce(sums, group=group)
-        risk = sums[0] / sums[1]
+        parts = torch.stack(self._parts)
+        self.reset()
+        total, samples = self._sum(parts[:, :2], group)
+        risk = total / samples
         # DDP has divided the sum over processes by their number.
-        factor = world * torch.sign(risk - self.theta) / sums[1]
+        factor = world_size(group) * torch.sign(risk - self.theta) / samples
+        factor = factor * _undone(parts[:, 2].tolist(), scaler)
         for p in {id(p): p for p in given}.values():
             if p.grad is not None:
                 p.grad.mul_(factor.to(p.grad.device))
-        return self.theta + (risk - self.theta).abs()
+        value: Tensor = self.theta + (risk - self.theta).abs()
+        return value
+
+    @staticmethod
+    def _sum(parts: Tensor, group: "ProcessGroup | None") -> Tensor:
+        """Return the sums over parts and processes, (m, 2) → (2,)."""
+        sums = parts.sum(0)
+        if world_size(group) > 1:
+            torch.distributed.all_reduce(sums, group=group)
+        return sums
+
+
+def _undone(factors: list[float], scaler: "torch.amp.GradScaler | None") -> float:
+    """Return what takes the factor before the parts' gradients away, but for the scaler's scale."""
+    scale = 1.0 if scaler is None else scaler.get_scale()
+    if min(factors) != max(factors):
+        raise UserError(
+            f"parts were multiplied by different factors, {min(factors):g} to {max(factors):g}, before "
+            "backward(); call backward() on the criterion's value itself"
+        )
+    if scaler is None and factors[0] > 1:
+        raise UserError(
+            f"the parts were multiplied by {factors[0]:g} before backward(), as by a GradScaler: call "
+            "scale_gradients(parameters, scaler=scaler), or backward() on the criterion's value itself"
+        )
+    return scale / factors[0]
 
 
 def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor:

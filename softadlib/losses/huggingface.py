@@ -8,10 +8,18 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.losses.base import Criterion, is_classification, per_sample_losses
+from softadlib.losses.adaflood import AdaFlood
+from softadlib.losses.criterion import Criterion
+from softadlib.losses.notices import warn
 
 
-def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tensor]:
+def hf_loss(
+    criterion: Criterion,
+    *,
+    shift: bool = False,
+    router_aux_loss_coef: float | None = None,
+    args: Any = None,
+) -> Callable[..., Tensor]:
     """Return a `compute_loss_func` for Hugging Face's Trainer, exact under gradient accumulation.
 
     The Trainer adds up what the function gives for each micro-batch, so it gives Σ f(ℓ)/N with N the
@@ -20,15 +28,22 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
 
     Args:
         criterion: one whose values add up over samples: ERM, IFlood, SoftAD or Focal.
-        shift: True for causal language models, whose logits are for the next token. Set the first
-            label of each row to -100 then: it is no next token, and some versions count it.
+        shift: True for causal language models, whose logits are for the next token; without it they
+            learn to copy their input. Set the first label of each row to -100 then: it is no next
+            token, and some versions count it.
+        router_aux_loss_coef: factor of `outputs.aux_loss`, the router's loss of a mixture of experts,
+            as in `model.config`. It is added for each micro-batch, as the model itself does; without
+            it the router's loss is left out, and that is warned of.
+        args: the `TrainingArguments`, to warn of a `label_smoothing_factor`, which the Trainer
+            leaves out beside a `compute_loss_func`.
 
     Returns:
         A function (outputs, labels, num_items_in_batch=None) → (), of `outputs.logits`.
 
     Raises:
-        ValueError: for a criterion of the whole batch, for another `ignore_index` than -100, and for
-            class weights, whose sum over the whole batch the Trainer does not know.
+        ValueError: for a criterion of the whole batch or AdaFlood, for another `ignore_index` than
+            -100, and for class weights, whose sum over the whole batch the Trainer does not know; in
+            training, for outputs without `logits` or of other shapes than the labels'.
 
     Example:
         >>> from types import SimpleNamespace
@@ -38,46 +53,90 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         >>> loss(outputs, torch.tensor([0, 1]), num_items_in_batch=8)  # a quarter of the batch
         tensor(0.0657, grad_fn=<DivBackward0>)
     """
+    _check_criterion(criterion)
+    smoothing = getattr(args, "label_smoothing_factor", 0)
+    if smoothing:
+        warn(
+            f"the Trainer leaves label_smoothing_factor={smoothing:g} out where it has a "
+            f"compute_loss_func; give base=nn.CrossEntropyLoss(label_smoothing={smoothing:g}) to the "
+            "criterion"
+        )
+
+    def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        logits = _output(outputs, "logits")
+        if not isinstance(logits, Tensor):
+            raise UserError(
+                f"{type(outputs).__name__} has no logits, which hf_loss is of; give Trainer a "
+                "compute_loss_func of your own"
+            )
+        logits, labels = _matched(logits, labels, shift)
+        if not logits.requires_grad:
+            losses, counts = criterion.base.losses_and_counts(logits, labels)
+            return F.erm(losses, weights=counts)
+        values = criterion.per_sample(logits, labels)
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        if isinstance(count, Tensor):
+            count = count.to(values.device)
+        if labels.is_floating_point():  # K labels can be one sample
+            count = count * values.numel() / labels.numel()
+        loss = torch.div(values.sum(), count)
+        router_loss = _output(outputs, "aux_loss")
+        if router_loss is None:
+            return loss
+        if router_aux_loss_coef is None:
+            warn(
+                "the router's loss (outputs.aux_loss) is left out; to add it give hf_loss(criterion, "
+                "router_aux_loss_coef=model.config.router_aux_loss_coef)"
+            )
+            return loss
+        whole: Tensor = loss + router_aux_loss_coef * router_loss.to(loss.device)
+        return whole
+
+    return compute_loss
+
+
+def _check_criterion(criterion: Any) -> None:
+    """Refuse what the Trainer cannot add up over micro-batches."""
+    name = type(criterion).__name__
+    if isinstance(criterion, AdaFlood):
+        raise UserError(
+            "AdaFlood takes the samples' indices, which the Trainer hands to no loss; take SoftAD, IFlood, "
+            "Focal or ERM, or give Trainer a compute_loss of your own"
+        )
     if not isinstance(criterion, Criterion) or not criterion.decomposes:
         raise UserError(
-            f"{type(criterion).__name__} is no sum over samples, and the Trainer adds up micro-batches: "
-            "take SoftAD, IFlood, Focal or ERM"
+            f"{name} is no sum over samples, and the Trainer adds up micro-batches: take SoftAD, IFlood, "
+            "Focal or ERM"
         )
-    base = criterion.base
-    if is_classification(base) and base.weight is not None:
+    if criterion.base.class_weights is not None:
         raise UserError(
             "the Trainer counts labels and not class weights; leave out weight= of the base, or give "
             "Trainer a compute_loss of your own"
         )
-
-    if getattr(base, "ignore_index", -100) != -100:
+    ignored = criterion.base.ignore_index
+    if ignored not in (None, -100):
         raise UserError(
-            f"the Trainer counts the labels that are not -100, and base ignores {base.ignore_index}; mark them "  # type: ignore[attr-defined]
-            "by -100 and leave out ignore_index="
+            f"the Trainer counts the labels that are not -100, and base ignores {ignored}; mark them by "
+            "-100 and leave out ignore_index="
         )
 
-    def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        logits = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
-        if shift:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        if not labels.is_floating_point():
-            logits, labels = logits.flatten(0, -2), labels.flatten()
-        elif logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1:  # regression
-            logits = logits.squeeze(-1)
-        if not logits.requires_grad:
-            losses, counts = per_sample_losses(base, logits, labels)
-            return F.erm(losses, weights=counts)
-        reduction, criterion.reduction = criterion.reduction, "none"
-        try:
-            values: Tensor = criterion(logits, labels)
-        finally:
-            criterion.reduction = reduction
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != -100).sum()
-        if torch.is_tensor(num_items_in_batch):
-            num_items_in_batch = num_items_in_batch.to(values.device)
-        if labels.is_floating_point():  # K labels can be one sample
-            num_items_in_batch = num_items_in_batch * values.numel() / labels.numel()
-        return torch.div(values.sum(), num_items_in_batch)
 
-    return compute_loss
+def _output(outputs: Any, name: str) -> Any:
+    """Return an output of the model by name, from a dict or an object; None where it has none."""
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+
+
+def _matched(logits: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
+    """Return logits and labels as the criterion takes them: a row for each label."""
+    if shift:
+        logits = logits[:, :-1]
+        labels = labels[:, 1:]
+    if labels.is_floating_point():
+        is_regression = logits.ndim == labels.ndim + 1 and logits.shape[-1] == 1
+        return (logits.squeeze(-1) if is_regression else logits), labels
+    if logits.numel() // logits.shape[-1] != labels.numel():
+        raise UserError(
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not match: hf_loss takes "
+            "logits (…, classes) and a label for each; give Trainer a compute_loss_func of your own"
+        )
+    return logits.flatten(0, -2), labels.flatten()

@@ -25,11 +25,6 @@ class Levels:
     """Loss of equal scores, about where training starts."""
 
 
-def _entropy(*parts: tuple[float, float]) -> float:
-    """Return −Σ count·p·ln p, in nats, for pairs (count, p)."""
-    return sum(count * p * -math.log(p) for count, p in parts if count and p)
-
-
 def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     """Return the levels of `nn.CrossEntropyLoss(label_smoothing=smoothing)`, in nats.
 
@@ -48,10 +43,20 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
         >>> round(cross_entropy_levels(3, 0.1).calibrated_below, 4)
         0.8162
     """
-    classes, smoothing = whole("classes", classes, 2), real("smoothing", smoothing, low=0, below=1)
+    classes = whole("classes", classes, 2)
+    smoothing = real("smoothing", smoothing, low=0, below=1)
     b = smoothing / classes
     a = 1 - smoothing + b
-    minimum = _entropy((1, a), (classes - 1, b))
-    tie = _entropy((2, (a + b) / 2), (classes - 2, b))
+    tie = (a + b) / 2
     uniform = math.log(classes)
-    return Levels(minimum, tie, math.inf if smoothing else uniform, uniform)
+    return Levels(
+        minimum=_entropy([a] + [b] * (classes - 1)),
+        calibrated_below=_entropy([tie, tie] + [b] * (classes - 2)),
+        inverted_from=math.inf if smoothing else uniform,
+        uniform=uniform,
+    )
+
+
+def _entropy(shares: list[float]) -> float:
+    """Return −Σ p·ln p, in nats."""
+    return sum(-p * math.log(p) for p in shares if p)

@@ -7,21 +7,28 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError, real
-from softadlib.losses.base import Base, Criterion, is_classification
+from softadlib.losses.criterion import Criterion
+from softadlib.losses.per_sample import Base
 
 
 class BatchCriterion(Criterion):
-    """A function of the batch as a whole. Refuses class weights, which have no one meaning in it."""
+    """A function of the whole batch.
+
+    Class weights are refused: it is unclear whether they weigh samples before or after the maximum.
+    """
 
     decomposes = False
+    no_closed_form = (
+        "how much a sample counts depends on the other losses of its batch; "
+        "for a trained network fit a temperature (softadlib.fit_temperature)"
+    )
 
     def __init__(self, base: Base | None = None):
         super().__init__(base)
-        if is_classification(self.base) and self.base.weight is not None:
-            name = type(self).__name__
+        if self.base.class_weights is not None:
             raise UserError(
-                f"{name} takes no class weights; leave out weight= of {self.base!r}, and to count a sample "
-                "several times call criterion(logits, targets, weights=…)"
+                f"{type(self).__name__} takes no class weights; leave out weight= of the base, and to count "
+                "a sample several times call criterion(logits, targets, weights=…)"
             )
 
 
@@ -46,15 +53,16 @@ class CVaR(BatchCriterion):
         tensor(3.5000)
     """
 
+    settings = ("beta",)
+
     def __init__(self, beta: float, *, base: Base | None = None):
         super().__init__(base)
         self.beta = real("beta", beta, low=0, below=1)
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         return F.cvar(losses, self.beta, weights=weights)
-
-    def extra_repr(self) -> str:
-        return f"beta={self.beta:g}"
 
 
 class ChiSquareDRO(BatchCriterion):
@@ -78,15 +86,16 @@ class ChiSquareDRO(BatchCriterion):
         tensor(2.5000)
     """
 
+    settings = ("radius",)
+
     def __init__(self, radius: float, *, base: Base | None = None):
         super().__init__(base)
         self.radius = real("radius", radius, low=0)
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         return F.chi2_dro(losses, self.radius, weights=weights)
-
-    def extra_repr(self) -> str:
-        return f"radius={self.radius:g}"
 
 
 class Tilted(BatchCriterion):
@@ -110,12 +119,13 @@ class Tilted(BatchCriterion):
         tensor(0.9163)
     """
 
+    settings = ("t",)
+
     def __init__(self, t: float, *, base: Base | None = None):
         super().__init__(base)
         self.t = real("t", t)
 
-    def reduce(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         return F.tilted(losses, self.t, weights=weights)
-
-    def extra_repr(self) -> str:
-        return f"t={self.t:g}"

@@ -1,12 +1,10 @@
-"""What all optimizers here share: a gradient rule in front of a `torch.optim` optimizer."""
+"""What the optimizers here share: several passes of a closure, and one step of a `torch.optim` optimizer.
+
+A step is: the closure at w, climb to other weights, the closure there, come back, `base.step()`.
+"""
 
 import contextlib
-import inspect
-import re
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,360 +12,215 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softadlib._validation import UserError, choose, real
-from softadlib.functional.gradient_rules import BN_UPDATES, PERTURBED, Grads
+from softadlib.functional.gradient_rules import BN_UPDATES, Grads
+from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
+from softadlib.optim.joint import JointOptimizer
 
-NoSync = Callable[[], contextlib.AbstractContextManager[None]]
-Mark = tuple[weakref.ref[Tensor], int]  # an id may later be that of another tensor
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of batch norm and instance norm that a pass in training mode moves."""
 
 
 class ClosureOptimizer(Optimizer):
-    """Steps `base` with the combination that a gradient rule makes of several runs of the closure.
+    """Steps `base` with the gradient that a rule makes of several passes of the closure.
 
-    Learning rate, weight decay and state are those of `base`, so schedulers take either. Clip what
-    is stepped with in `base.register_step_pre_hook`; clipping inside the closure clips every pass.
-    Sparse gradients are made dense for the rule and sparse again for `base`. Parameters of other
-    optimizers get the gradients of every pass: zero them in the closure too. Subclasses write
-    `combine`, and name in `rule_settings` what a stored state must agree with.
+    Parameter groups, state and hooks are those of `base`, so schedulers and checkpoints take
+    either. Subclasses write `combine`.
     """
 
     first_sync = True
-    rule_settings: tuple[str, ...] = ()
-    _last_gradients: Mapping[int, Mark] = MappingProxyType({})
-    """Marks of the gradients that the last step left behind."""
-    _zeroed = False
 
-    def __init_subclass__(cls, **settings: Any) -> None:
-        super().__init_subclass__(**settings)
-        arguments = [*inspect.signature(cls.__init__).parameters.values()][1:]
-        cls.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
-
-    def __new__(cls, *args: Any, **settings: Any) -> "ClosureOptimizer":
-        """Refuse the arguments of other packages with what to write here; copies come without any."""
-        known = inspect.signature(cls).parameters
-        takes_any = any(a.kind is a.VAR_KEYWORD for a in known.values())
-        unknown = set() if takes_any else set(settings) - set(known)
-        name, base = cls.__name__, args[0] if args else settings.get("base")
-        if unknown or ((args or settings) and not isinstance(base, Optimizer)):
-            given = base.__name__ if isinstance(base, type) else type(base).__name__
-            words = [f"it got {', '.join(sorted(unknown))}" if unknown else f"it got {given}"]
-            if "adaptive" in unknown:
-                words.append("for adaptive=True use ASAM")
-            if "rho" in unknown:
-                words.append("rho is radius here")
-            raise TypeError(
-                f"{name} takes an optimizer that has its own settings, "
-                f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), "
-                f"{next(iter([*known][1:]), '')}=…); {'; '.join(words)}"
-            )
-        return super().__new__(cls)
-
-    def __init__(self, base: Optimizer, bn_update: str, model: nn.Module | None):
+    def __init__(
+        self, base: Optimizer | Sequence[Optimizer], bn_update: str, model: nn.Module | None
+    ):
+        # Optimizer.__init__ is not called on purpose: it would make groups and a state of its own.
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
             raise UserError("bn_update='first' needs model=, to find its batch norm layers")
-        if model is not None and not isinstance(model, nn.Module):
-            raise UserError(f"model= takes the network itself, got {type(model).__name__}")
-        self._check_base(base)
-        own = {id(p) for p in model.parameters()} if model is not None else set()
-        params = [p for group in base.param_groups for p in group["params"]]
-        if model is not None and not any(id(p) in own for p in params):
-            raise UserError(
-                "model= lacks every parameter of the optimizer; give the network itself"
-            )
-        self.base, self.bn_update, self.model = base, bn_update, model
-        groups, state = base.param_groups, base.state
-        super().__init__(groups, base.defaults)
-        base.param_groups, base.state = groups, state  # in place of new ones
+        self.base = self._checked_base(base)
+        self.bn_update = bn_update
+        self.model = model
+        self._check_groups()
 
-    def _check_base(self, base: Optimizer) -> None:
-        """Raise UserError for a base that cannot be stepped with a gradient from elsewhere."""
-        name, given = type(self).__name__, type(base).__name__
-        if isinstance(getattr(base, "base", None), Optimizer):
-            raise UserError(
-                f"{name} cannot wrap {given}, which evaluates the loss itself; "
-                f"wrap the optimizer inside: {name}(optimizer.base)"
-            )
-        closure = inspect.signature(base.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise UserError(
-                f"{name} cannot wrap {given}, which evaluates the loss itself; "
-                "take an optimizer whose step needs no closure, such as SGD or Adam"
-            )
-        for group in base.param_groups:
-            self._check_group(group)
-
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        """Raise UserError for a parameter group that is maximised or in half precision."""
+    def _checked_base(self, base: Optimizer | Sequence[Optimizer]) -> Optimizer:
+        """Return the optimizer to step: several are joined. UserError for what cannot be one."""
         name = type(self).__name__
-        if group.get("maximize"):
-            raise UserError(
-                f"{name} climbs up the loss, and an optimizer with maximize=True too: "
-                "minimise the negative loss instead"
-            )
-        # In a stored state the parameters are numbers.
-        half = {p.dtype for p in group["params"] if isinstance(p, Tensor) and p.dtype in HALF}
-        if half:
-            raise UserError(
-                f"{name} takes no parameters in {str(min(half, key=str)).removeprefix('torch.')}, in "
-                "which a perturbation is lost in rounding or overflows; use float32 parameters, under "
-                "torch.autocast with bfloat16"
-            )
+        bases = list(base) if isinstance(base, (list, tuple)) else [base]
+        for one in bases:
+            given = type(one).__name__
+            if not isinstance(one, Optimizer):
+                raise UserError(
+                    f"{name} takes an optimizer that has its own settings, such as "
+                    f"{name}(torch.optim.SGD(model.parameters(), lr=0.1)), got {given}"
+                )
+            if isinstance(one, torch.optim.LBFGS) or hasattr(one, "first_step"):
+                raise UserError(
+                    f"{name} cannot wrap {given}, which calls the closure itself; "
+                    "take an optimizer whose step needs no closure, such as SGD or Adam"
+                )
+        return bases[0] if len(bases) == 1 else JointOptimizer(bases)
 
-    # One set of groups and one state, not two: `base.load_state_dict` puts others in their place.
+    def _check_groups(self) -> None:
+        """Raise UserError for parameters at which no gradient can be taken, or not the right one."""
+        name = type(self).__name__
+        for group in self.param_groups:
+            if group.get("maximize"):
+                raise UserError(
+                    f"{name} climbs up the loss, and so does an optimizer with maximize=True: "
+                    "minimise the negative loss instead"
+                )
+            for p in group["params"]:
+                if p.dtype in HALF:
+                    raise UserError(
+                        f"{name} takes no parameters in {p.dtype}, in which a perturbation is lost "
+                        "in rounding; use float32 parameters, under torch.autocast with bfloat16"
+                    )
+                # Set by FSDP1, also with use_orig_params=True. There is no public way to ask.
+                if getattr(p, "_fsdp_flattened", False):
+                    raise UserError(
+                        f"{name} cannot step FullyShardedDataParallel, where a process sees the "
+                        "gradient of its shard alone; shard with torch.distributed.fsdp.fully_shard"
+                    )
+
+    # Everything an Optimizer has is that of `base`.
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of `base`."""
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The parameter groups of `base`."""
         return self.base.param_groups
 
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
-
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]
         """The state of `base`."""
         return self.base.state
 
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.base.state = state
+    def __getattr__(self, name: str) -> Any:
+        """Return what is not here from `base`: its defaults, its hooks, its `train` and `eval`."""
+        if name == "base":  # not set yet, as in a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.base, name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to those of `base`; ValueError for one that the constructor refuses."""
-        super().add_param_group(param_group)
-        try:
-            self._check_group(self.param_groups[-1])
-        except UserError:
-            self.param_groups.pop()
-            raise
+        """Add a parameter group to `base`; ValueError for parameters that the constructor refuses."""
+        self.base.add_param_group(param_group)
+        self._check_groups()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients."""
+        self.base.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of `base`."""
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of `base`."""
+        self.base.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: all but the `step` that a scheduler has put in place of ours."""
+        return {name: value for name, value in vars(self).items() if name != "step"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    # The step
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        """Apply the gradient rule, by parameter name; the first `gradient` returns the step's loss."""
+        """Return the gradient to step with, by name. `gradient(weights)` is one pass."""
         raise NotImplementedError
-
-    def _names(self, params: list[Tensor]) -> list[str]:
-        return [str(i) for i in range(len(params))]
-
-    def _named(self) -> Grads:
-        """Return the parameters that can have gradients, by name."""
-        every = [p for group in self.param_groups for p in group["params"]]
-        named = zip(self._names(every), every)
-        return {name: p for name, p in named if p.requires_grad or p.grad is not None}
 
     @torch.no_grad()
     def step(  # type: ignore[override]  # torch's closures give floats; users' give tensors
         self, closure: Callable[[], Tensor] | None = None, *, scaler: Any = None
     ) -> Tensor:
-        """Make one update. Return the loss of the first of the closure's calls.
+        """Make one update. Return the loss of the closure's first call.
 
-        With a `torch.amp.GradScaler` the closure calls `scaler.scale(loss).backward()` and returns
-        `loss`; give the scaler here, and leave out `scaler.step` and `scaler.update`. Each pass is
-        unscaled, nothing is stepped where one overflows, and the scale is updated once. A closure
-        that gives no gradient at all ends the step after one call, as in torch's optimizers.
+        Args:
+            closure: zeroes the gradients, computes the loss, calls `backward()` and returns the
+                loss. It is called once per pass.
+            scaler: the `torch.amp.GradScaler` by which the closure scales: it calls
+                `scaler.scale(loss).backward()` and returns `loss`. Leave out `scaler.unscale_`,
+                `scaler.step` and `scaler.update`: a step in which a pass overflows is skipped, and
+                the scale is updated once.
         """
-        if not callable(closure):
-            raise UserError(
-                f"{type(self).__name__}.step needs a closure that zeroes the gradients, calls backward() and returns "
-                "the loss; SAM and ASAM have first_step too. With a GradScaler give both, step(closure, "
-                "scaler=scaler); in Lightning use precision 'bf16-mixed', since '16-mixed' gives none. In Hugging "
-                "Face's Trainer use softadlib.SAMTrainerMixin. For torch.distributed.checkpoint take optimizer.base"
-            )
-        if getattr(self, "_between_halves", None) is not None:
-            raise RuntimeError("step was called between first_step and second_step")
         if scaler is not None and not scaler.is_enabled():
             scaler = None
+        self._check_call(closure, scaler)
+        passes = Passes(self, closure, scaler)
+        try:
+            combined = self.combine(passes.gradient, passes.params)
+        except NothingToStepWith:
+            pass  # the gradients are as the last pass left them: none, or an overflow
+        else:
+            if scaler is not None:
+                scaler.unscale_(self)  # no gradient is there yet: raises if the closure unscaled
+            passes.put_gradients(combined)
+        if scaler is None or not passes.with_gradient:
+            self.base.step()
+        else:
+            scaler.unscale_(self.base)  # before the step, so that hooks of `base` can clip
+            scaler.step(self.base)
+            scaler.update()
+        return passes.loss
+
+    def _check_call(self, closure: object, scaler: object) -> None:
+        """Raise UserError where `step` cannot be made like this."""
+        name = type(self).__name__
+        if not callable(closure):
+            raise UserError(
+                f"{name}.step needs a closure, and with a GradScaler step(closure, scaler=scaler); "
+                "in Lightning use precision 'bf16-mixed', since '16-mixed' gives none; "
+                "in Hugging Face's Trainer use softadlib.SAMTrainerMixin"
+            )
         if scaler is not None and not self.first_sync:
             raise UserError(
-                "first_sync=False with a GradScaler: a process whose part overflows would leave out the "
-                "step alone; leave out first_sync=False, or train in bfloat16 without a scaler"
+                "first_sync=False with a GradScaler: a process whose part overflows would leave out "
+                "the step alone; leave out first_sync=False, or train in bfloat16 without a scaler"
             )
-        named, evaluate = self._named(), torch.enable_grad()(closure)
-        start = {name: p.clone() for name, p in named.items()}
-        loss: list[Tensor] = []
-        # kept until the update: a scaler knows optimizers by their id
-        passes: list[_ScalerPass] = []
-        # number of sparse dimensions of each gradient, 0 for a dense one
-        sparse_dims: dict[str, int] = {}
 
-        def gradient(params: Grads, track: bool = True) -> Grads:
-            if params is not start:
-                set_weights(named, params)
-            if not loss:
-                loss.append(self._first_pass(evaluate, list(named.values()), scaler is None))
-            else:
-                PERTURBED.add(self)
-                with frozen_statistics(None if track else self.model):
-                    evaluate()
-            graded = {name: p.grad for name, p in named.items() if p.grad is not None}
-            if not graded and not sparse_dims:
-                raise _SkipStep
-            if scaler is not None and graded:
-                if any(id(o) in scaler._per_optimizer_states for o in (self, self.base)):
-                    raise UserError(
-                        "the closure unscales the gradients, and step(closure, scaler=scaler) does so "
-                        "too: leave out scaler.unscale_, and clip in a step pre-hook of base"
-                    )
-                passes.append(_ScalerPass(list(named.values())))
-                scaler.step(passes[-1])  # unscales in place
-                if not passes[-1].finite:
-                    raise _SkipStep
-            sparse_dims.update((n, g.sparse_dim() if g.is_sparse else 0) for n, g in graded.items())
-            return {name: take_gradient(p) for name, p in named.items()}
+    def _params(self) -> Grads:
+        """Return the parameters that can have a gradient, by name."""
+        every = [p for group in self.param_groups for p in group["params"]]
+        named = zip(self._names(every), every)
+        return {name: p for name, p in named if p.requires_grad or p.grad is not None}
 
-        combined: Grads | None = None
-        try:
-            combined = self.combine(gradient, start)
-        except _SkipStep:
-            pass
-        except BaseException:
-            for given_up in passes:  # a later pass may have its id
-                scaler._per_optimizer_states.pop(id(given_up), None)
-            raise
-        finally:
-            PERTURBED.discard(self)
-            set_weights(named, start)  # a stored copy: subtracting would not restore the bits
-        if combined is not None:
-            for name, dim in sparse_dims.items():
-                named[name].grad = combined[name].to_sparse(dim) if dim else combined[name]
-        if combined is not None or not passes:
-            self.base.step()
-        if passes:
-            scaler.update()
-        self._last_gradients = mark_gradients(list(named.values()))
-        return loss[0]
+    def _names(self, params: list[Tensor]) -> list[str]:
+        return [str(i) for i in range(len(params))]
 
-    def _first_pass(
-        self, evaluate: Callable[[], Tensor], params: list[Tensor], unscaled: bool
-    ) -> Tensor:
-        """Call the closure for the first time; RuntimeError where it adds to gradients that were there.
-
-        Gradients that the last step left are this optimizer's: they go, so that a closure which
-        forgets `zero_grad` does not add to them.
-        """
-        name = type(self).__name__
-        for p in params:
-            if is_marked(p, self._last_gradients):
-                p.grad = None
-        earlier = [(p, p.grad) for p in params if p.grad is not None]
-        self._zeroed = False
-        with contextlib.nullcontext() if self.first_sync else self._no_sync()():
-            if unscaled:
-                with watched_scalers() as scaled:
-                    loss = evaluate()
-                if scaled:
-                    raise UserError(
-                        f"the closure scales its loss by a GradScaler that {name}.step does not have, and "
-                        "would step with scaled gradients: call optimizer.step(closure, scaler=scaler)"
-                    )
-            else:
-                loss = evaluate()
-        if not self._zeroed and any(p.grad is grad for p, grad in earlier):
-            raise RuntimeError(
-                f"{name}.step found gradients of an earlier backward(), which the closure did not zero; "
-                f"{name} needs the whole gradient at each pass: call optimizer.zero_grad() and every "
-                "micro-batch's backward() in the closure (in Lightning accumulate_grad_batches=1)"
-            )
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients, as every optimizer does."""
-        self._zeroed = True
-        super().zero_grad(set_to_none)
-        if not set_to_none:  # zeros are no gradients of an earlier backward()
-            every = [p for group in self.param_groups for p in group["params"]]
-            self._last_gradients = mark_gradients(every)
-
-    def _set_first_sync(self, first_sync: bool) -> None:
-        """Set `first_sync`, for rules that perturb by the first gradient and use it for nothing else."""
-        self.first_sync = first_sync
-        if not first_sync:
-            self._no_sync()
-
-    def _no_sync(self) -> NoSync:
-        """Return DDP's context without an exchange of gradients; `UserError` without a DDP model."""
-        no_sync: NoSync | None = getattr(self.model, "no_sync", None)
-        if no_sync is None:
+    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Return DDP's context in which processes do not exchange gradients."""
+        if not hasattr(self.model, "no_sync"):
             raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
-        return no_sync
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return everything: `Optimizer` alone would drop the base, and a copy would fail later.
-
-        But `step`, which a scheduler replaces by one that steps the original, marks of gradients, and
-        hooks, which `Optimizer` leaves out too.
-        """
-        left_out = ("step", "_last_gradients", "_between_halves")
-        return {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in left_out and not re.fullmatch("_optimizer_.*_hooks", name)
-        }
-
-    def _rule(self) -> dict[str, Any]:
-        """Return the rule and its settings, which a state is stored with."""
-        return {"name": type(self).__name__} | {n: getattr(self, n) for n in self.rule_settings}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the base optimizer's state with the radius of each group, and the rule's settings."""
-        for hook in self._optimizer_state_dict_pre_hooks.values():
-            hook(self)
-        hooks = self._optimizer_state_dict_post_hooks
-        return self._changed_by(hooks, {**self.base.state_dict(), "rule": self._rule()})
-
-    def _changed_by(
-        self, hooks: Mapping[Any, Callable[..., Any]], state_dict: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the state after hooks that may each return another one in its place."""
-        for hook in hooks.values():
-            changed = hook(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        return state_dict
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the base optimizer's state; ValueError for one of another rule or other settings."""
-        hooks = self._optimizer_load_state_dict_pre_hooks
-        state_dict = self._changed_by(hooks, state_dict.copy())
-        stored = state_dict.pop("rule", self._rule())  # a bare optimizer's state has none
-        if stored != self._rule():
-            raise UserError(
-                f"the state is of {stored}, this optimizer is {self._rule()}; make it with those "
-                "settings, or drop state['rule'] to keep its own"
-            )
-        for group in state_dict["param_groups"]:
-            self._check_group(group)
-        self.base.load_state_dict(state_dict)
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)
+        context: contextlib.AbstractContextManager[None] = self.model.no_sync()  # type: ignore[union-attr, operator]
+        return context
 
 
 class RadiusOptimizer(ClosureOptimizer):
-    """A rule that perturbs the weights by a radius, which every parameter group shows."""
+    """A rule that perturbs the weights by a radius, which stands in every parameter group."""
 
-    def __init__(self, base: Optimizer, radius: float, bn_update: str, model: nn.Module | None):
+    def __init__(
+        self,
+        base: Optimizer | Sequence[Optimizer],
+        radius: float,
+        bn_update: str,
+        model: nn.Module | None,
+    ):
         super().__init__(base, bn_update, model)
-        for group in base.param_groups:
-            own = [key for key in ("radius", "rho") if key in group and key not in base.defaults]
-            if any(group[key] != radius for key in own):
-                raise UserError(
-                    f"a parameter group of {type(base).__name__} has {own[0]}={group[own[0]]!r}, and "
-                    f"{type(self).__name__} perturbs all parameters together: take it out of the group "
-                    f"and give {type(self).__name__}(…, radius=…)"
-                )
-        self.radius = radius
+        self._radius = real("radius", radius, low=0)
+        for group in self.param_groups:
+            group.setdefault("radius", self._radius)
+        self._check_radii({radius, *(group["radius"] for group in self.param_groups)})
 
     @property
     def radius(self) -> float:
-        """Length of the perturbation, in every group, where schedules, logs and checkpoints see it."""
-        default = self._radius
-        values = {group.setdefault("radius", default) for group in self.param_groups}
-        if len(values) > 1:
-            raise UserError(
-                f"parameter groups have the radii {sorted(values)}; {type(self).__name__} perturbs "
-                "all parameters together: give every group the same"
-            )
-        return real("radius", values.pop(), low=0)
+        """Size of the perturbation. Schedules, logs and checkpoints see it in the groups."""
+        radii = {group["radius"] for group in self.param_groups if "radius" in group}
+        self._check_radii(radii)
+        if radii:  # else the state of a plain optimizer has been loaded
+            self._radius = real("radius", radii.pop(), low=0)
+        self.radius = self._radius
+        return self._radius
 
     @radius.setter
     def radius(self, value: float) -> None:
@@ -375,99 +228,138 @@ class RadiusOptimizer(ClosureOptimizer):
         for group in self.param_groups:
             group["radius"] = self._radius
 
+    def _check_radii(self, radii: set[float]) -> None:
+        if len(radii) > 1:
+            raise UserError(
+                f"parameter groups have the radii {sorted(radii)}; {type(self).__name__} perturbs "
+                "all parameters together: give every group the same"
+            )
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with the radius of the others unless it has one."""
-        super().add_param_group(param_group)
-        if "_radius" in self.__dict__:  # not while the groups of `base` are taken over
-            self.param_groups[-1].setdefault("radius", self._radius)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the base optimizer's state, and the radius, also for groups that are added later."""
-        super().load_state_dict(state_dict)
-        self._radius = self.radius
+        """Add a parameter group to `base`, with the radius of the others."""
+        super().add_param_group({"radius": self.radius, **param_group})
 
 
-# Passes of a closure: what is around them, and the weights and gradients of each.
+class NothingToStepWith(Exception):
+    """A pass left no gradient, or one that is not finite: there is nothing to combine."""
 
 
-class _SkipStep(Exception):
-    """Ends a step: the closure gave no gradient, or the gradient of a pass overflowed."""
+class Passes:
+    """The passes of one step: the closure at one point and another, and the gradients it leaves there."""
+
+    def __init__(self, optimizer: ClosureOptimizer, closure: Any, scaler: Any):
+        self.optimizer = optimizer
+        self.closure: Callable[[], Tensor] = torch.enable_grad()(closure)
+        self.scaler = scaler
+        self.scale = 1.0 if scaler is None else scaler.get_scale()
+        self.params = optimizer._params()
+        self.with_gradient: set[str] = set()
+        self.loss: Any = None
+        self._called = False
+
+    def gradient(self, at: Grads, track: bool = True) -> Grads:
+        """Return the gradients at the weights `at`, by name. The parameters come back.
+
+        `track=False` brings back batch norm's running statistics, too.
+        """
+        if at is self.params:
+            self._call_closure()
+        else:
+            weights = MovedWeights(self.params, None if track else self.optimizer.model)
+            with weights.moved_to(at):
+                self._call_closure()
+        return self._take_gradients()
+
+    def _call_closure(self) -> None:
+        if self._called:
+            with perturbed_pass():
+                self.closure()
+        else:
+            self._called = True
+            self.loss = self._first_call()
+
+    def _first_call(self) -> Tensor:
+        """Call the closure; RuntimeError where it adds to gradients of before."""
+        earlier = [(p, p.grad) for p in self.params.values() if p.grad is not None]
+        optimizer = self.optimizer
+        with contextlib.nullcontext() if optimizer.first_sync else optimizer._no_sync():
+            loss = self.closure()
+        if any(p.grad is grad for p, grad in earlier):
+            name = type(optimizer).__name__
+            raise RuntimeError(
+                f"{name}.step found gradients of an earlier backward(), to which the closure adds; "
+                f"{name} needs the whole gradient at each pass: in the closure call "
+                "optimizer.zero_grad(), which sets them to None, and every micro-batch's backward() "
+                "(in Lightning accumulate_grad_batches=1)"
+            )
+        return loss
+
+    def _take_gradients(self) -> Grads:
+        """Take the gradients off the parameters, so that the next pass cannot add to them."""
+        self.with_gradient |= {name for name, p in self.params.items() if p.grad is not None}
+        if not self.with_gradient or (self.scaler is not None and not self._finite()):
+            raise NothingToStepWith
+        grads = {}
+        for name, p in self.params.items():
+            grad = dense_gradient(p)
+            if grad._is_view():  # into a bucket of DDP, which the next pass overwrites
+                grad = grad.clone()
+            grads[name] = grad if self.scale == 1.0 else grad / self.scale
+            p.grad = None
+        return grads
+
+    def _finite(self) -> bool:
+        found = [p.grad.isfinite().all() for p in self.params.values() if p.grad is not None]
+        return all(finite.item() for finite in found)
+
+    def put_gradients(self, grads: Grads) -> None:
+        """Give each parameter its gradient; none to those that had none in any pass."""
+        for name in self.with_gradient:
+            grad = grads[name]
+            self.params[name].grad = grad if self.scale == 1.0 else grad * self.scale
 
 
-class _ScalerPass(Optimizer):
-    """Stands for one pass before a GradScaler, which steps it where all its gradients are finite."""
+class MovedWeights:
+    """Parameters that move to other values and come back, every bit of them. Keeps one copy."""
 
-    finite = False
+    def __init__(self, params: Grads, frozen: nn.Module | None = None):
+        self.params = params
+        self.statistics = running_statistics(frozen) if frozen is not None else []
+        self.kept: list[tuple[Tensor, Tensor]] = []
 
-    def __init__(self, params: list[Tensor]):
-        super().__init__(params, {})
+    def move_to(self, point: Grads) -> None:
+        """Copy `point` into the parameters, and empty it, so that there is no second copy."""
+        for buffer in self.statistics:
+            self.kept.append((buffer, buffer.clone()))
+        for name, p in self.params.items():
+            self.kept.append((p, p.clone()))
+            p.copy_(point.pop(name))
+        torch.clear_autocast_cache()  # which holds the weights in half precision
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.finite = True
+    def come_back(self) -> None:
+        """Restore from the copies: subtracting the perturbation would round."""
+        for tensor, before in self.kept:
+            tensor.copy_(before)
+        self.kept.clear()
+        torch.clear_autocast_cache()
 
-
-@contextlib.contextmanager
-def watched_scalers() -> Iterator[list[object]]:
-    """Yield a list of the enabled GradScalers that this thread scales a loss by, inside the context."""
-    cls, seen, here = torch.amp.GradScaler, [], threading.get_ident()
-    scale = cls.scale
-
-    def watched(self: Any, outputs: Any) -> Any:
-        if self.is_enabled() and threading.get_ident() == here:
-            seen.append(self)
-        return scale(self, outputs)
-
-    cls.scale = watched  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        cls.scale = scale  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def frozen_statistics(model: nn.Module | None) -> Iterator[None]:
-    """Let batch and instance norm normalise by the batch, but leave their running buffers alone."""
-    layers = [
-        m
-        for m in (model.modules() if model else ())
-        if isinstance(m, nn.modules.batchnorm._NormBase)
-    ]
-    tracked = [m.track_running_stats for m in layers]
-    buffers = [(m.running_mean, m.running_var) for m in layers]
-    for m in layers:
-        if m.training:
-            m.track_running_stats, m.running_mean, m.running_var = False, None, None
-    try:
-        yield
-    finally:
-        for m, track, (mean, var) in zip(layers, tracked, buffers):
-            m.track_running_stats, m.running_mean, m.running_var = track, mean, var
+    @contextlib.contextmanager
+    def moved_to(self, point: Grads) -> Iterator[None]:
+        """Move to `point`, and come back at the end of the context."""
+        try:
+            self.move_to(point)
+            yield
+        finally:
+            self.come_back()
 
 
-def mark_gradients(params: list[Tensor]) -> dict[int, Mark]:
-    """Return which gradients are there, and how often they were written to, by parameter."""
-    return {id(p): (weakref.ref(p.grad), p.grad._version) for p in params if p.grad is not None}
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Return the running statistics of the normalisation layers of `model`."""
+    return [b for name, b in model.named_buffers() if name.rpartition(".")[2] in STATISTICS]
 
 
-def is_marked(p: Tensor, marks: Mapping[int, Mark]) -> bool:
-    """Tell whether the gradient of `p` is that of its mark, and nothing was added to it."""
-    mark, grad = marks.get(id(p)), p.grad
-    return bool(mark and grad is not None and mark[0]() is grad and mark[1] == grad._version)
-
-
-def set_weights(named: Grads, weights: Grads) -> None:
-    """Copy weights into parameters; autocast forgets the copies in half precision that it keeps."""
-    for name, p in named.items():
-        p.copy_(weights[name])
-    torch.clear_autocast_cache()
-
-
-def take_gradient(p: Tensor) -> Tensor:
-    """Take the dense gradient off `p`, so that the next pass cannot write into it."""
-    grad, p.grad = p.grad, None
-    if grad is None:
+def dense_gradient(p: Tensor) -> Tensor:
+    """Return the gradient of `p` as a dense tensor; zeros where there is none."""
+    if p.grad is None:
         return torch.zeros_like(p)
-    if grad.is_sparse:
-        return grad.to_dense()
-    # A view lies in a bucket of DDP's, which the next pass does write into.
-    return grad.clone() if grad._is_view() else grad
+    return p.grad.to_dense() if p.grad.is_sparse else p.grad

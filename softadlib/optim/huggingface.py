@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.functional.gradient_rules import Grads
+from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
-from softadlib.optim.closure import set_weights, take_gradient
+from softadlib.optim.closure import MovedWeights
 
 
 class SAMTrainerMixin:
@@ -55,7 +55,7 @@ class SAMTrainerMixin:
         if not trainer.accelerator.sync_gradients:
             return loss
         batches, self.__dict__["_micro_batches"] = kept, []
-        named: Grads = {n: p for n, p in model.named_parameters() if p.grad is not None}
+        named = {n: p for n, p in model.named_parameters() if p.grad is not None}
         if any(p.dtype in HALF for p in named.values()):
             raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(
@@ -67,14 +67,11 @@ class SAMTrainerMixin:
         found = {n: p.grad for n, p in named.items() if p.grad is not None}
         if trainer.accelerator.scaler and not F.global_norm(found).isfinite():
             return loss  # the scaler sees the overflow and skips the step
-        start = {n: p.clone() for n, p in named.items()}
-        grads = {n: take_gradient(p) for n, p in named.items()}
-        F.PERTURBED.add(self)
-        try:
-            set_weights(named, F.perturb(start, grads, self.sam_radius))
+        point = F.perturb(named, found, self.sam_radius)
+        del found
+        for p in named.values():
+            p.grad = None
+        with MovedWeights(named).moved_to(point), perturbed_pass():
             for inputs, args, settings in batches:
                 parent(model, inputs, *args, **settings)
-        finally:
-            F.PERTURBED.discard(self)
-            set_weights(named, start)
         return loss

@@ -1,7 +1,6 @@
 """SAM, ASAM, MSAM, GNP and FD-GR: each wraps a `torch.optim` optimizer behind `step(closure)`."""
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,75 +9,99 @@ from torch.optim import Optimizer
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
+from softadlib.functional.perturbed import end_perturbed, start_perturbed
 from softadlib.optim.closure import (
     ClosureOptimizer,
+    MovedWeights,
     RadiusOptimizer,
-    frozen_statistics,
-    set_weights,
-    take_gradient,
+    dense_gradient,
 )
 
 
 class TwoPassOptimizer(RadiusOptimizer):
-    """A rule of two passes that can also be called in two halves, without a closure."""
+    """Steps `base` with the gradient at perturbed weights: in one step, or in two halves."""
 
-    _between_halves: tuple[Grads, contextlib.ExitStack] | None = None
-    """The weights that the first half left, and what holds until the second."""
+    _moved: MovedWeights | None = None
+    """The weights between the two halves."""
+
+    def __init__(
+        self,
+        base: Optimizer | Sequence[Optimizer],
+        radius: float,
+        bn_update: str,
+        model: nn.Module | None,
+        first_sync: bool,
+    ):
+        super().__init__(base, radius, bn_update, model)
+        self.first_sync = first_sync
+        if not first_sync:
+            self._no_sync()
 
     def perturbed(self, params: Grads, grads: Grads) -> Grads:
         """Return the weights at which the second gradient is taken."""
         raise NotImplementedError
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        point = self.perturbed(params, gradient(params))
-        return gradient(point, track=self.bn_update == "both")
+        track = self.bn_update == "both"
+        return gradient(self.perturbed(params, gradient(params)), track=track)
+
+    def _check_call(self, closure: object, scaler: object) -> None:
+        super()._check_call(closure, scaler)
+        if self._moved is not None:
+            raise RuntimeError("step was called between first_step and second_step")
 
     @torch.no_grad()
     def first_step(self, zero_grad: bool = False) -> None:
         """Move to the perturbed weights, by the gradients that `backward()` has left.
 
-        For loops that cannot hand over a closure: `first_step`, the loss and `backward()` once more at
-        the moved weights, `second_step`. The end is that of `step(closure)`, to the bit. Gradients of
-        earlier micro-batches count: accumulate all before the first half and all again before the
-        second. A GradScaler belongs to `step(closure, scaler=scaler)`: these halves step with scaled
-        gradients. Hooks of the optimizer's step run in `step(closure)` alone, hooks of `base` in both.
-        RuntimeError where either half finds no gradient, and after another `first_step`.
+        For loops that cannot hand over a closure: call `first_step`, compute the loss and call
+        `backward()` at the moved weights, then call `second_step`. The result is that of
+        `step(closure)`, to the bit. With micro-batches, accumulate all before each half. With a
+        GradScaler use `step(closure, scaler=scaler)`: the halves step with scaled gradients.
+        A checkpoint that is saved between the halves holds the perturbed weights.
 
         Args:
-            zero_grad: zero the gradients, which the second `backward()` must not add to.
+            zero_grad: reset the gradients, to which the second `backward()` would add.
+
+        Raises:
+            RuntimeError: without gradients, and for a second `first_step`.
         """
         name = type(self).__name__
-        if self._between_halves is not None:
+        if self._moved is not None:
             raise RuntimeError(f"{name}.first_step was called twice; call second_step in between")
-        named = self._named()
-        if all(p.grad is None for p in named.values()):
+        params = self._params()
+        if all(p.grad is None for p in params.values()):
             raise RuntimeError(f"{name}.first_step needs gradients: call loss.backward() before it")
-        dense = {}
-        for key, p in named.items():
-            kept = p.grad
-            dense[key], p.grad = take_gradient(p), kept
-        start = {key: p.clone() for key, p in named.items()}
-        set_weights(named, self.perturbed(start, dense))
-        until = contextlib.ExitStack()
-        until.enter_context(frozen_statistics(self.model if self.bn_update == "first" else None))
-        self._between_halves = start, until
-        F.PERTURBED.add(self)
+        grads = {key: dense_gradient(p) for key, p in params.items()}
+        self._moved = MovedWeights(params, self.model if self.bn_update == "first" else None)
+        self._moved.move_to(self.perturbed(params, grads))
+        start_perturbed(self, params.values())
         if zero_grad:
             self.zero_grad()
 
     @torch.no_grad()
     def second_step(self, zero_grad: bool = False) -> None:
-        """Go back to the weights before `first_step`, to the bit, and step `base` with the gradients there."""
-        if self._between_halves is None:
-            raise RuntimeError(f"{type(self).__name__}.second_step needs first_step before it")
-        (start, until), self._between_halves = self._between_halves, None
-        F.PERTURBED.discard(self)
-        until.close()
-        named = self._named()
-        set_weights({key: named[key] for key in start}, start)
-        if all(p.grad is None for p in named.values()):
-            raise RuntimeError("second_step needs gradients: call loss.backward() before it")
-        self._opt_called = True  # what a scheduler looks at
+        """Go back to the weights before `first_step` and step `base` with the gradients there.
+
+        Until then a checkpoint holds the perturbed weights.
+
+        Args:
+            zero_grad: reset the gradients after the step.
+
+        Raises:
+            RuntimeError: without gradients, and without `first_step`.
+        """
+        name = type(self).__name__
+        if self._moved is None:
+            raise RuntimeError(f"{name}.second_step needs first_step before it")
+        self._moved.come_back()
+        self._moved = None
+        end_perturbed(self)
+        if all(p.grad is None for p in self._params().values()):
+            raise RuntimeError(
+                f"{name}.second_step needs gradients: call loss.backward() before it"
+            )
+        self._opt_called = True  # schedulers of torch warn where they see no step
         self.base.step()
         if zero_grad:
             self.zero_grad()
@@ -95,7 +118,8 @@ class SAM(TwoPassOptimizer):
     call `first_step` and `second_step`.
 
     Args:
-        base: optimizer that steps, with its own settings.
+        base: optimizer that steps, with its own settings; or a list of optimizers with different
+            parameters, which are perturbed together.
         radius: L2 length of the perturbation in weight space, over all parameters together, at
             least 0; 0 gives `base`. It stands in `param_groups`, the same in each.
         bn_update: "both" lets each pass move batch norm's running statistics, as the paper's code
@@ -105,10 +129,9 @@ class SAM(TwoPassOptimizer):
             exchange (m-sharpness).
 
     Raises:
-        TypeError: for what is no optimizer and for settings of one.
-        ValueError: for a radius below 0 or in a group alone, parameters in half precision,
-            `maximize=True`, a base that needs a closure, a `step` without one, and a closure that
-            scales by a GradScaler which `step` did not get.
+        ValueError: for a radius below 0 or different radii in the groups, parameters in half
+            precision or of FullyShardedDataParallel, `maximize=True`, a base that needs a closure,
+            and a `step` without one.
         RuntimeError: for a closure that adds to gradients of before.
 
     Foret et al. (2021).
@@ -130,15 +153,14 @@ class SAM(TwoPassOptimizer):
 
     def __init__(
         self,
-        base: Optimizer,
+        base: Optimizer | Sequence[Optimizer],
         radius: float = 0.05,
         *,
         bn_update: str = "both",
         model: nn.Module | None = None,
         first_sync: bool = True,
     ):
-        super().__init__(base, radius, bn_update, model)
-        self._set_first_sync(first_sync)
+        super().__init__(base, radius, bn_update, model, first_sync)
 
     def perturbed(self, params: Grads, grads: Grads) -> Grads:
         return F.perturb(params, grads, self.radius)
@@ -178,11 +200,9 @@ class ASAM(TwoPassOptimizer):
         (7.0, tensor([2.9000, 3.9000]))
     """
 
-    rule_settings = ("variant", "eta")
-
     def __init__(
         self,
-        base: Optimizer,
+        base: Optimizer | Sequence[Optimizer],
         radius: float = 0.5,
         *,
         variant: str | None = None,
@@ -191,20 +211,26 @@ class ASAM(TwoPassOptimizer):
         model: nn.Module | None = None,
         first_sync: bool = True,
     ):
-        super().__init__(base, radius, bn_update, model)
-        self._set_first_sync(first_sync)
+        super().__init__(base, radius, bn_update, model, first_sync)
         if variant is None:
             variant = "davda54" if model is None else "official"
         choose("variant", variant, ASAM_VARIANTS)
         if variant == "official" and model is None:
             raise UserError("variant='official' needs model=, to know which parameters are weights")
-        self.variant, self.eta = variant, real("eta", eta, low=0)
-        self._names([p for group in self.param_groups for p in group["params"]])
+        self.variant = variant
+        self.eta = real("eta", eta, low=0)
+        params = [p for group in self.param_groups for p in group["params"]]
+        if any(p.is_complex() for p in params):
+            raise UserError(
+                "ASAM takes no complex parameters, for which |w| is no scale of g; use SAM"
+            )
+        self._names(params)
 
     def _names(self, params: list[Tensor]) -> list[str]:
         if self.variant != "official":
             return super()._names(params)
-        names = {id(p): name for name, p in self.model.named_parameters()} if self.model else {}
+        assert self.model is not None
+        names = {id(p): name for name, p in self.model.named_parameters()}
         if not all(id(p) in names for p in params):
             raise UserError(
                 "model= lacks a parameter of the optimizer; variant='official' goes by name"
@@ -246,17 +272,17 @@ class MSAM(RadiusOptimizer):
         tensor([2.1900, 2.9200])
     """
 
-    def __init__(self, base: Optimizer, radius: float = 0.5):
-        if not any("betas" in group or group.get("momentum") for group in base.param_groups):
+    def __init__(self, base: Optimizer | Sequence[Optimizer], radius: float = 0.5):
+        super().__init__(base, radius, "both", None)
+        if not any("betas" in group or group.get("momentum") for group in self.param_groups):
             raise UserError(
                 f"MSAM perturbs along the momentum, and {type(base).__name__} has none: give it one, "
                 "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), or take Adam"
             )
-        super().__init__(base, radius, "both", None)
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
         momentum = {}
-        for name, p in self._named().items():
+        for name, p in params.items():
             state = self.state.get(p, {})
             buffer = state.get("momentum_buffer", state.get("exp_avg"))
             if buffer is not None:
@@ -301,11 +327,9 @@ class GNP(RadiusOptimizer):
         (12.5, tensor([2.6850, 3.5800]))
     """
 
-    rule_settings = ("alpha", "mixing")
-
     def __init__(
         self,
-        base: Optimizer,
+        base: Optimizer | Sequence[Optimizer],
         alpha: float = 0.8,
         radius: float = 0.1,
         *,
@@ -315,12 +339,12 @@ class GNP(RadiusOptimizer):
     ):
         super().__init__(base, radius, bn_update, model)
         choose("mixing", mixing, GNP_MIXINGS)
-        self.alpha, self.mixing = real("alpha", alpha, low=0), mixing
+        self.alpha = real("alpha", alpha, low=0)
+        self.mixing = mixing
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        return F.gnp_gradient(
-            gradient, params, self.alpha, self.bn_update, self.radius, self.mixing
-        )
+        alpha = real("alpha", self.alpha, low=0)  # it may have been assigned since
+        return F.gnp_gradient(gradient, params, alpha, self.bn_update, self.radius, self.mixing)
 
 
 class FDGR(ClosureOptimizer):
@@ -353,11 +377,9 @@ class FDGR(ClosureOptimizer):
         (12.5, tensor([2.5500, 3.4000]))
     """
 
-    rule_settings = ("strength", "step_size", "scheme")
-
     def __init__(
         self,
-        base: Optimizer,
+        base: Optimizer | Sequence[Optimizer],
         strength: float,
         step_size: float = 0.01,
         *,
@@ -372,6 +394,6 @@ class FDGR(ClosureOptimizer):
         self.step_size = real("step_size", step_size, above=0)
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        return F.fdgr_gradient(
-            gradient, params, self.strength, self.bn_update, self.step_size, self.scheme
-        )
+        strength = real("strength", self.strength, low=0)  # they may have been assigned since
+        step_size = real("step_size", self.step_size, above=0)
+        return F.fdgr_gradient(gradient, params, strength, self.bn_update, step_size, self.scheme)

@@ -5,7 +5,20 @@
 >>> chosen = results.select(rows, "loss")  # of each trial the value with the lowest validation loss
 """
 
+from softadlib._validation import MissingData
+from softadlib.results.files import outputs
 from softadlib.results.read import provenances, read, read_losses
 from softadlib.results.selection import RULES, best, curves, final, select
 
-__all__ = ["RULES", "best", "curves", "final", "provenances", "read", "read_losses", "select"]
+__all__ = [
+    "RULES",
+    "MissingData",
+    "best",
+    "curves",
+    "final",
+    "outputs",
+    "provenances",
+    "read",
+    "read_losses",
+    "select",
+]

@@ -32,9 +32,23 @@ LEVELS = np.linspace(0, 1, 101)
 """Levels of the quantiles of single losses, in the column `quantiles` of tables of losses."""
 FITS = {"plain": 0.0, "prior": 1.0}
 """Fit of the temperature → weight of its prior, in nats: `calibration.fit_temperature`."""
+LINKED = [
+    "linked_loss",
+    "linked_ece",
+    "linked_best_epoch",
+    "linked_best_loss",
+    "linked_best_ece",
+]
+"""Columns of losses of a profile with `linked`, of methods with class probabilities in closed form.
+
+`linked_loss` and `linked_ece` are loss and calibration error of these probabilities. `linked_best_…`
+are the same as the run was at the epoch `linked_best_epoch`, where the first is lowest on the
+validation part; they stand in the row of the last epoch. Files from before these columns read as NaN.
+"""
 CALIBRATION = [
     "ece",
     *(f"{fit}_{value}" for fit in FITS for value in ("temperature", "loss", "ece")),
+    *LINKED,
 ]
 """Columns of losses that hold numbers at the last epoch, and at the best with `best_epoch`; NaN elsewhere."""
 LOSS_ROW = ["dataset", "method", *RUN_KEY, "epoch", "part"]
@@ -55,6 +69,7 @@ FIELDS_ADDED = {
     "curves": "selected",
     "curve_every": 1,
     "best_epoch": False,
+    "linked": False,
     "precision": "fp32",
     "checkpoint_every": "auto",
 }

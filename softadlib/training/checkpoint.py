@@ -14,6 +14,8 @@ from softadlib._workspace import write
 
 State = dict[str, Any]
 """Tensors, numbers and texts, in dicts and lists."""
+FORM = 2
+"""Raised when engines save their state in another form: files of an earlier one do not count."""
 INTERVAL = 60.0
 """Seconds between two saves where `checkpoint_every` is auto."""
 
@@ -28,8 +30,10 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path | None, decisive: State, every: int | str = "auto"):
-        self.path, self.decisive = path if every else None, decisive
-        self.every, self.saved = every, time.monotonic()
+        self.path = path if every else None
+        self.decisive = {"form": FORM, **decisive}
+        self.every = every
+        self.saved = time.monotonic()
 
     def load(self) -> State | None:
         """Return the state that an earlier process saved; None where there is none to use.

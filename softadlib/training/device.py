@@ -1,61 +1,78 @@
-"""The device: which one, and how it computes."""
+"""The device: which one, how it computes, and what is said where its memory runs out."""
 
 import contextlib
 import platform
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from softadlib._validation import UserError, choose
 
-
-def available_devices() -> list[str]:
-    """Return the devices of this machine, the fastest first; the CPU is the last."""
-    backends = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return [*(name for name, is_available in backends.items() if is_available), "cpu"]
+DEVICES = ("auto", "cpu", "cuda")
+NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "cudaErrorMemoryAllocation")
+"""Words in errors of torch, CUDA graphs, cuBLAS and cuDNN that mean that memory ran out."""
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of that name.
+    """Return the device of that name; `auto` is CUDA if there is one, otherwise the CPU.
 
-    `auto` is CUDA where it is there, otherwise the CPU. Apple's MPS, which has no float64, is taken by
-    name alone. Raises UserError for an unknown name, and for a device that this machine does not have.
+    Raises UserError for an unknown name, and for a device that this machine does not have.
     """
-    available = available_devices()
-    choose("device", name, ["auto", "cpu", "cuda", "mps"])
+    choose("device", name, DEVICES)
     if name == "auto":
-        return torch.device("cuda" if "cuda" in available else "cpu")
-    if name not in available:
-        raise UserError(
-            f"device {name!r} is not available here; choose from auto, {', '.join(available)}"
-        )
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' is not available here; choose cpu, or auto")
     return torch.device(name)
 
 
 @contextlib.contextmanager
-def deterministic_math(device: torch.device, precision: str, threads: int = 1) -> Iterator[None]:
-    """Use `threads` on a CPU, and TF32 on CUDA only if `precision` is tf32; restore both on exit.
+def numerics(device: torch.device, precision: str, threads: int = 1) -> Iterator[None]:
+    """Compute with `threads` on a CPU, on CUDA with TF32 only if `precision` is tf32.
 
-    On a CPU the order of additions, and with it the last bit, depends on the thread count.
+    On a CPU the order of additions, and with it the last bit, depends on the number of threads. Both
+    settings are put back on exit.
     """
-    if precision == "tf32" and device.type != "cuda":
+    if device.type == "cuda":
+        # Put on by its module's class, where mypy does not see it.
+        convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        switches = (torch.backends.cuda.matmul, convolutions)
+        before = [switch.fp32_precision for switch in switches]
+        try:
+            for switch in switches:
+                switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+            yield
+        finally:
+            for switch, old in zip(switches, before):
+                switch.fp32_precision = old
+        return
+    if precision == "tf32":
         raise UserError("precision tf32 needs a CUDA GPU; choose fp32 or bf16, or another device")
     before_threads = torch.get_num_threads()
-    conv = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # put on by its module's class
-    switches = (torch.backends.cuda.matmul, conv)
-    before = [s.fp32_precision for s in switches]
     try:
-        if device.type == "cpu":
-            torch.set_num_threads(threads)
-        for switch in switches:
-            switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        torch.set_num_threads(threads)
         yield
     finally:
         torch.set_num_threads(before_threads)
-        for switch, old in zip(switches, before):
-            switch.fp32_precision = old
+
+
+@contextlib.contextmanager
+def memory_in_one_line(device: torch.device) -> Iterator[None]:
+    """Raise a UserError where memory runs out: torch calls that by several names."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        message = str(error)
+        words = message.lower()
+        named = any(word.lower() in words for word in NO_MEMORY)
+        if not named and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        first_line = message.splitlines()[0] if message else type(error).__name__
+        raise UserError(
+            f"the memory of {device_name(device)} ran out ({first_line:.120}); choose a smaller "
+            "batch_size or model, end what else uses that memory, or take another device"
+        ) from None
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -73,14 +90,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
-
-
-def processor_name() -> str:
-    """Return the processor's maker and model as the system gives them; empty where it does not."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    names = (facts.get(f"{key}\t", "").strip() for key in ("vendor_id", "model name"))
-    return " ".join(name for name in names if name)

@@ -13,10 +13,10 @@ from softadlib.results.schema import FITS, LEVELS, MEASURES
 
 
 def summed_measures(logits: Tensor, y: Tensor) -> Tensor:
-    """Sum cross-entropy and hits over samples: (…, n, C), (…, n) → (…, 2), widest float."""
+    """Sum cross-entropy and hits over samples: (…, n, C), (…, n) → (…, 2), float64."""
     losses = nnF.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
     hits = (logits.argmax(-1) == y).to(losses.dtype)
-    return torch.stack([losses, hits], -2).to(widest_float(y.device)).sum(-1)
+    return torch.stack([losses, hits], -2).double().sum(-1)
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def evaluate(
         network: index (…, b) ↦ logits (…, b, C) of those samples.
         index: samples (…, n), at least one.
         labels: (N,) of all samples.
-        chunk: samples per call. Sums are of the widest float, so it does not move the result.
+        chunk: samples per call. Sums are in float64, so it does not move the result.
     """
     chunks = torch.split(index, chunk, dim=-1)
     total = sum(summed_measures(network(part), labels[part]) for part in chunks)
@@ -41,7 +41,10 @@ def evaluate(
 
 
 def loss_summary(
-    logits: Sequence[Tensor], labels: Sequence[Tensor], calibrated: bool
+    logits: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    calibrated: bool,
+    log_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return columns of `results.sample_losses` for one network, each (3, …): a row per part.
 
@@ -49,6 +52,7 @@ def loss_summary(
         logits: (n, C) of train, val and test.
         labels: (n,) of the same.
         calibrated: add the temperatures fitted on val, and what they do to every part.
+        log_probabilities: logits (n, C) ↦ ln p, whose loss and calibration error are added to these.
     """
     z, y = ([values.cpu() for values in parts] for parts in (logits, labels))
     z = [values.double() for values in z]
@@ -71,7 +75,24 @@ def loss_summary(
         means = [float(nnF.cross_entropy(*pair)) for pair in zip(scaled, y)]
         columns[f"{fit}_loss"] = np.array(means)
         columns[f"{fit}_ece"] = np.array([_calibration_error(*pair) for pair in zip(scaled, y)])
+    if log_probabilities is not None:
+        linked = linked_measures(logits, labels, log_probabilities)
+        columns |= {f"linked_{name}": values for name, values in linked.items()}
     return columns
+
+
+def linked_measures(
+    logits: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    log_probabilities: Callable[[Tensor], Tensor],
+) -> dict[str, np.ndarray]:
+    """Return loss and calibration error of the class probabilities in closed form, a value per part."""
+    log_p = [log_probabilities(z.cpu().double()) for z in logits]
+    pairs = list(zip(log_p, (y.cpu() for y in labels)))
+    return {
+        "loss": np.array([float(nnF.nll_loss(*pair)) for pair in pairs]),
+        "ece": np.array([_calibration_error(*pair) for pair in pairs]),
+    }
 
 
 def _temperature(logits: Tensor, labels: Tensor, prior: float) -> float:
@@ -88,17 +109,10 @@ def _calibration_error(logits: Tensor, labels: Tensor) -> float:
 
 def as_rows(measures: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Return measures (R,) as float64 arrays in the table's order; one transfer from the device."""
-    wide = widest_float(next(iter(measures.values())).device)
-    table = torch.stack([measures[name].to(wide) for name in MEASURES]).cpu().double()
+    table = torch.stack([measures[name].double() for name in MEASURES]).cpu()
     return {name: values.numpy() for name, values in zip(MEASURES, table)}
 
 
 def model_norm(params: dict[str, Tensor]) -> Tensor:
     """Return the L2 norm of all parameters of one network, batch norm and biases included, ()."""
-    wide = widest_float(next(iter(params.values())).device)
-    return torch.stack([p.to(wide).square().sum() for p in params.values()]).sum().sqrt()
-
-
-def widest_float(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on Apple's MPS, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.stack([p.double().square().sum() for p in params.values()]).sum().sqrt()

@@ -19,10 +19,11 @@ from softadlib.data.splits import Splits, check_batches
 from softadlib.methods import get_method
 from softadlib.results.store import StudyStore, held_out_name
 from softadlib.training.checkpoint import State
-from softadlib.training.device import deterministic_math, pick_device
+from softadlib.training.chunk import Samples, checkpoint_of, make_engine, network_of
+from softadlib.training.device import memory_in_one_line, numerics, pick_device
 from softadlib.training.inputs import load_splits
+from softadlib.training.loop import train
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import Samples, checkpoint_of, make_engine, network_of
 
 AT_A_TIME = 1000
 """Samples per forward pass in evaluation."""
@@ -65,7 +66,7 @@ def held_out_losses(
     order = np.random.default_rng([protocol.seeds[trial], 0, 1]).permutation(n)
     folds, losses = np.array_split(order, count), np.full(n, np.nan)
     device = pick_device(protocol.device)
-    with deterministic_math(device, protocol.precision):
+    with numerics(device, protocol.precision), memory_in_one_line(device):
         splits = splits.to(device, getattr(torch, protocol.dtype))
         for i, fold in enumerate(folds):
             part = f"{i + 1}-of-{count}"
@@ -95,7 +96,7 @@ def _fold_losses(
         raise UserError(f"with these aux_folds, {error} or aux_folds") from None
 
     def positions(chosen: Sequence[int] | np.ndarray) -> torch.Tensor:
-        """Return a row for every trial, of which only this trial's counts."""
+        """Return positions with one row per trial; only this trial's row is used."""
         return splits.train[:, torch.as_tensor(chosen, device=splits.train.device)]
 
     # Scaled like what the model was trained on: a fold's own range would be another input.
@@ -105,7 +106,7 @@ def _fold_losses(
     facts: State = {"trained on": rest.tolist()}
     checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts, "adaflood")
     engine = make_engine(protocol, [run], data)
-    engine.train(protocol.recipe, protocol.seeds, (), checkpoint=checkpoint)
+    train(engine, protocol.recipe, protocol.seeds, (), checkpoint=checkpoint)
     checkpoint.delete()
     network = network_of(protocol, data, run).to(splits.x.device)
     params, buffers = engine.state(0)

@@ -20,7 +20,7 @@ from softadlib.functional import LN2
 from softadlib.methods import METHODS, check_momentum, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
-from softadlib.training.engines.runs import TrainConfig
+from softadlib.training.recipe import Recipe
 
 NUMERICS_VERSION = 4
 """Raised by hand whenever the same protocol would give other numbers: earlier results then do not count."""
@@ -82,7 +82,7 @@ class Protocol(BaseModel):
     folder: str = ""
     """Images of your own, `train/<class>/*` and `test/<class>/*`; empty for the known sets."""
     table: str = ""
-    """A table of your own: a CSV, parquet or npz file; empty for the known sets."""
+    """A table of your own: a CSV or parquet file; empty for the known sets."""
     target: str = ""
     """Column of the table that holds the classes; empty for the last one."""
     model: str = "mlp4x500"
@@ -123,11 +123,13 @@ class Protocol(BaseModel):
     """Epochs between two points of a curve."""
     best_epoch: bool = False
     """Also measure every run as it was at the epoch of its lowest validation loss."""
+    linked: bool = False
+    """With `best_epoch`: also measure class probabilities in closed form, of methods that have one."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of weights and inputs."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """Of matrix products and convolutions in float32: tf32 on CUDA, bf16 by autocast anywhere."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where networks are trained."""
     checkpoint_every: Literal["auto"] | Size = "auto"
     """Epochs between two saved states of a training, 0 for none; `auto` saves about every minute."""
@@ -206,6 +208,8 @@ class Protocol(BaseModel):
     def _training_is_consistent(self) -> "Protocol":
         """Refuse momentum, precision, batches and folds that do not fit the rest."""
         check_momentum(self.optimizer, self.momentum, self.grids)
+        if self.linked and not self.best_epoch:
+            raise UserError("linked is measured at the best epoch too; set best_epoch: true")
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         check_batches(self.n_train, self.batch_size)
@@ -263,9 +267,9 @@ class Protocol(BaseModel):
         return [m for m in self.methods if names is None or m in names]
 
     @property
-    def recipe(self) -> TrainConfig:
+    def recipe(self) -> Recipe:
         """How one network is stepped."""
-        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
+        return Recipe(**{f.name: getattr(self, f.name) for f in fields(Recipe)})
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -31,12 +31,12 @@ from softadlib.results import selection
 from softadlib.results.files import Session, merge
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.results.store import StudyStore, held_out_name
+from softadlib.training.chunk import Samples, train_runs, trained_alone
 from softadlib.training.device import machine, pick_device
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.inputs import load_splits
 from softadlib.training.plan import Study, first_epochs, refuse_other_protocol
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import Samples, train_runs, trained_alone
 
 CPU_CHUNK = 8
 """Runs per task on a CPU. A crash loses at most this many."""

@@ -16,21 +16,23 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from softadlib import __version__, _workspace
 from softadlib._validation import UserError, whole
 
 if TYPE_CHECKING:
+    from softadlib.workbook import notebooks
     from softadlib.workbook.work import Work
 
 EXAMPLES = """examples:
   softad run quick                     train and draw profile quick, minutes
   softad run quick --dataset spiral --method softad
-  softad run figures                   draw the notebooks that belong to no profile
+  softad draw quick                    draw its pages again, from what is stored
+  softad draw                          draw the pages that read no profile
   softad report quick                  write outputs/quick/index.html
   softad show quick                    say what is done and what is left
   softad train quick -p lr=0.05 --as slower
@@ -49,7 +51,7 @@ def say(line: str) -> None:
     print(f"softad: {line}", file=sys.stderr, flush=True)
 
 
-# The command line
+# Options that several commands share
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,75 +61,34 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists what there is")
 
 
-def parser() -> Parser:
-    """Return the parser of the command line."""
-    root = Parser(
-        prog="softad",
-        description="Train, draw and report the experiments of params/.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    root.add_argument("--version", action="version", version=f"softadlib {__version__}")
-    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(
-        name: str, text: str, *, nargs: str | None = None, has_profile: bool = True
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=globals()[name])
-        words = "a folder under params/: smoke, quick, paper …; softad show lists them"
-        if has_profile:
-            option = command.add_argument("profile", metavar="PROFILE", help=words, nargs=nargs)
-            option.completer = _complete_profiles  # type: ignore[attr-defined]
-        return command
-
-    command = add("run", "Execute the notebooks of a profile: train, then draw.")
-    _add_selection(command)
-    _add_execution(command)
-    command.add_argument(
-        "--draw-only", action="store_true", help="train nothing; draw what stored results allow"
-    )
-    command.add_argument(
-        "--timeout", type=int, metavar="S", help="stop a notebook whose cell takes over S seconds"
-    )
-    command = add("train", "Train a profile without notebooks; it writes the same files.")
-    _add_selection(command)
-    _add_execution(command)
-    command.add_argument("--shard", metavar="i/N", help="train every N-th trial, from the i-th on")
-    command.add_argument("--fresh", action="store_true", help="delete earlier results first")
-    command = add("show", "List profiles; of one, its runs and what is done.", nargs="?")
-    _add_selection(command)
-    command.add_argument(
-        "--parameters",
-        dest="list_parameters",
-        action="store_true",
-        help="also list its parameters that differ from their default",
-    )
-    command.add_argument("--json", action="store_true", help="print it for programs")
-    command = add("report", "Write a profile's results as a page or as tables.")
-    command.add_argument("--format", default="html", choices=FORMATS, help="default: html")
-    command.add_argument(
-        "--output",
-        metavar="PATH",
-        help="html, latex: the file; csv: the folder; md: a file, between its marks where it has some",
-    )
-    data = add("data", "List or prepare data sets.", has_profile=False)
-    actions = data.add_subparsers(dest="action", required=True, metavar="list | prepare")
-    actions.add_parser("list", help="The data sets, and which are stored.")
-    prepare = actions.add_parser("prepare", help="Get a data set, or store one of your own.")
-    prepare.add_argument("name", metavar="NAME", help="a built-in set, or a name for your own")
-    prepare.add_argument("--from-csv", metavar="FILE", help="a table: CSV, parquet or npz")
-    prepare.add_argument(
-        "--target", default="", metavar="COLUMN", help="its classes (default: last)"
-    )
-    return root
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
-def _add_selection(command: argparse.ArgumentParser) -> None:
-    """Add the options that say which part of a profile is meant."""
-    dataset = command.add_argument(
+def add_command(commands: Commands, run: Callable[[argparse.Namespace], int], text: str) -> Parser:
+    """Add a command that has the name of the function that runs it."""
+    command = commands.add_parser(run.__name__, help=text, description=text)
+    command.set_defaults(handler=run)
+    return command
+
+
+def add_profile(command: Parser, nargs: str | None = None) -> None:
+    """Add the name of a profile; with nargs="?" it may be left out."""
+    words = "a folder under params/: smoke, quick, paper …; softad show lists them"
+    option = command.add_argument("profile", metavar="PROFILE", help=words, nargs=nargs)
+    option.completer = _complete_profiles  # type: ignore[attr-defined]
+
+
+def add_dataset(command: Parser) -> None:
+    """Add the option that says which datasets of a profile are meant."""
+    option = command.add_argument(
         "--dataset", action="append", metavar="D", help="only this dataset (repeatable, or D1,D2)"
     )
+    option.completer = _complete_datasets  # type: ignore[attr-defined]
+
+
+def add_selection(command: Parser) -> None:
+    """Add the options that say which part of a profile is meant, and what is changed in it."""
+    add_dataset(command)
     method = command.add_argument(
         "--method", action="append", metavar="M", help="only this method (repeatable, or M1,M2)"
     )
@@ -138,18 +99,24 @@ def _add_selection(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change one parameter of the profile, VALUE as YAML; NAME VALUE does as well",
+        help="change one parameter of the profile, VALUE as YAML: -p grids.softad=0.1,0.2",
     )
-    dataset.completer = _complete_datasets  # type: ignore[attr-defined]
     method.completer = _complete_methods  # type: ignore[attr-defined]
     parameter.completer = _complete_parameters  # type: ignore[attr-defined]
 
 
-def _add_execution(command: argparse.ArgumentParser) -> None:
-    """Add the options that say where the work is done, and whether."""
+def add_training(command: Parser) -> None:
+    """Add the options that say where results go and what trains them."""
     command.add_argument(
         "--as", dest="new_profile", metavar="NAME", help="keep the changes as profile NAME"
     )
+    command.add_argument(
+        "--scheduler", metavar="A", help="a dask cluster: tcp://HOST:PORT, or a scheduler file"
+    )
+
+
+def add_execution(command: Parser) -> None:
+    """Add the options of whatever takes time."""
     command.add_argument(
         "--dry-run", action="store_true", help="print what would be done, and do nothing"
     )
@@ -160,8 +127,12 @@ def _add_execution(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes (default: one per core; a GPU has one)",
     )
+
+
+def add_timeout(command: Parser) -> None:
+    """Add the option that stops notebooks."""
     command.add_argument(
-        "--scheduler", metavar="A", help="a dask cluster: tcp://HOST:PORT, or a scheduler file"
+        "--timeout", type=int, metavar="S", help="stop a notebook whose cell takes over S seconds"
     )
 
 
@@ -199,38 +170,17 @@ def _names(values: Sequence[str] | None) -> list[str] | None:
     return names
 
 
-def _changes(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read every `-p NAME=VALUE`. Raises UserError for one without a value, or whose value is not YAML."""
-    from ruamel.yaml.error import YAMLError
-
-    from softadlib.training.profiles import parse_yaml
-
-    values = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise UserError(f"-p {pair} has no value; give -p {pair}=VALUE")
-        try:
-            values[name] = parse_yaml(text)
-        except (YAMLError, ValueError, RecursionError):  # a date of month 13, 3,000 brackets
-            raise UserError(f"parameter {name}: {text!r:.80} is not YAML") from None
-    return values
-
-
-def _shard(text: str | None) -> tuple[int, int]:
-    """Read i/N. Raises UserError."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"--shard must be i/N with 1 ≤ i ≤ N, such as 3/16, got {text!r}")
-    return int(match[1]), int(match[2])
-
-
 def _jobs(value: int | None) -> int:
     """Return the number of processes asked for, else one per core that this process may use."""
     if value is None:
         usable = getattr(os, "sched_getaffinity", None)  # Linux alone has it
         return len(usable(0)) if usable else os.cpu_count() or 1
     return whole("--jobs", value, 1)
+
+
+def _timeout(value: int | None) -> int | None:
+    """Return the seconds that a cell may take, None for any number."""
+    return None if value is None else whole("--timeout", value, 1)
 
 
 @contextlib.contextmanager
@@ -267,90 +217,201 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
 
 def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str, Any]]":
     """Return the checked work of a command line, and its changes of parameters."""
+    from softadlib.workbook import changes as given
     from softadlib.workbook import work
 
     datasets, methods = _names(args.dataset), _names(args.method)
-    changes, profile = _changes(args.changes), args.profile
+    changes, profile = given.parse(args.changes), args.profile
     new = getattr(args, "new_profile", None)
     prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
     if new is not None:
-        files = work.derived_profile(profile, new, datasets, methods, changes)
-        if not args.dry_run:
-            work.write_profiles(files)
-            changes = {}
-    for line in work.notes(prepared, methods):
+        work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)
+        changes = {}
+    for line in [*work.notes(prepared, methods), *_doubts(prepared)]:
         say(f"note: {line}")
     return prepared, changes
 
 
-# The commands
+def _doubts(prepared: "Work") -> list[str]:
+    """Return what may not be meant in data of your own, a line each."""
+    from softadlib.data.sets import doubts_about
+
+    lines = []
+    for dataset, protocol in prepared.protocols.items():
+        found = doubts_about(dataset, protocol.folder, protocol.table, protocol.target)
+        lines += [f"{dataset}: {line}" for line in found]
+    return lines
+
+
+def _check_devices(prepared: "Work") -> None:
+    """Raise UserError for a device or a precision that this machine does not have."""
+    from softadlib.training.device import numerics, pick_device
+
+    for protocol in prepared.protocols.values():
+        with numerics(pick_device(protocol.device), protocol.precision):
+            pass
+
+
+# softad run
+
+
+def add_run(commands: Commands) -> None:
+    """Add `softad run`."""
+    command = add_command(commands, run, "Train a profile by notebooks, then draw what is missing.")
+    add_profile(command)
+    add_selection(command)
+    add_training(command)
+    add_execution(command)
+    add_timeout(command)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what is left of a profile in notebooks, then draw it."""
-    if args.timeout is not None:
-        whole("--timeout", args.timeout, 1)
-    from softadlib._validation import MissingData
-    from softadlib.results.files import outputs
-    from softadlib.training.profiles import datasets_of
+    """Train what is left of a profile in notebooks, then draw the pages that are missing."""
     from softadlib.workbook import notebooks, show
 
-    started, jobs, outcomes = time.monotonic(), _jobs(args.jobs), []
-    if args.profile == notebooks.FIGURES:
-        if args.dataset or args.method or args.changes or args.new_profile:
-            raise UserError("softad run figures trains nothing; leave the other options out")
-        pages, profile = notebooks.figures(), args.profile
-    else:
-        prepared, changes = _prepare(args, stored=args.draw_only)
-        profile = prepared.profile
-        notebooks.drawings(profile, list(prepared.protocols))  # bad files end before a training
-        if args.dry_run:
-            print(show.progress(prepared))
-        if args.dry_run or args.draw_only:
-            pass
-        elif args.scheduler:
-            _train(prepared, args.scheduler, jobs)
-        else:
-            training = notebooks.training_pages(profile, prepared.studies, changes, jobs)
-            outcomes = _execute(training, jobs, args.timeout)
-        known = set(notebooks.stored_datasets(profile))
-        if args.dry_run and not args.draw_only:
-            known |= set(prepared.protocols)
-        datasets = [name for name in datasets_of(profile) if name in known]
-        if not datasets and not outcomes:
-            raise MissingData(
-                f"nothing is finished in profile {profile!r}; first: softad train {profile}"
-            )
-        pages = notebooks.drawings(profile, datasets) if datasets else []
+    started = time.monotonic()
+    jobs, timeout = _jobs(args.jobs), _timeout(args.timeout)
+    prepared, changes = _prepare(args)
+    _check_devices(prepared)
     if args.dry_run:
-        print("notebooks to draw:", ", ".join(page.name for page in pages) or "none")
+        print(show.progress(prepared))
+        datasets = _drawable(prepared.profile, prepared.protocols)
+        _print_pages(_pages_to_draw(prepared.profile, datasets, args))
         return 0
-    outcomes += _execute(pages, jobs, args.timeout)
-    failed = [outcome for outcome in outcomes if outcome.error and not outcome.lacks_results]
-    if failed:
-        say(f"{len(failed)} of {len(outcomes)} notebooks failed; the same command tries them again")
-        return 1
-    seconds = time.monotonic() - started
-    say(f"done: {len(outcomes)} notebooks in {seconds:.0f} s, {outputs(profile)}")
-    return 0
+    outcomes = []
+    if args.scheduler:
+        _train(prepared, args.scheduler, jobs)
+    else:
+        training = notebooks.training_pages(prepared.profile, prepared.studies, changes, jobs)
+        outcomes = _execute(training, jobs, timeout)
+    pages = _pages_to_draw(prepared.profile, _drawable(prepared.profile), args)
+    outcomes += _execute(pages, jobs, timeout)
+    return _finish(outcomes, started, prepared.profile)
 
 
-def _execute(pages: "Sequence[Any]", jobs: int, timeout: int | None) -> "list[Any]":
-    """Execute pages and show how far they are; failures and pages without results are lines."""
+def _drawable(profile: str, planned: Iterable[str] = ()) -> list[str]:
+    """Return the datasets of a profile that have a finished result, or will have one."""
+    from softadlib.training.profiles import datasets_of
+    from softadlib.workbook import notebooks
+
+    known = {*notebooks.stored_datasets(profile), *planned}
+    return [name for name in datasets_of(profile) if name in known]
+
+
+def _pages_to_draw(
+    profile: str, datasets: Sequence[str], args: argparse.Namespace
+) -> "list[notebooks.Page]":
+    """Return the pages that are missing: of named datasets their own, else all of the profile."""
+    from softadlib.workbook import notebooks
+
+    pages = notebooks.pages_of_profile(profile, datasets) if datasets else []
+    named = _names(args.dataset)
+    if named is not None:
+        pages = [page for page in pages if page.parameters.get("dataset") in named]
+    return notebooks.missing_pages(profile, pages)
+
+
+def _print_pages(pages: "Sequence[notebooks.Page]") -> None:
+    print("notebooks to draw:", ", ".join(page.name for page in pages) or "none")
+
+
+def _execute(
+    pages: "Sequence[notebooks.Page]", jobs: int, timeout: int | None
+) -> "list[notebooks.Outcome]":
+    """Execute pages and show how far they are; a failure is a line."""
     from tqdm import tqdm
 
     from softadlib.workbook import notebooks
 
     outcomes = []
     interval = 0.5 if sys.stderr.isatty() else 60
-    with tqdm(total=len(pages), unit="page", mininterval=interval, disable=not pages) as bar:
-        for outcome in notebooks.execute(pages, jobs, timeout):
-            outcomes.append(outcome)
-            if outcome.error:
-                bar.clear()
-                say(f"{'not drawn: ' if outcome.lacks_results else ''}{outcome.error}")
-            bar.update()
+    running = notebooks.execute(pages, jobs, timeout)
+    try:
+        with tqdm(total=len(pages), unit="page", mininterval=interval, disable=not pages) as bar:
+            for outcome in running:
+                outcomes.append(outcome)
+                if outcome.error and not outcome.lacks_results:
+                    bar.clear()
+                    say(outcome.error)
+                bar.update()
+    except KeyboardInterrupt as stop:
+        say("stopped; the same command resumes")
+        # Kernels end with their parent; the threads that wait for them would go on.
+        os._exit(getattr(stop, "status", 130))
     return outcomes
+
+
+def _finish(outcomes: "Sequence[notebooks.Outcome]", started: float, profile: str) -> int:
+    """Say how the execution of pages ended; return the exit status."""
+    from softadlib.results.files import outputs
+
+    lacking = [outcome.page for outcome in outcomes if outcome.lacks_results]
+    if lacking:
+        names = ", ".join(page.name for page in lacking)
+        folder = lacking[0].reason.parent
+        say(
+            f"not drawn, results that they need are not there: {names}; why: {folder}/*.not-drawn.txt"
+        )
+    failed = [outcome for outcome in outcomes if outcome.error and not outcome.lacks_results]
+    if failed:
+        say(f"{len(failed)} of {len(outcomes)} notebooks failed; the same command tries them again")
+        return 1
+    seconds = time.monotonic() - started
+    done = len(outcomes) - len(lacking)
+    say(f"done: {done} notebooks in {seconds:.0f} s, {outputs(profile)}")
+    return 0
+
+
+# softad draw
+
+
+def add_draw(commands: Commands) -> None:
+    """Add `softad draw`."""
+    command = add_command(commands, draw, "Draw the pages of a profile from what is stored.")
+    add_profile(command, nargs="?")
+    add_dataset(command)
+    add_execution(command)
+    add_timeout(command)
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Draw a profile's pages; without a profile the pages that read none."""
+    from softadlib._validation import MissingData, choose
+    from softadlib.workbook import notebooks
+
+    started = time.monotonic()
+    jobs, timeout = _jobs(args.jobs), _timeout(args.timeout)
+    if args.profile is None:
+        if args.dataset:
+            raise UserError("--dataset is of a profile; give softad draw PROFILE --dataset D")
+        pages = notebooks.pages_of_no_profile()
+    else:
+        stored = notebooks.stored_datasets(args.profile)
+        if not stored:
+            first = f"softad train {args.profile}"
+            raise MissingData(f"nothing is finished in profile {args.profile!r}; first: {first}")
+        for name in _names(args.dataset) or ():
+            choose(f"dataset with results in profile {args.profile}", name, stored)
+        pages = notebooks.pages_of_profile(args.profile, _names(args.dataset) or stored)
+    if args.dry_run:
+        _print_pages(pages)
+        return 0
+    return _finish(_execute(pages, jobs, timeout), started, args.profile or notebooks.FIGURES)
+
+
+# softad train
+
+
+def add_train(commands: Commands) -> None:
+    """Add `softad train`."""
+    text = "Train a profile without notebooks; it writes the same files."
+    command = add_command(commands, train, text)
+    add_profile(command)
+    add_selection(command)
+    add_training(command)
+    add_execution(command)
+    command.add_argument("--shard", metavar="i/N", help="train every N-th trial, from the i-th on")
+    command.add_argument("--fresh", action="store_true", help="delete earlier results first")
 
 
 def train(args: argparse.Namespace) -> int:
@@ -358,8 +419,10 @@ def train(args: argparse.Namespace) -> int:
     from softadlib.results.files import outputs
     from softadlib.workbook import show
 
-    started, jobs, shard = time.monotonic(), _jobs(args.jobs), _shard(args.shard)
+    started = time.monotonic()
+    shard, jobs = _shard(args.shard), _jobs(args.jobs)
     prepared, _ = _prepare(args, shard=shard, fresh=args.fresh)
+    _check_devices(prepared)
     if args.dry_run:
         print(show.progress(prepared))
         return 0
@@ -374,6 +437,14 @@ def train(args: argparse.Namespace) -> int:
     return 0
 
 
+def _shard(text: str | None) -> tuple[int, int]:
+    """Read i/N. Raises UserError."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--shard must be i/N with 1 ≤ i ≤ N, such as 3/16, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
 def _train(work: "Work", scheduler: str | None, jobs: int) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
     from softadlib.training.study import run_study
@@ -381,6 +452,23 @@ def _train(work: "Work", scheduler: str | None, jobs: int) -> None:
     with _cluster(scheduler) as executor:
         for study in work.studies:
             run_study(study, jobs=jobs, executor=executor)
+
+
+# softad show
+
+
+def add_show(commands: Commands) -> None:
+    """Add `softad show`."""
+    command = add_command(commands, show, "List profiles; of one, its runs and what is done.")
+    add_profile(command, nargs="?")
+    add_selection(command)
+    command.add_argument(
+        "--parameters",
+        dest="list_parameters",
+        action="store_true",
+        help="also list its parameters that differ from their default",
+    )
+    command.add_argument("--json", action="store_true", help="print it for programs")
 
 
 def show(args: argparse.Namespace) -> int:
@@ -398,6 +486,21 @@ def show(args: argparse.Namespace) -> int:
     if args.list_parameters:
         print(f"\n{overview.parameters(prepared, _names(args.method))}")
     return 0
+
+
+# softad report
+
+
+def add_report(commands: Commands) -> None:
+    """Add `softad report`."""
+    command = add_command(commands, report, "Write a profile's results as a page or as tables.")
+    add_profile(command)
+    command.add_argument("--format", default="html", choices=FORMATS, help="default: html")
+    command.add_argument(
+        "--output",
+        metavar="PATH",
+        help="html, latex: the file; csv: the folder; md: a file, between its marks where it has some",
+    )
 
 
 def report(args: argparse.Namespace) -> int:
@@ -426,6 +529,23 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
+# softad data
+
+
+def add_data(commands: Commands) -> None:
+    """Add `softad data`."""
+    command = add_command(commands, data, "List or prepare data sets.")
+    actions = command.add_subparsers(dest="action", required=True, metavar="list | prepare")
+    actions.add_parser("list", help="The data sets, and which are stored.")
+    prepare = actions.add_parser("prepare", help="Get a data set, or store one of your own.")
+    prepare.add_argument("name", metavar="NAME", help="a built-in set, or a name for your own")
+    prepare.add_argument("--from-csv", metavar="FILE", help="a table: CSV or parquet")
+    prepare.add_argument(
+        "--target", default="", metavar="COLUMN", help="its classes (default: the last column)"
+    )
+    prepare.add_argument("--replace", action="store_true", help="write over a table of that name")
+
+
 def data(args: argparse.Namespace) -> int:
     """List data sets, or prepare one."""
     from softadlib.data import sets
@@ -437,26 +557,36 @@ def data(args: argparse.Namespace) -> int:
         return 0
     if args.target and not args.from_csv:
         raise UserError("--target names a column of --from-csv FILE; give both")
-    print(sets.prepare(args.name, args.from_csv, args.target))
-    print(sets.size_of(args.name))
+    print(sets.prepare(args.name, args.from_csv, args.target, replace=args.replace))
+    print(sets.describe(args.name))
     return 0
+
+
+# The command
+
+
+ADD = (add_run, add_draw, add_train, add_show, add_report, add_data)
+"""The commands, in the order in which --help lists them."""
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    root = Parser(
+        prog="softad",
+        description="Train, draw and report the experiments of params/.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"softadlib {__version__}")
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in ADD:
+        add(commands)
+    return root
 
 
 def _stop(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` and schedulers send two at once
     raise SigTerm
-
-
-def _join_pairs(argv: Iterable[str]) -> list[str]:
-    """Turn `-p lr 0.1` into `-p lr=0.1`."""
-    words: list[str] = []
-    for word in argv:
-        name = words[-1] if len(words) > 1 and words[-2] in ("-p", "--parameter") else ""
-        if re.fullmatch(r"[A-Za-z_][\w.]*", name) and not re.match("--?[A-Za-z]", word):
-            words[-1] = f"{name}={word}"
-        else:
-            words.append(word)
-    return words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -473,10 +603,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("SOFTAD_HOME", "SOFTAD_DATA"):
         if os.environ.get(name):  # kernels run in another folder
             os.environ[name] = os.path.abspath(os.environ[name])
-    words = _join_pairs(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
         args = command_line.parse_args(words)
-        status: int = args.run(args)
+        status: int = args.handler(args)
         sys.stdout.flush()
         return status
     except UserError as error:

@@ -15,19 +15,14 @@ from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS
 from softadlib.results.files import outputs
 from softadlib.results.read import finished, provenances
-from softadlib.workbook.notebooks import FIGURES, drawings, stored_datasets
+from softadlib.workbook.notebooks import (
+    Page,
+    pages_of_no_profile,
+    pages_of_profile,
+    stored_datasets,
+)
+from softadlib.workbook.toc import read_toc
 
-CHAPTERS = {
-    "tab": "Tables",
-    "fig": "Figures",
-    "prop": "Theory",
-    "app": "Theory",
-    "sec": "Theory",
-    "": "More",
-}
-"""Beginning of a notebook's name → its chapter."""
-FIRST = ("real_tables", "reproduced", "rivals", "frontier")
-"""Pages that stand before the chapters."""
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)\$(?!\$)", re.DOTALL)
 """A formula in Markdown: $$displayed$$ or $inline$."""
 NO_ALT = 'alt="No description has been provided for this image"'
@@ -123,16 +118,18 @@ def _unique_ids(body: str, prefix: str) -> str:
 
 
 def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
-    """Group the sections by the beginning of their notebook's name."""
-    groups: dict[str, list[Section]] = {title: [] for title in CHAPTERS.values()}
-    for part in sections:
-        kind = next(beginning for beginning in CHAPTERS if part.source.startswith(beginning))
-        groups[CHAPTERS[kind]].append(part)
-    return [
-        {"title": title, "anchor": title.lower().replace(" ", "-"), "sections": parts}
-        for title, parts in groups.items()
-        if parts
-    ]
+    """Group the sections by the parts of the list of pages; those that it does not name come last."""
+    names = {part.part: [entry.page for entry in part.pages] for part in read_toc()}
+    listed = {name for pages in names.values() for name in pages}
+    others = [section.source for section in sections if section.source not in listed]
+    names["Other pages"] = list(dict.fromkeys(others))
+    chapters = []
+    for title, pages in names.items():
+        chosen = [section for page in pages for section in sections if section.source == page]
+        if chosen:
+            anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+            chapters.append({"title": title, "anchor": anchor, "sections": chosen})
+    return chapters
 
 
 def build(profile: str, target: Path | None = None) -> Path:
@@ -143,34 +140,34 @@ def build(profile: str, target: Path | None = None) -> Path:
     import jinja2
     from markupsafe import Markup
 
-    drawn = [p for p in drawings(profile, stored_datasets(profile)) if p.target.exists()]
-    shared = sorted(outputs(FIGURES).glob("*.ipynb"))
+    drawn = _drawn(pages_of_profile(profile, stored_datasets(profile)))
     if not drawn:
         raise MissingData(
             f"nothing is drawn of profile {profile!r} yet; first: softad run {profile}"
         )
-    listed = [(page.target, page.source.stem) for page in drawn]
-    stems = {stem for _, stem in listed}
-    listed += [(p, p.stem) for p in shared if p.stem not in stems and ".error" not in p.name]
-    sections = [section(path, source) for path, source in listed]
+    pages = drawn + _drawn(pages_of_no_profile())
+    sections = [section(page.target, page.source.stem) for page in pages]
     sections = [_with_links(part, sections) for part in sections]
-    first = [part for name in FIRST for part in sections if part.source == name]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(_resource("page.html"))
-    commits = {s.commit for facts in finished(profile).values() for s in facts.sessions} - {None}
+    commits = {s.commit for of in finished(profile).values() for s in of.sessions} - {None}
     text = template.render(
         profile=profile,
         css=Markup(_resource("page.css")),
         version=__version__,
         commits=sorted(str(commit) for commit in commits),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        first=first,
-        chapters=_chapters([part for part in sections if part not in first]),
+        chapters=_chapters(sections),
         trainings=Markup(_trainings(provenances(profile))),
     )
     target = target or outputs(profile) / "index.html"
     _workspace.write(target, text)
     return target
+
+
+def _drawn(pages: Sequence[Page]) -> list[Page]:
+    """Return the pages whose drawn notebook is there."""
+    return [page for page in pages if page.target.exists()]
 
 
 def _resource(name: str) -> str:

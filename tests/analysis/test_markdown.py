@@ -84,6 +84,13 @@ def test_the_overview_by_independent_sums():
     losses = results.read_losses("paper", "spiral")
     ece = losses[(losses["method"] == "erm") & (losses["part"] == "test")]["ece"].mean()
     assert erm["ECE, %"] == f"{100 * ece:.1f}"
+    assert smallest["ECE, %"] == "–", "losses of few of these runs are stored"
+    selected = dict(zip(head, lines[spiral + 2]))
+    chosen = results.select(rows[rows["method"] == "softad"], "largest")[["trial", "knob"]]
+    ends = losses[(losses["method"] == "softad") & (losses["part"] == "test")]
+    ends = ends[ends["epoch"] == 500].merge(chosen, on=["trial", "knob"])
+    assert len(ends) == 15
+    assert selected["ECE, %"] == f"{100 * ends['ece'].mean():.1f}", "of the selected runs alone"
     noisy = results.read("label-noise", "spiral", final=True)
     noisy = noisy[(noisy["method"] == "erm")]["loss_test"].mean()
     assert erm["test loss, 5 % flipped"] == f"{noisy:.3f}"

@@ -106,6 +106,31 @@ class TestTrajectories:
             figures.trajectory_panels(rows)
 
 
+class TestMeasureCurves:
+    def test_a_row_per_measure_and_a_column_per_dataset(self):
+        rows = pd.concat([table(["erm", "softad"], trials=3), table(["erm"], dataset="spiral")])
+        axes = figures.measure_curves(rows).axes
+        assert [ax.get_ylabel() for ax in axes] == [
+            "test cross-entropy (nats)",
+            "",
+            "test accuracy",
+            "",
+        ]
+        assert [ax.get_title() for ax in axes[:2]] == ["gaussian", "spiral"]
+        np.testing.assert_allclose(lines(axes[0], "softad")["-"], [[0, 1], [2.1, 3.1]])
+
+    def test_each_of_two_trials_is_a_line(self):
+        ax = figures.measure_curves(table(["sam"]), measures=("model_norm",)).axes[0]
+        drawn = [line.get_ydata().tolist() for line in ax.get_lines()]
+        assert drawn == [[1, 2], [1.1, 2.1]]
+        assert ax.get_ylabel() == "model norm"
+
+
+def test_grey_methods_are_labelled_at_their_lines():
+    figure = figures.trajectory_panels(table(["erm", "focal"]))
+    assert {text.get_text() for text in figure.axes[0].texts} == {"Focal"}
+
+
 def sweep_rows(method, knobs, **values):
     return pd.concat([table([method], epochs=(9,), knob=knob, **values) for knob in knobs])
 

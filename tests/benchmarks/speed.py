@@ -27,10 +27,11 @@ from helpers.plain_loop import final_measures, torch_optimizer
 import softadlib
 from softadlib.data.splits import PARTS, Splits
 from softadlib.results import select
-from softadlib.training.device import deterministic_math, device_name
+from softadlib.training import loop
+from softadlib.training.chunk import make_engine, network_of, train_runs
+from softadlib.training.device import device_name, numerics
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.trainer import make_engine, network_of, train_runs
 
 MLP = {"profile": "speed", "dataset": "gaussian", "trials": 1, "device": "cpu"}
 GRID = {"softad": [0.05, 0.1, 0.2, 0.4], "sam": [0.1]}
@@ -77,7 +78,7 @@ def steps(protocol: Protocol, splits: Splits, method: str, what: str) -> Case:
         train_published(protocol, splits, run, data, measured=False)
 
     def ours() -> None:
-        make_engine(protocol, [run], splits).train(recipe, protocol.seeds, set())
+        loop.train(make_engine(protocol, [run], splits), recipe, protocol.seeds, set())
 
     n = len(data["train"][1])
     return Case(what, published, ours, recipe.epochs * -(-n // recipe.batch_size))
@@ -183,7 +184,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"{device_name(device)}, torch {torch.__version__}, one thread, load {load:.1f} before")
     rows = {}
-    with deterministic_math(device, "fp32"):
+    with numerics(device, "fp32"):
         for name in args.only:
             row = rows[name] = time_case(cases[name](), args.rounds)
             (old, *_), (new, *_), (ratio, low, high) = (

@@ -14,12 +14,19 @@ from sklearn.preprocessing import StandardScaler
 
 from softadlib._validation import MissingData, UserError
 from softadlib.data.images import dataset_names, own_digest
-from softadlib.data.sets import listing, prepare_table
+from softadlib.data.sets import describe, doubts_about, listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
-from softadlib.data.tables import TABLES, Table, read_table, table_digest, table_file
+from softadlib.data.tables import (
+    TABLES,
+    Table,
+    from_frame,
+    read_table,
+    table_digest,
+    table_file,
+)
+from softadlib.training.chunk import train_runs
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.trainer import train_runs
 
 SEEDS = (17716, 961412, 457707)
 
@@ -36,7 +43,8 @@ def write(root, text, name="mine.csv"):
     return root / name
 
 
-SMALL = "age,colour,sick\n31,red,no\n42.5,blue,yes\n18,red,yes\n7,green,no\n"
+HEADER = "age,colour,sick\n"
+SMALL = HEADER + "31,red,no\n42.5,blue,yes\n18,red,yes\n7,green,no\n" * 3
 
 
 # Reading
@@ -46,34 +54,44 @@ def test_numbers_words_and_classes(root):
     table = read_table(write(root, SMALL))
     assert table.inputs == ("age", "colour=blue", "colour=green", "colour=red")
     expected = [[31, 0, 0, 1], [42.5, 1, 0, 0], [18, 0, 0, 1], [7, 0, 1, 0]]
-    np.testing.assert_array_equal(table.x, expected)
+    np.testing.assert_array_equal(table.x, expected * 3)
     assert table.is_word.tolist() == [False, True, True, True]
-    assert (table.classes, table.y.tolist()) == (("no", "yes"), [0, 1, 1, 0])
+    assert (table.classes, table.y.tolist()) == (("no", "yes"), [0, 1, 1, 0] * 3)
 
 
-def test_csv_parquet_and_npz_hold_the_same_numbers(root):
-    x, y = np.random.default_rng(0).normal(size=(12, 3)), np.arange(12) % 3
+def test_csv_and_parquet_hold_the_same_numbers(root):
+    x, y = np.random.default_rng(0).normal(size=(15, 3)), np.arange(15) % 3
     frame = pd.DataFrame(x, columns=["x0", "x1", "x2"]).assign(y=y)
     frame.to_csv(root / "a.csv", index=False)
     frame.to_parquet(root / "b.parquet")
-    np.savez(root / "c.npz", x=x, y=y)
-    tables = [read_table(name) for name in ("a.csv", "b.parquet", "c.npz")]
+    tables = [read_table(name) for name in ("a.csv", "b.parquet")]
     for table in tables:
         np.testing.assert_array_equal(table.x, x)
         np.testing.assert_array_equal(table.y, y)
     assert len({table.digest for table in tables}) == 1
 
 
+@pytest.mark.parametrize("target", ["first", "middle", "last"])
+def test_the_class_is_no_input_wherever_its_column_stands(target):
+    values = np.arange(12)
+    frame = pd.DataFrame({"first": values % 2, "middle": values % 2 * 3, "last": values % 2 * 5})
+    table = from_frame(frame, target)
+    others = [name for name in frame if name != target]
+    assert table.inputs == tuple(others)
+    np.testing.assert_array_equal(table.x, frame[others])
+    assert table.classes == tuple(sorted(map(str, frame[target].unique())))
+
+
 def test_categories_may_be_called_by_numbers(root):
     """A column that a parquet file declares categorical holds words, as in OpenML's car: 2, 3, 5more."""
-    doors = pd.Categorical(["2", "3", "5more", "2"])
-    pd.DataFrame({"doors": doors, "y": [0, 0, 1, 1]}).to_parquet(root / "car.parquet")
+    doors = pd.Categorical(["2", "3", "5more", "2"] * 3)
+    pd.DataFrame({"doors": doors, "y": [0, 0, 1, 1] * 3}).to_parquet(root / "car.parquet")
     assert read_table("car").inputs == ("doors=2", "doors=3", "doors=5more")
 
 
 def test_the_digest_is_that_of_names_and_values(root):
     swapped = SMALL.replace("red,no", "red,yes").replace("blue,yes", "blue,no")
-    pairs = (("42.5", "42"), ("age", "years"), ("green", "grey"))
+    pairs = (("42.5", "42"), ("age", "years"), ("green", "grey"), ("no", "none at all"))
     texts = [SMALL, SMALL + "8,red,no\n", swapped, *(SMALL.replace(*pair) for pair in pairs)]
     digests = [table_digest(write(root, text, f"{i}.csv")) for i, text in enumerate(texts)]
     assert len(set(digests)) == len(texts)
@@ -93,12 +111,21 @@ def test_the_digest_is_that_of_names_and_values(root):
         ("y,a,y\n0,1,0\n1,2,1\n", "2 columns have the name 'y'; leave one"),
         ("a,y\n0,2,3\n1,5,6\n", "its rows have more values than its header has names"),
         ("a,y\n1,2\n1,2,3,4\n", "is not a readable csv file .*line 3"),
-        ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in row 2; fill them"),
-        ("a,y\n1,0\n1,\n2,0\n3,1\n", "column 'y' has 1 missing values, first in row 2"),
-        ("a,y\n1,0\n2,1\nx,0\n3,1\n", "column 'a' holds numbers and the text 'x' in row 3"),
-        ("a,y\n1,0\ninf,1\n2,0\n3,1\n", "column 'a' is infinite in row 2"),
+        ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in line 3; fill them"),
+        ("a,y\n1,0\n1,\n2,0\n3,1\n", "column 'y' has 1 missing values, first in line 3"),
+        ('a,b,y\nu,1,0\n\n"v\nw",2,0\nx,,1\n', "column 'b' has 1 missing values, first in line 6"),
+        ("a,y\n" + "1,0\n2,1\n" * 5 + "x,0\n", "holds numbers and the text 'x' in line 12"),
+        ("a,y\n" + "1,0\n2,1\n" * 5 + "inf,0\n", "column 'a' is infinite in line 12"),
         ("a,y\n1,0\n2,0\n", "column 'y' holds one class, '0'; give two or more"),
-        ("a,y\n1,0\n2,0\n3,1\n", "class '1' of column 'y' has a single row"),
+        ("a,y\n1,0\n2,0\n3,1\n", "class '1' of column 'y' has 1 rows; three parts need 5 or more"),
+        (
+            "a,y\n" + "1,u\n" * 9 + "2,v\n" * 4,
+            "class 'v' of column 'y' has 4 rows; three parts need 5",
+        ),
+        (
+            "a,y\n" + "1,u\n2,v\n" * 5 + "3,u \n" * 5,
+            "classes 'u ' and 'u' .* differ in spaces alone",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_its_column(root, text, words):
@@ -114,15 +141,100 @@ def test_other_files_and_columns_are_refused(root):
         read_table(file, "sik")
     with pytest.raises(UserError, match=r"format of a table '.txt' unknown; choose from .csv"):
         read_table(write(root, SMALL, "mine.txt"))
-    for name in ("mine.parquet", "mine2.npz"):
-        with pytest.raises(UserError, match=rf"{name} is not a readable \w+ file"):
-            read_table(write(root, SMALL, name))
+    with pytest.raises(UserError, match=r"format of a table '.npz' unknown; choose from .csv"):
+        read_table(write(root, SMALL, "mine.npz"))
+    with pytest.raises(UserError, match=r"mine.parquet is not a readable parquet file"):
+        read_table(write(root, SMALL, "mine.parquet"))
     (root / "latin.csv").write_bytes("größe,y\n1,0\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"latin.csv is not a readable csv file .*utf-8"):
         read_table("latin.csv")
     rows = "".join(f"w{i},{i % 2}\n" for i in range(257))
-    with pytest.raises(UserError, match=r"column 'id' holds 257 different words, more than 256"):
-        read_table(write(root, f"id,y\n{rows}"))
+    with pytest.raises(
+        UserError, match=r"column 'id' holds 257 different words in 771 rows, such as 'w0'"
+    ):
+        read_table(write(root, f"id,y\n{rows * 3}"))
+
+
+# One row of each column is another word in nearly every row, or a number in disguise.
+DISGUISED = {
+    "dates": [f"2024-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(60)],
+    "European dates": [f"{1 + i % 28}.{1 + i // 28}.2024" for i in range(60)],
+    "times": [f"{i % 24}:{i % 60:02d}" for i in range(60)],
+    "timestamps": [f"2024-01-31 12:{i:02d}:00" for i in range(60)],
+    "thousands": [f"{1 + i},000" for i in range(60)],
+    "shares": [f"{i % 3}5%" for i in range(60)],
+    "prices": [f"${i % 4}.50" for i in range(60)],
+    "thousands among numbers": [*map(str, range(940, 999)), "1,000"],
+    "hexadecimal": [f"0x{i % 5:02X}A" for i in range(60)],
+    "identifiers": [f"customer {i}" for i in range(60)],
+    "free text": [f"remark {i % 40}" for i in range(60)],
+    "large numbers": [str(2**53 + 2 * i) for i in range(60)],
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("name", DISGUISED)
+def test_a_column_that_is_no_input_is_refused_by_name(root, name, kind):
+    frame = pd.DataFrame({"size": range(60), name: DISGUISED[name], "y": ["u", "v"] * 30})
+    file = root / f"mine.{kind}"
+    if kind == "csv":
+        frame.to_csv(file, index=False)
+    elif name == "large numbers":
+        frame.astype({name: "int64"}).to_parquet(file)
+    else:
+        frame.to_parquet(file)
+    with pytest.raises(UserError, match=f"column '{name}' holds .* [Ll]eave (it|the column) out"):
+        read_table(file)
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "ns"])
+def test_dates_of_parquet_are_refused_as_those_of_csv_are(root, unit):
+    days = pd.date_range("2024-01-01", periods=60)
+    typed = days.date if unit == "D" else days.astype(f"datetime64[{unit}]")
+    frame = pd.DataFrame({"day": typed, "y": [0, 1] * 30})
+    for column in (frame["day"], pd.to_datetime(frame["day"]) - days[0]):
+        frame.assign(day=column).to_parquet(root / "days.parquet")
+        with pytest.raises(UserError, match=r"column 'day' holds dates, such as .*leave it out"):
+            read_table("days.parquet")
+
+
+def test_what_may_not_be_meant_is_said(root, tmp_path):
+    """Twenty rows by hand, and two more: a copy of the last, and its inputs with the other class."""
+    frame = pd.DataFrame(
+        {
+            "size": [3, 1] * 10,
+            "unit": "cm",
+            "colour": ["red", "Red", "blue", "?"] * 5,
+            "kind": ["u", "u", "u", "v"] * 5,
+        }
+    ).assign(weight=np.arange(20) / 8)
+    frame = pd.concat([frame, frame.tail(1), frame.tail(1).assign(kind="u")])
+    frame = frame[["size", "weight", "unit", "colour", "kind"]]
+    file = tmp_path / "mine.csv"
+    frame.to_csv(file, index=False)
+    prepare_table("mine", file)
+    notes = [
+        "column 'unit' is the same in every row",
+        "column 'colour': 'Red' and 'red' count as different words",
+        "column 'colour': '?' counts as a word, not as a missing value",
+        "1 rows are copies of an earlier row; copies may be in training and test",
+        "1 rows have the inputs of another row and another class",
+    ]
+    said = describe("mine").splitlines()
+    assert said[:4] == [
+        "22 rows, 7 inputs, 2 classes",
+        "classes, column kind: u (16), v (6)",
+        "numbers: size, weight",
+        "words: unit (1), colour (4)",
+    ]
+    assert sorted(said[4:]) == sorted(f"note: {note}" for note in notes)
+    assert sorted(doubts_about("mine")) == sorted(notes)
+    assert sorted(doubts_about("other", table=str(file))) == sorted(notes)
+    frame.assign(id=range(7, 29))[["id", "kind"]].to_csv(file, index=False)
+    assert doubts_about("mine", table=str(file)) == [
+        "column 'id' numbers the rows; leave it out if it names them"
+    ]
+    assert doubts_about("letter") == doubts_about("digits") == [], "built-in sets are as they are"
 
 
 # Names
@@ -137,15 +249,16 @@ def test_a_prepared_table_is_read_by_its_name(root, tmp_path):
         own_digest("a", table=str(file), target="sick"),
     }
     assert digests == {read_table("mine").digest}
-    assert ("mine", "prepared", "4 rows, 4 inputs, 2 classes") in listing()
-    prepare_table("first", write(tmp_path, "kind,a\nu,1\nv,2\nu,3\nv,4\n"), "kind")
+    assert ("mine", "prepared", "12 rows, 4 inputs, 2 classes") in listing()
+    rows = "u,1\nv,2\nu,3\nv,4\n" * 3
+    prepare_table("first", write(tmp_path, f"kind,a\n{rows}"), "kind")
     assert read_table("first").classes == ("u", "v"), "the class column is the last now"
-    prepare_table("own", write(tmp_path, "self,a\nu,1\nv,2\nu,3\nv,4\n"), "self")
+    prepare_table("own", write(tmp_path, f"self,a\n{rows}"), "self")
     assert read_table("own").classes == ("u", "v")
 
 
 def test_headers_of_two_levels_are_names_of_both(root):
-    frame = pd.DataFrame([[1, 0], [2, 1], [3, 0], [4, 1]])
+    frame = pd.DataFrame([[1, 0], [2, 1], [3, 0], [4, 1]] * 3)
     frame.columns = pd.MultiIndex.from_tuples([("size", "cm"), ("y", "")])
     frame.to_parquet(root / "levels.parquet")
     assert read_table("levels").inputs == ("('size', 'cm')",)
@@ -156,16 +269,25 @@ def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
     before = prepare_table("mine", file).read_bytes()
     single = write(tmp_path, "a,y\n1,0\n2,0\n", "single.csv")
     for name, path, target, words in (
-        ("spiral", file, "", "'spiral' is taken or no plain name"),
-        ("digits", file, "", "'digits' is taken or no plain name"),
-        ("../x", file, "", "'../x' is taken or no plain name"),
+        ("spiral", file, "", "'spiral' is the name of a built-in set; choose another"),
+        ("digits", file, "", "'digits' is the name of a built-in set"),
+        ("letter", file, "", "'letter' is the name of a built-in set"),
+        ("../x", file, "", "'../x' is no plain name"),
         ("mine", file, "nowhere", "class column .target. 'nowhere' unknown"),
         ("mine", single, "", "single.csv: column 'y' holds one class"),
         ("mine", tmp_path / "gone.csv", "", "gone.csv is no file"),
     ):
         with pytest.raises(UserError, match=words):
-            prepare_table(name, path, target)
+            prepare_table(name, path, target, replace=True)
+    with pytest.raises(
+        UserError, match=r"mine.parquet is there already; add --replace to write over"
+    ):
+        prepare_table("mine", file)
     assert [path.read_bytes() for path in root.iterdir()] == [before]
+    prepare_table("mine", write(tmp_path, SMALL + "8,red,no\n"), replace=True)
+    assert len(read_table("mine").y) == 13
+    prepare_table("marketing", file)  # OpenML does not have it
+    assert read_table("marketing").classes == ("no", "yes")
 
 
 def test_built_in_names_are_found_or_said_to_be_missing(root, monkeypatch):
@@ -198,8 +320,8 @@ def test_openml_is_asked_by_its_own_name(root, monkeypatch):
 
     def fetch(name, **options):
         assert name == "credit-g"
-        columns = {"Class": pd.Categorical(list("abab")), "sex": pd.Categorical(list("mfmf"))}
-        frame = pd.DataFrame({**columns, "f0": [1, 2, 3, 4]})
+        columns = {"Class": pd.Categorical(list("ab" * 6)), "sex": pd.Categorical(list("mf" * 6))}
+        frame = pd.DataFrame({**columns, "f0": range(12)})
         return SimpleNamespace(frame=frame, target_names=["Class"])
 
     monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
@@ -321,6 +443,12 @@ def test_every_class_is_in_every_training_part():
     data = Table(np.arange(100.0)[:, None], y, ("a",), np.array([False]), ("0", "1", "2"))
     splits = table_splits(data, range(50), (0, 0, 0))
     assert all(len(splits.part("train", trial)[1].unique()) == 3 for trial in range(50))
+
+
+def test_what_60_and_20_percent_leave_is_tested_on():
+    """Of 203 rows 121 are trained on and 40 validate: rounded down, and the test part has the other 42."""
+    splits = table_splits(table(203), SEEDS[:1], (0, 0, 0))
+    assert [getattr(splits, part).shape[1] for part in PARTS] == [121, 40, 42]
 
 
 def test_sizes_that_do_not_fit_are_refused():

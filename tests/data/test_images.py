@@ -1,10 +1,11 @@
-"""Image sets: torchvision's own file formats in small, .npz files, folders, and what is refused."""
+"""Image sets: torchvision's own file formats in small, arrays, folders, and what is refused."""
 
 import hashlib
 import os
 import pickle
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from sklearn.datasets import load_digits
 from softadlib import models
 from softadlib._validation import MissingData, UserError
 from softadlib.data import images
-from softadlib.data.sets import listing, prepare
+from softadlib.data.sets import doubts_about, listing, prepare
 from softadlib.data.splits import image_splits
 from softadlib.training import evaluation
 from softadlib.training.inputs import load_splits
@@ -114,6 +115,46 @@ def test_the_archives_own_formats_are_read(name, root, monkeypatch):
     assert np.shares_memory(found.pool, found.x_train), "a set costs its bytes once"
 
 
+def real_sheets(name):
+    """Real images as sheets of 2,000, 50 in a row, below the folder that the variable SOFTAD_REAL names."""
+    folder = Path(os.environ.get("SOFTAD_REAL", ".")) / name
+    if not (folder / "train-labels.npy").exists():
+        pytest.skip(f"needs real data: SOFTAD_REAL names no folder with {name}")
+    parts = []
+    for part in ("train", "test"):
+        sheets = []
+        for path in sorted(folder.glob(f"{part}-*.webp")):
+            sheet = np.asarray(Image.open(path).convert("RGB"))
+            rows, columns = sheet.shape[0] // 32, sheet.shape[1] // 32
+            tiles = sheet.reshape(rows, 32, columns, 32, 3).swapaxes(1, 2)
+            sheets.append(tiles.reshape(-1, 32, 32, 3))
+        parts.append((np.concatenate(sheets), np.load(folder / f"{part}-labels.npy")))
+    return parts
+
+
+def test_the_real_cifar100_is_read(root, monkeypatch):
+    """As the archive's pickles and as arrays; means and deviations are those that papers print."""
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    parts = real_sheets("cifar100")
+    for file, (x, y) in zip(("train", "test"), parts):
+        rows = x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+        (folder / file).write_bytes(pickle.dumps({"data": rows, "fine_labels": y.tolist()}))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [""] * 100}))
+    allow(monkeypatch, "cifar")
+    found = images.load_images("cifar100")
+    assert found.x_train.shape == (50_000, 3, 32, 32)
+    assert np.bincount(found.y_train).tolist() == [500] * 100
+    assert np.bincount(found.y_test).tolist() == [100] * 100
+    colours = found.x_train / np.float32(255)
+    np.testing.assert_allclose(colours.mean((0, 2, 3)), [0.5071, 0.4865, 0.4409], atol=1e-4)
+    np.testing.assert_allclose(colours.std((0, 2, 3)), [0.2673, 0.2564, 0.2762], atol=1e-4)
+    (x_train, y_train), (x_test, y_test) = parts
+    save(root, "cifar100", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    assert images.available("cifar100") == "prepared"
+    assert images.load_images("cifar100").digest == found.digest
+
+
 @pytest.mark.parametrize("name", images.downloaded_sets())
 def test_a_set_that_is_not_there_is_missing(name, root):
     with pytest.raises(MissingData, match=f"{name} is not under .*softad data prepare {name}"):
@@ -150,10 +191,10 @@ def test_a_download_that_fails_is_one_line(root, monkeypatch):
             prepare(name)
 
 
-# One file of arrays
+# Arrays in place of torchvision's files
 
 
-def save(root, name="mine", **changes):
+def save(root, name="svhn", **changes):
     arrays = {"x_train": pictures(20, 8, 8), "x_test": pictures(10, 8, 8)}
     arrays |= {"y_train": np.arange(20) % 2, "y_test": np.arange(10) % 2} | changes
     np.savez(root / f"{name}.npz", **{k: v for k, v in arrays.items() if v is not None})
@@ -177,13 +218,13 @@ def save(root, name="mine", **changes):
 )
 def test_arrays_that_are_off_are_named(root, changes, words):
     save(root, **changes)
-    assert "mine.npz" in refused(words, "mine")
+    assert "svhn.npz" in refused(words, "svhn")
 
 
 def test_a_damaged_file_is_named_or_read(root):
     """zlib, zipfile and numpy each raise errors of their own."""
     x, y = pictures(8, 4, 4), np.arange(8) % 2
-    path = root / "mine.npz"
+    path = root / "svhn.npz"
     np.savez_compressed(path, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
     content, refusals = path.read_bytes(), []
     damaged = [bytearray(content) for _ in content]
@@ -193,14 +234,14 @@ def test_a_damaged_file_is_named_or_read(root):
         path.write_bytes(data)
         images._read.cache_clear()
         try:
-            assert images.load_images("mine").pool.shape == (12, 1, 4, 4)
+            assert images.load_images("svhn").pool.shape == (12, 1, 4, 4)
         except UserError as error:
             refusals.append(str(error))
     assert len(refusals) > len(content) / 2
-    assert all("mine.npz" in line and "\n" not in line for line in refusals)
+    assert all("svhn.npz" in line and "\n" not in line for line in refusals)
 
 
-# A folder of one's own
+# A folder of your own
 
 
 def write_folder(folder, colours=(3,)):
@@ -217,7 +258,7 @@ def write_folder(folder, colours=(3,)):
 
 
 @pytest.mark.parametrize("colours", [(3,), ()], ids=["RGB", "grey"])
-def test_a_folder_of_ones_own(tmp_path, colours):
+def test_a_folder_of_your_own(tmp_path, colours):
     expected = write_folder(tmp_path / "pets", colours)
     found = images.load_images("pets", str(tmp_path / "pets"))
     for part in ("train", "test"):
@@ -246,8 +287,6 @@ def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     edited = digest(tmp_path / "moved")
     (tmp_path / "moved/test/dog/2.png").rename(tmp_path / "moved/test/cat/9.png")
     assert len({first, edited, digest(tmp_path / "moved")}) == 3, "the same images, other labels"
-    np.savez(root / "pets.npz", **made)
-    assert digest(tmp_path / "moved") == first, "the arrays are read first"
     assert images.own_digest("gaussian") == images.own_digest("cifar10") == ""
 
 
@@ -271,9 +310,27 @@ def test_folders_that_are_off_are_refused(tmp_path):
     for folder in ("train/dog", "test/dog", "test/cow"):
         shutil.rmtree(pets / folder)
     refused(r"of several classes; train has \['cat'\], test has \['cat'\]", "pets", pets)
-    refused(r"pets.npz is not there; name the images in the profile, folder: DIR", "pets")
+    refused(r"'pets' is no image set; name your images in the profile, folder: DIR", "pets")
     with pytest.raises(UserError, match="folder '~nobody-here/pets': no such user"):
         images.own_folder("~nobody-here/pets")
+
+
+def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
+    pets = tmp_path / "pets"
+    write_folder(pets)
+    assert doubts_about("pets", folder=str(pets)) == []
+    Image.new("RGB", (8, 6)).save(pets / "train/cat/moving.gif")
+    (pets / "test/dog/notes.txt").write_text("")
+    (pets / "test/dog/.DS_Store").write_text("")
+    (pets / "val/cat").mkdir(parents=True)
+    shutil.copy(pets / "train/cat/0.png", pets / "test/dog/3.png")
+    images._read.cache_clear()
+    assert doubts_about("pets", folder=str(pets)) == [
+        f"{pets}: val is not read; validation images are drawn from train",
+        f"{pets}: 1 files of format .gif are left out",
+        f"{pets}: 1 files of format .txt are left out",
+        f"{pets}: 1 test images are training images, too",
+    ]
 
 
 # Digits, parts and networks
@@ -289,14 +346,14 @@ def test_digits_need_no_file(root):
     assert list(root.iterdir()) == []
 
 
-def test_the_listing_names_own_sets_too(root):
-    save(root, "pets")
-    (root / "torn.npz").write_bytes(b"PK")
+def test_the_listing_says_what_is_there(root):
+    save(root, "svhn")
+    (root / "torn.parquet").write_bytes(b"PAR1")
     found = {name: (state, size) for name, state, size in listing()}
     assert list(found)[:5] == list(images.IMAGES)
     assert found["digits"] == ("embedded", "1,797 of 8 × 8")
     assert found["cifar10"] == ("missing", "60,000 of 32 × 32 × 3")
-    assert found["pets"] == ("prepared", "30 of 1 × 8 × 8")
+    assert found["svhn"][0] == "prepared"
     assert found["torn"][0] == "broken"
 
 
@@ -335,6 +392,17 @@ def test_inputs_are_scaled_part_by_part():
     for trial in (0, 1):
         alone = splits.inputs(splits.part("train", trial)[0], "train", trial)
         torch.testing.assert_close(stacked[trial], alone)
+
+
+def test_the_range_of_a_part_is_that_of_all_its_images():
+    """Also where the brightest pixel is in the last image of many."""
+    x = np.full((5200, 1, 1, 1), 50, dtype=np.uint8)
+    x[-1], x[-2] = 250, 10
+    labels = np.arange(5200) % 2
+    some = images.Images(x, labels, x, labels)
+    splits = image_splits(some, (1,), (0, 0, 0)).to("cpu", torch.float64)
+    low, spread = splits.ranges["test"]
+    assert (low.item(), spread.item()) == (10, 240)
 
 
 def test_resnets_are_torchvisions_with_the_papers_norms():

@@ -25,7 +25,7 @@ def test_below_ln2_the_likelier_class_and_above_it_the_other(method):
 
 
 @pytest.mark.parametrize("method", cliff.POINTWISE)
-@pytest.mark.parametrize("theta", [0.05, 0.5, 1.5])
+@pytest.mark.parametrize("theta", [1e-6, 0.001, 0.05, 0.5, 1.5])
 def test_a_sure_class_is_held_at_loss_theta(method, theta):
     p = cliff.minimiser(method, [1.0, 0.0], theta)
     assert p == pytest.approx([math.exp(-theta), 1 - math.exp(-theta)], abs=1e-7)

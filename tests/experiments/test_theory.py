@@ -12,6 +12,7 @@ from softadlib.experiments.theory import (
     Distances,
     SquaredDistances,
     cloud,
+    compare_rates,
     envelope,
     hardest_iflood,
     iflood_rows,
@@ -112,6 +113,35 @@ class TestBounds:
             2 * (drop + l_star * g2 * T * alpha**2) / (T * alpha)
         )
         assert found["stated"] == pytest.approx(math.sqrt(2 * l_star * g2 * drop / T))
+
+
+CONSTANTS = {"drop": 1.0, "l_loss": 1.0, "l_star": 1.0, "g2": 4.0}
+
+
+class TestCompareRates:
+    """Remark 5: both bounds on the square of the average norm."""
+
+    def test_by_hand(self):
+        # T = 16 and 3T/δ = e⁴, so C_δ = 49; T^(-1/4) = ½, L_AD = 5, G = 2, q = √(4/16) = ½
+        delta = 48 / math.e**4
+        (row,) = compare_rates([16], **CONSTANTS, delta=delta, form="stated").to_dict("records")
+        assert row["softad"] == pytest.approx((0.5 * (1 + 1.5 * 5 + 2 * 2 * 50)) ** 2)
+        assert row["iflood"] == pytest.approx(math.sqrt(2) / 2)
+        assert row["trivial"] == 4
+        (row,) = compare_rates([16], **CONSTANTS, delta=delta).to_dict("records")
+        assert row["iflood"] == pytest.approx(2)
+
+    def test_both_fall_as_the_root_of_t_but_for_a_logarithm(self):
+        rows = compare_rates([10**4, 10**8], **CONSTANTS).set_index("T")
+        scaled = rows[["softad", "iflood"]].mul(np.sqrt(rows.index), axis=0)
+        assert scaled["iflood"].tolist() == pytest.approx([8, 8])  # 4·√(L*·G²·Δ)
+        growth = scaled["softad"][10**8] / scaled["softad"][10**4]
+        logs = [math.log(3 * steps / 0.1) for steps in rows.index]
+        assert 1 < growth < (logs[1] / logs[0]) ** 2
+
+    def test_refuses_another_form(self):
+        with pytest.raises(ValueError, match="stated, corrected"):
+            compare_rates([1], **CONSTANTS, form="paper")
 
 
 class TestNormClipMomentum:
@@ -264,13 +294,14 @@ class TestZerothOrder:
         np.testing.assert_allclose(u.T @ u / len(u), np.eye(3) / 3, atol=0.01)
         np.testing.assert_allclose(u.mean(0), 0, atol=0.02)
 
+    @pytest.mark.parametrize("kind", ["softad", "iflood"])
     @given(st.floats(-3, 3), st.floats(0.05, 2), st.floats(0, 2))
-    def test_on_a_line_the_two_points_are_the_whole_sphere(self, w, r, theta):
-        problem = Distances(np.array([[0.3], [-0.5]]), 9.0)
+    def test_on_a_line_the_two_points_are_the_whole_sphere(self, kind, w, r, theta):
+        problem = Distances(np.array([[0.3], [-0.5]]), 9.0, kind)
         at, u = np.array([[w], [w]]), np.array([[1.0], [-1.0]])
-        exact = problem.softad(np.array([w + r]), theta) - problem.softad(np.array([w - r]), theta)
+        exact = problem.value(np.array([w + r]), theta) - problem.value(np.array([w - r]), theta)
         for points in (1, 2):
-            g = S.zeroth_gradient(lambda x: problem.softad(x, theta), at, u, r, points)
+            g = S.zeroth_gradient(lambda x: problem.value(x, theta), at, u, r, points)
             assert g.mean() == pytest.approx(exact / (2 * r), abs=1e-9)
 
     @pytest.mark.parametrize("points", [1, 2])
@@ -301,7 +332,7 @@ class TestZerothOrder:
         angle = 2 * np.pi * np.arange(64) / 64
         u = np.stack([np.cos(angle), np.sin(angle)], -1)
         w = np.broadcast_to([-1.2, 1.0], (12, 64, 2))
-        g = S.zeroth_gradient(lambda x: problem.softad(x, theta, problem.points[:, None]), w, u, r)
+        g = S.zeroth_gradient(lambda x: problem.value(x, theta, problem.points[:, None]), w, u, r)
         v = problem.moment(theta)
         for rule, lost in (("paper", True), ("corrected", False)):
             clip = S.NormClipMomentum(T, 1.0, S.zeroth_gamma(T, 2, r, 1.0, v, rule)).clip
@@ -310,11 +341,48 @@ class TestZerothOrder:
             whole = np.linalg.norm(g.mean((0, 1)))
             assert size == pytest.approx(0 if lost else whole, abs=1e-9)
 
-    def test_the_moment_bounds_every_value(self):
-        problem = Distances(cloud(12, 2, 3), 2.0)
+    @pytest.mark.parametrize("kind", ["softad", "iflood"])
+    def test_the_moment_bounds_every_value(self, kind):
+        problem = Distances(cloud(12, 2, 3), 2.0, kind)
         w = S.onto_ball(2.0)(4 * np.random.default_rng(0).standard_normal((500, 2)))
-        values = problem.softad(w[:, None], 0.4, problem.points)
+        values = problem.value(w[:, None], 0.4, problem.points)
         assert np.square(values).mean(-1).max() <= problem.moment(0.4)
+
+
+class TestAbsoluteDeviation:
+    """Prop. 6 with ρ = |x|, which the paper calls Flooding: S = θ + E|ℓ − θ|, ℓ = ‖w − z‖."""
+
+    origin = Distances(np.zeros((1, 2)), 9.0, "iflood")
+    w = np.array([3.0, 4.0])  # at distance 5
+
+    def test_value_and_gradient_by_hand(self):
+        assert self.origin.value(self.w, 2.0) == 2 + 3
+        assert self.origin.value(self.w, 7.0) == 7 + 2
+        np.testing.assert_allclose(self.origin.gradient(self.w, 2.0), [0.6, 0.8])
+        np.testing.assert_allclose(self.origin.gradient(self.w, 7.0), [-0.6, -0.8])
+        assert self.origin.moment(2.0) == (2 + 7) ** 2  # ℓ from 0 to 9
+        assert self.origin.moment(6.0) == (6 + 6) ** 2
+
+    def test_its_smoothed_gradient_turns_where_the_level_is_above_every_loss(self):
+        below, above = (
+            smoothed_gradient(lambda x, at=theta: self.origin.value(x, at), self.w, 0.5)
+            for theta in (0.0, 9.0)
+        )
+        np.testing.assert_allclose(above, -below, atol=1e-12)
+        np.testing.assert_allclose(below / np.linalg.norm(below), [0.6, 0.8], atol=1e-12)
+
+    def test_a_run_comes_nearer_to_stationary_and_stays_below_its_bound(self):
+        problem = Distances(cloud(12, 2, 3), 5.0, "iflood")
+        rows = zeroth_rows(
+            problem, 1.0, (-1.2, 1.0), [100, 2000], radius=0.1, points=2, runs=4, seed=0
+        )
+        assert rows["inside"].all()
+        assert (rows["worst"] < rows["corrected"]).all()
+        assert rows["mean"][1] < 0.7 * rows["mean"][0]
+
+    def test_another_deviation_is_refused(self):
+        with pytest.raises(ValueError, match="softad, iflood"):
+            Distances(np.zeros((1, 2)), 1.0, "flooding")
 
 
 class TestSmoothedObjective:
@@ -327,7 +395,7 @@ class TestSmoothedObjective:
 
     def test_gradient_is_the_slope_of_the_value(self):
         problem = Distances(cloud(5, 2, 1), 2.0)
-        f = lambda x: problem.softad(x, 0.5)  # noqa: E731
+        f = lambda x: problem.value(x, 0.5)  # noqa: E731
         w, h = np.array([0.7, 0.9]), 1e-4
         value = [smoothed_value(f, w + s * h * np.array([1.0, 0]), 0.2, 128) for s in (1, -1)]
         slope = (value[0] - value[1]) / (2 * h)
@@ -336,12 +404,12 @@ class TestSmoothedObjective:
     def test_it_is_the_mean_of_the_original_gradient_over_the_ball(self):
         problem = Distances(cloud(5, 2, 1), 2.0)
         w, r = np.array([0.7, 0.9]), 0.2
-        mean = smoothed_gradient(lambda x: problem.softad(x, 0.5), w, r)
+        mean = smoothed_gradient(lambda x: problem.value(x, 0.5), w, r)
         rings, angle = np.meshgrid(
             np.sqrt((np.arange(64) + 0.5) / 64), 2 * np.pi * np.arange(64) / 64
         )
         disc = r * np.stack([rings * np.cos(angle), rings * np.sin(angle)], -1)
-        original = problem.softad_gradient(w + disc, 0.5).mean((0, 1))
+        original = problem.gradient(w + disc, 0.5).mean((0, 1))
         np.testing.assert_allclose(mean, original, atol=1e-5)
 
 

@@ -76,6 +76,56 @@ class TestQuadratic:
         assert toy.quadratic(path[-1]) == pytest.approx(theta, abs=1e-3)
 
 
+class TestQuadraticPanels:
+    x = np.array([-2.0, 0.5, 1.5])  # f(x) = 2, 0.125, 1.125
+
+    @pytest.fixture
+    def panels(self):
+        return toy.quadratic_panels(self.x, 0.5, 1.0, [0.1, 1.5], [0.25, 2.0])
+
+    def test_first_panel_is_the_function(self, panels):
+        assert panels.query("panel == 'f'")["y"].tolist() == [2, 0.125, 1.125]
+
+    @pytest.mark.parametrize(
+        ("panel", "value", "expected"),
+        [
+            ("theta", 0.1, [-2, 0.5, 1.5]),  # every f(x) is above
+            ("theta", 1.5, [-2, -0.5, -1.5]),  # 0.125 and 1.125 lie below
+            ("sigma", 0.25, [-2, -0.5, 1.5]),  # θ = 0.5
+            ("sigma", 2.0, [-2, -0.5, 1.5]),
+        ],
+    )
+    def test_sign_curves_by_hand(self, panels, panel, value, expected):
+        curve = panels.query("panel == @panel and method == 'flooding' and value == @value")
+        assert curve["y"].tolist() == expected
+
+    def test_soft_curves_by_hand(self, panels):
+        curve = panels.query("panel == 'sigma' and method == 'softad' and value == 2")
+        expected = phi((np.array([2, 0.125, 1.125]) - 0.5) / 2) * self.x
+        np.testing.assert_allclose(curve["y"], expected)
+
+    def test_every_panel_has_its_curves(self, panels):
+        assert panels.groupby(["panel", "method"]).size().to_dict() == {
+            ("f", "erm"): 3,
+            ("sigma", "erm"): 3,
+            ("sigma", "flooding"): 6,
+            ("sigma", "softad"): 6,
+            ("theta", "erm"): 3,
+            ("theta", "flooding"): 6,
+            ("theta", "softad"): 6,
+        }
+
+
+class TestPlaneProblem:
+    def test_of_the_paper(self):
+        scene = toy.plane_problem(SEED)
+        assert scene.points.shape == (8, 2)
+        assert scene.theta == pytest.approx(1.5 * 9.374522601254057, abs=1e-12)
+        assert scene.risk(scene.minimiser) == pytest.approx(9.374522601254057, abs=1e-12)
+        assert scene.risk(scene.candidates["red"]) > scene.theta  # Flooding descends here
+        assert scene.risk(scene.candidates["green"]) < scene.theta  # and ascends here
+
+
 class TestMeanUpdates:
     def test_least_risk_of_the_figure(self):
         cloud = np.random.default_rng(SEED).multivariate_normal(np.zeros(2), 8 * np.eye(2), size=8)

@@ -10,9 +10,8 @@ from torch.optim import SGD
 from softadlib import functional as F
 from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
-from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted
-from softadlib.losses.theta_schedule import ThetaSchedule
+from softadlib.losses.softad import ERM, Flooding, IFlood, SoftAD
 from softadlib.optim.sam import ASAM, FDGR, GNP, SAM
 
 LEVELS = torch.linspace(0.2, 1.4, 12, dtype=torch.float64)
@@ -90,7 +89,6 @@ def main(rank: int, folder: str) -> None:
         for name in ("softad", "flooding"):
             results[name, wrapper] = train(name, wrapper, [slice(6 * rank, 6 * rank + 6)], rank)
     results["warning"] = warned()
-    results["quantile"] = quantile((slice(0, 8), slice(8, 12))[rank])
     results["own climb"] = own_climb(rank)
     torch.save(results, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -108,16 +106,6 @@ def warned() -> list[str]:
             CRITERIA[name]()(x[:, :3], y)
         said.append(" ".join(f"{w.category.__name__}: {w.message} {w.filename}" for w in caught))
     return said
-
-
-def quantile(part: slice) -> float:
-    """θ after one step of a schedule that sees a part of the batch."""
-    x = batch()[0][part, 0]
-    criterion = IFlood(5.0, base=nn.L1Loss())
-    schedule = ThetaSchedule(criterion, "quantile", q=0.3)
-    criterion(x.requires_grad_(), torch.zeros_like(x))
-    schedule.step()
-    return criterion.theta
 
 
 def own_climb(rank: int) -> tuple[torch.Tensor, torch.Tensor]:

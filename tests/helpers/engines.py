@@ -9,9 +9,10 @@ import torch
 from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.training.engines.mlp_cpu import MLPEngine
-from softadlib.training.engines.runs import RunBatch, TrainConfig
+from softadlib.training.engines import RunBatch
+from softadlib.training.engines.perceptron import PerceptronEngine
 from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.recipe import Recipe
 
 SMALL = partial(mlp, width=16, depth=2)
 SEEDS = (17716, 961412)
@@ -19,8 +20,8 @@ TRIALS = (0, 1, 1)
 ENGINES = ("vmap", "mlp")
 
 # 44 samples: 5 steps an epoch, the last on 4 of them
-ADAM = TrainConfig("adam", 1e-2, 10, 4)
-SGD = TrainConfig("sgd", 0.05, 10, 4, momentum=0.9)
+ADAM = Recipe("adam", 1e-2, 10, 4)
+SGD = Recipe("sgd", 0.05, 10, 4, momentum=0.9)
 
 
 def knobs_of(method):
@@ -67,7 +68,7 @@ def make_engines(kind, method, trials=TRIALS, knobs=None, **given):
     if kind == "vmap":
         return [VmapEngine(make_batch(method, trials, knobs, **given))]
     runs = zip(trials, knobs or knobs_of(method))
-    return [MLPEngine(make_batch(method, [t], [k], **given)) for t, k in runs]
+    return [PerceptronEngine(make_batch(method, [t], [k], **given)) for t, k in runs]
 
 
 def weights(engine, run):

@@ -21,6 +21,10 @@ def _soft(losses, theta, sigma=1.0, scale="code", eta=1.0):
     return eta * theta + (sigma**2 if scale == "code" else sigma) * height.mean()
 
 
+def _width(losses, sigma, theta=0.01):
+    return (torch.sqrt(sigma**2 + (losses - theta) ** 2) - sigma).mean()
+
+
 def _cvar(losses, beta, **_):
     """The minimum of the dual, which is at one of the losses."""
     excess = torch.relu(losses[None, :] - losses[:, None]).mean(dim=1)
@@ -74,6 +78,7 @@ OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "tilted": _tilted,
     "adaflood": _adaflood,
     "focal": _focal,
+    "softad-width": _width,
     "msam": _mean,
     **dict.fromkeys((*SHARP, "decay"), _mean),
 }
@@ -180,7 +185,7 @@ def torch_optimizer(recipe, parameters, decay=0.0):
 
 
 def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **settings):
-    """Train `model` in place by a `TrainConfig`; return its measures at every epoch, 0 included.
+    """Train `model` in place by a `Recipe`; return its measures at every epoch, 0 included.
 
     `data`: {"train": (x, y), …}, of AdaFlood the held-out losses a third.
     """

@@ -1,4 +1,4 @@
-"""A small workbook of one's own for tests: params, notebooks, outputs in a temporary folder."""
+"""A small workbook for tests: params, notebooks, outputs in a temporary folder."""
 
 import json
 import shutil
@@ -54,15 +54,25 @@ def tree(folder: Path) -> dict[str, int]:
     }
 
 
-def write_notebook(path: Path, *cells: str, parameters: str = "profile = 'tiny'") -> None:
-    """A notebook of code cells, the first tagged `parameters`."""
+def write_notebook(
+    path: Path,
+    *cells: str,
+    parameters: str = "profile = 'tiny'",
+    profiles: str | list[str] | None = None,
+) -> None:
+    """A notebook of code cells, the first tagged `parameters`; one with a `profile` draws all of them."""
+    if profiles is None and "profile" in parameters:
+        profiles = "all"
     document = {
         "cells": [
             {"cell_type": "code", "id": f"c{i}", "execution_count": None, "outputs": [], "source": text,
              "metadata": {"tags": ["parameters"]} if i == 0 else {}}
             for i, text in enumerate([parameters, *cells])
         ],
-        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}},
+        "metadata": {
+            "kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"},
+            **({"softad": {"profiles": profiles}} if profiles else {}),
+        },
         "nbformat": 4,
         "nbformat_minor": 5,
     }  # fmt: skip

@@ -14,6 +14,7 @@ from torch import nn
 from softadlib import (
     ERM,
     AccumulatedFlooding,
+    AdaFlood,
     CalibrationWarning,
     CVaR,
     Flooding,
@@ -21,7 +22,6 @@ from softadlib import (
     InertWarning,
     LossMonitor,
     SoftAD,
-    ThetaSchedule,
     get_criterion,
     hf_loss,
     list_criteria,
@@ -98,15 +98,6 @@ def test_weights_of_binary_cross_entropy_move_the_level():
         SoftAD(1.0, base=nn.BCEWithLogitsLoss(weight=torch.tensor([2.0])))
     with pytest.warns(CalibrationWarning, match=r"theta = 0\.3466"):
         SoftAD(0.4, base=nn.BCEWithLogitsLoss(pos_weight=torch.tensor([0.5, 3.0])))
-
-
-def test_the_warning_says_what_is_true_of_more_classes():
-    """The minimisers of three and of ten classes: experiments/test_cliff.py."""
-    with pytest.warns(
-        CalibrationWarning, match="may predict a wrong one, and from ln K on it does"
-    ):
-        SoftAD(0.75)
-    assert cross_entropy_levels(3).inverted_from == pytest.approx(1.0986, abs=1e-4)
 
 
 # Accumulated flooding
@@ -235,18 +226,20 @@ def test_a_callable_ignores_float_targets_too():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: SoftAD(0.1, weight=torch.ones(3)), r"SoftAD\(…, base=nn.CrossEntropyLoss\(weight=…\)\)"),
-        (lambda: Flooding(0.1, label_smoothing=0.1), r"base=nn.CrossEntropyLoss\(label_smoothing=…"),
-        (lambda: ERM(ignore_index=0), r"ERM\(…, base=nn.CrossEntropyLoss\(ignore_index=…"),
-        (lambda: SoftAD(theta=None), "got None: give a level .*, such as 0.1 nats; .* take ERM"),
-        (lambda: SoftAD(0.1, base=nn.GaussianNLLLoss()), "takes input, target, var, and .* lambda outputs, target"),
-        (lambda: SoftAD(0.1, base=nn.CTCLoss()), "takes log_probs, targets, input_lengths, target_lengths"),
-        (lambda: SoftAD(0.1, base=nn.TripletMarginLoss()), "takes anchor, positive, negative"),
+        (lambda: SoftAD(theta=None), "theta must be a finite number, got None"),
+        (lambda: SoftAD(0.1, weight=torch.ones(3)), "unexpected keyword argument 'weight'"),
+        (lambda: SoftAD([0.1, 0.2]), r"AdaFlood\(levels\)\(logits, targets, targets\)"),
+        (lambda: IFlood(torch.tensor([0.1, 0.2])), r"AdaFlood\(levels\)\(logits, targets, targets\)"),
+        (lambda: Flooding(0.1).per_sample(torch.zeros(2, 2), TWO), "Flooding has no value per sample"),
+        (lambda: CVaR(0.1).per_sample(torch.zeros(2, 2), TWO), "CVaR has no value per sample"),
+        (lambda: AccumulatedFlooding(0.1).per_sample(torch.zeros(2, 2), TWO), "Flooding has no value per sample"),
+        (lambda: SoftAD(0.1)(torch.zeros(2, 5, 7), torch.zeros(2, 5).long()), r"\(2, 5, 7\) .*flatten\(0, -2\)"),
+        (lambda: hf_loss(AdaFlood([0.1])), "AdaFlood takes the samples' indices"),
         (lambda: SoftAD(0.1, base=nn.CrossEntropyLoss(-torch.ones(3))), "class weights must be at least 0, got -1"),
         (partial(SoftAD(0.1, base=nn.NLLLoss()), torch.zeros(2, 2), TWO), "for logits give base=nn.CrossEntropyLoss"),
         (lambda: SoftAD(0.1)(torch.zeros(2, 2), TWO, torch.tensor([1.0, -1.0])), "weights must be .* 0, got -1"),
         (lambda: get_criterion("softAD", theta=0.1), "did you mean 'softad'"),
-        (lambda: get_criterion("erm", theta=0.1), "ERM takes base, reduction, and no theta="),
+        (lambda: get_criterion("erm", theta=0.1), "unexpected keyword argument 'theta'"),
         (lambda: SoftAD(0.1)({"logits": torch.zeros(2, 2)}, TWO), "input must be a tensor, got dict; of .* its logits"),
         (lambda: SoftAD(0.1)(torch.zeros(2, 2), [0, 1]), "target must be a tensor, got list"),
         (lambda: LossMonitor(nn.MSELoss()), "takes a criterion of softadlib, got MSELoss"),
@@ -255,12 +248,6 @@ def test_a_callable_ignores_float_targets_too():
         (lambda: hf_loss(nn.MSELoss()), "MSELoss is no sum over samples"),
         (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(torch.ones(3)))), "counts labels and not class weights"),
         (lambda: hf_loss(SoftAD(0.1, base=nn.CrossEntropyLoss(ignore_index=0))), "base ignores 0; mark them by -100"),
-        (lambda: ThetaSchedule(CVaR(0.5), "warmup", steps=2), "CVaR has no theta to move"),
-        (lambda: ThetaSchedule(SoftAD(0.1), "warm-up", steps=2), "did you mean 'warmup'"),
-        (lambda: ThetaSchedule(SoftAD(0.1), "warmup"), "steps must be a whole number of at least 1, got None"),
-        (lambda: ThetaSchedule(SoftAD(0.1), "linear", steps=2), "end must be a finite number, got None"),
-        (lambda: ThetaSchedule(SoftAD(0.1), "warmup", steps=2, end=0.5), "'warmup' takes steps, and no end"),
-        (lambda: ThetaSchedule(SoftAD(0.1), "quantile", q=1.5), "q must be a number of at least 0 and at most 1"),
     ],
 )  # fmt: skip
 def test_the_message_names_the_way_out(call, words):
@@ -303,9 +290,8 @@ def test_a_theta_below_the_smallest_smoothed_loss_is_warned_of_with_the_level(ma
     """Ten classes, ε = .1: −.91 ln .91 − 9 · .01 ln .01 = .5003 nats at least."""
     criterion = make(0.1, base=nn.CrossEntropyLoss(label_smoothing=0.1))
     logits, target = 3 * torch.randn(8, 10), torch.arange(8)
-    with pytest.warns(InertWarning, match=r"at least 0\.5003 with 10 .*theta = 0\.6003") as caught:
+    with pytest.warns(InertWarning, match=r"at least 0\.5003, .*theta = 0\.6003"):
         criterion(logits, target)
-    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         criterion(logits, target)  # once
@@ -323,7 +309,7 @@ def test_mixed_targets_are_held_against_their_entropy():
     share = torch.tensor([0.5, 0.9, 0.5, 1.0])[:, None]
     hot = nn.functional.one_hot(torch.tensor([[0, 1], [1, 2], [2, 0], [0, 1]]), 3).float()
     mixed = share * hot[:, 0] + (1 - share) * hot[:, 1]  # entropies ln 2, .3251, ln 2, 0
-    with pytest.warns(InertWarning, match=r"half of the targets are mixed so .* at least 0\.3251"):
+    with pytest.warns(InertWarning, match=r"half of the targets are .*mixed .* at least 0\.3251"):
         SoftAD(0.1)(torch.randn(4, 3), mixed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,7 +12,7 @@ from torch import nn
 
 from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.distributed import AccumulatedFlooding, gather_losses
-from softadlib.losses.flooding import ERM, Flooding, IFlood, SoftAD
+from softadlib.losses.softad import ERM, Flooding, IFlood, SoftAD
 from softadlib.optim.sam import SAM
 
 X, Y, INDEX = ddp_worker.batch()
@@ -179,11 +179,6 @@ def test_two_processes_end_after_20_steps_where_one_does(two_processes, criterio
         close(end, params)
     values = torch.stack([value for _, value in ends])
     close(values.mean() if criterion not in ddp_worker.SPREAD_OUT else values[0], loss)
-
-
-def test_the_quantile_of_a_schedule_is_of_the_losses_of_all_processes(two_processes):
-    for rank in two_processes:
-        assert rank["quantile"] == pytest.approx(ddp_worker.quantile(slice(0, 12)))
 
 
 def test_flooding_and_its_like_warn_in_a_process_group(two_processes):

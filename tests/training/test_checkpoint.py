@@ -14,17 +14,18 @@ from torch import nn
 from softadlib import functional as F
 from softadlib.methods import METHODS, Method
 from softadlib.models import MODELS
+from softadlib.training import loop
 from softadlib.training.checkpoint import Checkpoint
-from softadlib.training.engines.runs import TrainConfig
+from softadlib.training.chunk import train_runs
 from softadlib.training.heldout import held_out_losses
-from softadlib.training.trainer import train_runs
+from softadlib.training.recipe import Recipe
 
 EPOCHS = 10
 RECIPES = {
-    "adam": TrainConfig("adam", 1e-2, 10, EPOCHS, weight_decay=1e-3),
-    "adamw": TrainConfig("adamw", 1e-2, 10, EPOCHS, weight_decay=0.1, lr_schedule="cosine"),
-    "momentum": TrainConfig("sgd", 0.05, 10, EPOCHS, momentum=0.9),
-    "sgd": TrainConfig("sgd", 0.05, 10, EPOCHS),
+    "adam": Recipe("adam", 1e-2, 10, EPOCHS, weight_decay=1e-3),
+    "adamw": Recipe("adamw", 1e-2, 10, EPOCHS, weight_decay=0.1, lr_schedule="cosine"),
+    "momentum": Recipe("sgd", 0.05, 10, EPOCHS, momentum=0.9),
+    "sgd": Recipe("sgd", 0.05, 10, EPOCHS),
 }
 
 
@@ -55,12 +56,13 @@ def test_a_stopped_engine_ends_where_the_uninterrupted_one_does(
         make_engines(kind, method, trials, dtype=torch.float32)[0] for _ in range(3)
     )
     how = {"eval_epochs": {0, 2, 5, 10}, "loss_epochs": {2, 10}, "best_epoch": True}
-    expected = whole.train(RECIPES[recipe], SEEDS, **how)
+    expected = loop.train(whole, RECIPES[recipe], SEEDS, **how)
     with pytest.raises(Accident):
-        first.train(RECIPES[recipe], SEEDS, **how, checkpoint=LastWords(file, facts, saved))
+        loop.train(first, RECIPES[recipe], SEEDS, **how, checkpoint=LastWords(file, facts, saved))
     assert Checkpoint(file, facts, saved).load()["epoch"] == saved
-    got = second.train(RECIPES[recipe], SEEDS, **how, checkpoint=Checkpoint(file, facts, saved))
-    for found, table in zip(got, expected, strict=True):
+    resumed = Checkpoint(file, facts, saved)
+    got = loop.train(second, RECIPES[recipe], SEEDS, **how, checkpoint=resumed)
+    for found, table in zip([got.best, *got.rows], [expected.best, *expected.rows], strict=True):
         assert set(found) == set(table)
         for name in table:
             np.testing.assert_array_equal(found[name], table[name])

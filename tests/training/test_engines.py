@@ -32,11 +32,10 @@ from softadlib.data.splits import PARTS, Splits, synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import build, linear
 from softadlib.results.schema import MEASURES
-from softadlib.training import device_check
-from softadlib.training.device_check import largest_difference
-from softadlib.training.engines.runs import RunBatch, TrainConfig, batches
+from softadlib.training.engines import RunBatch
 from softadlib.training.engines.vmap import VmapEngine
-from softadlib.training.protocol import Protocol
+from softadlib.training.loop import train
+from softadlib.training.recipe import Recipe, batches
 
 
 def parts_of(data, trial):
@@ -51,9 +50,10 @@ def assert_is_plain(kind, method, recipe, trials=TRIALS, knobs=None, **given):
     nets, runs = networks(trials, model=model), list(zip(trials, knobs or knobs_of(method)))
     ends = []
     for engine in make_engines(kind, method, trials, knobs, **given):
-        best, *measured = engine.train(recipe, SEEDS, {0, recipe.epochs}, best_epoch=True)
+        measured = train(engine, recipe, SEEDS, {0, recipe.epochs}, best_epoch=True)
+        best = measured.best
         for run in range(len(engine)):
-            ends.append((best["epoch"][run], [row(m, run) for m in measured], row(best, run)))
+            ends.append((best["epoch"][run], [row(m, run) for m in measured.rows], row(best, run)))
             net, (trial, knob) = nets[len(ends) - 1], runs[len(ends) - 1]
             parts, start = parts_of(data, trial), net.state_dict()["0.weight"].clone()
             if method == "adaflood":
@@ -81,11 +81,11 @@ def test_every_method_is_the_plain_loop(method, recipe, kind):
 @pytest.mark.parametrize(
     "recipe",
     [
-        TrainConfig("adamw", 1e-2, 10, 4, weight_decay=0.5),
-        TrainConfig("adam", 1e-2, 10, 4, weight_decay=0.05),
-        TrainConfig("sgd", 0.05, 10, 4, momentum=0.9, weight_decay=0.05),
-        TrainConfig("adam", 1e-2, 10, 6, lr_schedule="cosine"),
-        TrainConfig("sgd", 0.1, 10, 6, lr_schedule="cosine"),
+        Recipe("adamw", 1e-2, 10, 4, weight_decay=0.5),
+        Recipe("adam", 1e-2, 10, 4, weight_decay=0.05),
+        Recipe("sgd", 0.05, 10, 4, momentum=0.9, weight_decay=0.05),
+        Recipe("adam", 1e-2, 10, 6, lr_schedule="cosine"),
+        Recipe("sgd", 0.1, 10, 6, lr_schedule="cosine"),
     ],
     ids=["adamw", "adam-decay", "sgd-decay", "adam-cosine", "sgd-cosine"],
 )
@@ -126,12 +126,12 @@ def test_a_setting_may_differ_from_run_to_run():
     """A tensor (R,) holds one value per run."""
     sigmas = torch.tensor([0.1, 1.0, 4.0], dtype=torch.float64)
     (together,) = make_engines("vmap", "softad", sigma=sigmas)
-    together.train(SGD, SEEDS, ())
+    train(together, SGD, SEEDS, ())
     for run, sigma in enumerate(sigmas.tolist()):
         (alone,) = make_engines(
             "mlp", "softad", TRIALS[run:][:1], knobs_of("softad")[run:], sigma=sigma
         )
-        alone.train(SGD, SEEDS, ())
+        train(alone, SGD, SEEDS, ())
         assert_near(weights(together, run), weights(alone, 0))
 
 
@@ -154,7 +154,7 @@ def test_a_radius_that_overflows_disturbs_no_other():
 
 
 def assert_only_run_1_is_lost(healthy, sick):
-    (good,), (bad,) = (engine.train(SGD, SEEDS, {SGD.epochs}) for engine in (healthy, sick))
+    (good,), (bad,) = (train(e, SGD, SEEDS, {SGD.epochs}).rows for e in (healthy, sick))
     for run in (0, 2):
         assert identical(weights(healthy, run), weights(sick, run))
         assert row(good, run) == row(bad, run)
@@ -168,7 +168,7 @@ def assert_only_run_1_is_lost(healthy, sick):
 def test_a_run_that_never_had_a_finite_validation_loss_has_no_best_epoch():
     engine = VmapEngine(make_batch("erm"))
     engine.params["0.weight"][1] = math.nan
-    best, _ = engine.train(SGD, SEEDS, {SGD.epochs}, best_epoch=True)
+    best = train(engine, SGD, SEEDS, {SGD.epochs}, best_epoch=True).best
     assert (best["epoch"] > 0).tolist() == [True, False, True]
 
 
@@ -176,13 +176,13 @@ def test_bits_of_float32_runs_do_not_depend_on_their_neighbours():
     data = synthetic_splits("gaussian", SEEDS, 0.0, (100, 2, 2))
     nets = [build("mlp4x500", (2,), 2, seed) for seed in SEEDS]
     runs = [(trial, 0.02 * (1 + i)) for i in range(12) for trial in (0, 1)]
-    recipe, method = TrainConfig("adam", 1e-3, 50, 3), METHODS["softad"]
+    recipe, method = Recipe("adam", 1e-3, 50, 3), METHODS["softad"]
 
     def ends(chosen):
         trials, knobs = zip(*(runs[i] for i in chosen))
         own = [nets[trial] for trial in trials]
         made = VmapEngine(RunBatch(method, own, data, trials, knobs, method.defaults))
-        made.train(recipe, SEEDS, ())
+        train(made, recipe, SEEDS, ())
         return {i: weights(made, place) for place, i in enumerate(chosen)}
 
     whole = ends(range(24))
@@ -208,8 +208,8 @@ def test_measuring_changes_nothing(kind):
     """Neither curves, nor losses of single samples, nor the best epoch."""
     every, last = (make_engines(kind, "softad", (1,))[0] for _ in range(2))
     epochs = range(SGD.epochs + 1)
-    _, *measured = every.train(SGD, SEEDS, epochs, loss_epochs={2, 4}, best_epoch=True)
-    (end,) = last.train(SGD, SEEDS, {SGD.epochs})
+    measured = train(every, SGD, SEEDS, epochs, loss_epochs={2, 4}, best_epoch=True).rows
+    (end,) = train(last, SGD, SEEDS, {SGD.epochs}).rows
     assert [m["epoch"][0] for m in measured] == list(epochs)
     assert_near(row(measured[0], 0), final_measures(networks([1])[0], parts_of(splits(), 1)))
     assert row(end, 0).items() <= row(measured[-1], 0).items()
@@ -218,7 +218,7 @@ def test_measuring_changes_nothing(kind):
 
 def test_the_networks_given_are_left_as_they_were():
     batch = make_batch("erm")
-    VmapEngine(batch).train(SGD, SEEDS, ())
+    train(VmapEngine(batch), SGD, SEEDS, ())
     for net, old in zip(batch.networks, networks(TRIALS)):
         assert identical(net.state_dict(), old.state_dict())
         assert net.training
@@ -228,7 +228,7 @@ def test_the_networks_given_are_left_as_they_were():
 def test_a_dropped_engine_is_freed_without_the_garbage_collector(kind):
     """On a GPU nothing collects cycles before the memory is needed."""
     (made,) = make_engines(kind, "sam", (0,))
-    made.train(ADAM, SEEDS, {0, 2}, best_epoch=True)
+    train(made, ADAM, SEEDS, {0, 2}, best_epoch=True)
     memory = weakref.ref(made.state(0)[0]["0.weight"]._base)
     gc.collect()
     gc.disable()
@@ -238,28 +238,6 @@ def test_a_dropped_engine_is_freed_without_the_garbage_collector(kind):
         assert memory() is None
     finally:
         gc.enable()
-
-
-def test_the_device_check_finds_no_difference_between_the_cpu_and_itself():
-    assert largest_difference("cpu") == 0
-
-
-def test_a_device_that_yields_nan_fails_its_check(monkeypatch):
-    whole, places = device_check.train_runs, iter(("cpu", "gpu"))
-
-    def train(protocol, *args):
-        rows, losses = whole(protocol, *args)
-        return rows.assign(loss_train=np.nan) if next(places) == "gpu" else rows, losses
-
-    monkeypatch.setattr(device_check, "train_runs", train)
-    monkeypatch.setattr(Protocol, "methods", ("erm",))
-    assert largest_difference("cpu") == np.inf
-
-
-@pytest.mark.gpu
-def test_cuda_computes_what_the_cpu_does():
-    """By captured steps and runs side by side, in float64."""
-    assert largest_difference("cuda") < 1e-9
 
 
 @pytest.mark.gpu
@@ -272,7 +250,8 @@ def test_steps_on_cuda_are_those_of_the_cpu(method):
         for device in ("cpu", "cuda"):
             data = splits().to(device, torch.float64)
             engine = VmapEngine(make_batch(method, data=data))
-            measured.append(engine.train(recipe, SEEDS, {0, recipe.epochs}, best_epoch=True))
+            result = train(engine, recipe, SEEDS, {0, recipe.epochs}, best_epoch=True)
+            measured.append([result.best, *result.rows])
         for cpu, cuda in zip(*measured, strict=True):
             np.testing.assert_array_equal(cpu["epoch"], cuda["epoch"])
             for run in range(len(TRIALS)):
@@ -293,7 +272,7 @@ def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
     ends, method = [], METHODS["sam"]
     for device in ("cpu", "cuda"):
         made = VmapEngine(RunBatch(method, [network], data.to(device, torch.float64), [0], [0.1]))
-        ends.append(made.train(TrainConfig("adam", 1e-2, 8, 3), [1], {0, 3}))
+        ends.append(train(made, Recipe("adam", 1e-2, 8, 3), [1], {0, 3}).rows)
         weight = made.state(0)[0]["0.weight"]
         assert weight.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")
     for cpu, cuda in zip(*ends, strict=True):
@@ -304,5 +283,5 @@ def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
 def test_of_epochs_with_equal_validation_loss_the_first_is_the_best(kind):
     """A learning rate of 0 leaves the loss as it is."""
     for engine in make_engines(kind, "erm", model=linear):
-        best, _ = engine.train(TrainConfig("sgd", 0.0, 10, 3), SEEDS, {3}, best_epoch=True)
+        best = train(engine, Recipe("sgd", 0.0, 10, 3), SEEDS, {3}, best_epoch=True).best
         assert (best["epoch"] == 1).all()

@@ -11,9 +11,9 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.training.chunk import train_runs
 from softadlib.training.heldout import held_out_losses, stored_samples
 from softadlib.training.inputs import load_splits
-from softadlib.training.trainer import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -32,24 +32,24 @@ def folds_of(made, n, trial=0):
 
 
 def own_images(home, change=lambda x, y: None):
-    """data/mine.npz: 50 training images of two classes, 10 test images; `change` works in place."""
+    """data/cifar10.npz: 50 training images of two classes, 10 test images; `change` works in place."""
     draw = np.random.default_rng(3)
     x, y = draw.integers(0, 200, (60, 4, 4), dtype=np.uint8), np.arange(60) % 2
     x[:, 0, 0] = 50 + 100 * y
     change(x, y)
     np.savez(
-        home / "data" / "mine.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:]
+        home / "data" / "cifar10.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:]
     )
 
 
 @pytest.fixture
 def images(home, monkeypatch):
-    """A protocol on images of one's own: 40 of them train."""
+    """A protocol on images of our own: 40 of them train."""
     (home / "data").mkdir()
     monkeypatch.setenv("SOFTAD_DATA", str(home / "data"))
     own_images(home)
     sizes = {"n_train": 0, "n_val": 0, "n_test": 0}
-    return lambda **changes: protocol(dataset="mine", trials=1, batch_size=7, **sizes, **changes)
+    return lambda **changes: protocol(dataset="cifar10", trials=1, batch_size=7, **sizes, **changes)
 
 
 # No leak

@@ -7,8 +7,8 @@ from helpers.plain_loop import plain_loop
 from torch import nn
 
 from softadlib._validation import UserError
-from softadlib.training.engines.runs import TrainConfig
 from softadlib.training.many import train_many
+from softadlib.training.recipe import Recipe
 
 
 def data(n=60):
@@ -38,14 +38,6 @@ def with_hook():
     return network
 
 
-def other_forward(function):
-    class Network(nn.Linear):
-        def forward(self, inputs):
-            return function(super().forward(inputs))
-
-    return lambda: Network(4, 3)
-
-
 @pytest.mark.parametrize("make_model", [perceptron, with_tanh, with_tied_weights, with_hook])
 def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
     runs = [
@@ -58,41 +50,48 @@ def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
     assert rows["run"].tolist() == [0, 1, 2, 3]
     for row, run in zip(rows.to_dict("records"), runs):
         torch.manual_seed(run["seed"])
-        recipe = TrainConfig("adam", run.get("lr", 1e-3), 20, 3)
+        recipe = Recipe("adam", run.get("lr", 1e-3), 20, 3)
         method, model = run.get("method", "erm"), make_model().double()
         expected = plain_loop(method, model, data(), run["seed"], recipe, run.get("theta"))[-1]
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-10)
 
 
-def test_finished_runs_are_read_and_other_data_are_not(tmp_path):
-    runs = [{"method": "softad", "theta": theta} for theta in (0.05, 0.5)]
-    options = {"epochs": 2, "batch_size": 20, "folder": tmp_path, "measure_every": 1}
-    first = train_many(perceptron, data(), runs[:1], **options)
-    assert first["epoch"].tolist() == [0, 1, 2]
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    both = train_many(perceptron, data(), runs[::-1], **options)
-    assert {p: t for p, t in times.items() if p.stat().st_mtime_ns == t} == times
-    again = both[both["theta"] == 0.05].assign(run=0).reset_index(drop=True)
-    pd.testing.assert_frame_equal(again, first, check_exact=True)
-    changed = data() | {"val": data()["test"]}
-    train_many(perceptron, changed, runs[:1], **options)
-    assert len(list(tmp_path.iterdir())) == 3
-    tanh = train_many(other_forward(torch.tanh), data(), [{}], **options)
-    relu = train_many(other_forward(torch.relu), data(), [{}], **options)
-    assert tanh["loss_test"].iloc[-1] != relu["loss_test"].iloc[-1], "networks of one repr"
-    for path in tmp_path.iterdir():
-        path.write_bytes(b"damaged")
-    again = train_many(perceptron, data(), runs[:1], **options)
-    pd.testing.assert_frame_equal(again, first, check_exact=True)
+@pytest.mark.parametrize("make_model", [perceptron, with_tied_weights])
+def test_the_networks_have_the_losses_of_the_table(make_model):
+    runs = [{"method": "sam", "radius": 0.1, "seed": 1}, {"seed": 2}]
+    sets = data()
+    options = {"epochs": 2, "batch_size": 20, "device": "cpu", "networks": True}
+    rows, networks = train_many(make_model, sets, runs, **options)
+    for row, network in zip(rows.to_dict("records"), networks):
+        loss = nn.functional.cross_entropy(network(sets["test"][0]), sets["test"][1])
+        assert loss.item() == pytest.approx(row["loss_test"], rel=1e-12)
 
 
-def test_arrays_generators_and_tensors_of_theta_give_the_same_table():
+def arrays(x, y):
+    return x.numpy(), y.numpy()
+
+
+def frames(x, y):
+    """As `train_test_split` leaves them: the index is no row number."""
+    index = range(1000, 1000 + len(y))
+    return pd.DataFrame(x.numpy(), index, columns=list("abcd")), pd.Series(y.numpy(), index)
+
+
+@pytest.mark.parametrize("kind", [arrays, frames])
+def test_arrays_frames_generators_and_tensors_of_theta_give_the_same_table(kind):
     runs = [{"method": "softad", "theta": theta} for theta in (0.1, 0.25)]
     expected = train_many(perceptron, data(), runs, epochs=1, batch_size=20)
-    arrays = {part: (x.numpy(), y.numpy()) for part, (x, y) in data().items()}
+    own_data = {part: kind(*pair) for part, pair in data().items()}
     given = (run | {"theta": torch.tensor(run["theta"], dtype=torch.float64)} for run in runs)
-    rows = train_many(perceptron, arrays, given, epochs=1, batch_size=20)
+    rows = train_many(perceptron, own_data, given, epochs=1, batch_size=20)
     pd.testing.assert_frame_equal(rows, expected, check_exact=True)
+
+
+def test_curves_hold_the_start_every_second_epoch_and_the_end():
+    rows = train_many(perceptron, data(), [{}, {}], epochs=5, batch_size=20, measure_every=2)
+    assert rows[["run", "epoch"]].to_numpy().tolist() == [
+        [r, e] for r in (0, 1) for e in (0, 2, 4, 5)
+    ]
 
 
 def test_without_a_test_part_there_are_no_such_columns():
@@ -104,7 +103,7 @@ def test_without_a_test_part_there_are_no_such_columns():
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
-        ([], "runs must be dicts, one a run"),
+        ([], "runs must be dicts, one per run"),
         ([{"method": "softad"}], "softad needs theta"),
         ([{"method": "sam", "theta": 0.1, "radius": 0.1}], "theta is no hyperparameter of sam"),
         ([{"method": "sfotad", "theta": 0.1}], "did you mean 'softad'"),
@@ -113,7 +112,7 @@ def test_without_a_test_part_there_are_no_such_columns():
         ([{"method": "softad", "theta": 0.1, "sigma": 2.0}], "sigma is the same for all runs"),
         ([{"weight_decay": 0.1}], "weight_decay is the same for all runs, an argument"),
         ([{"epoch": 3}], "'epoch' is a column of the result"),
-        (pd.DataFrame([{"method": "erm"}]), "runs must be dicts, one a run"),
+        (pd.DataFrame([{"method": "erm"}]), r'frame\.to_dict\("records"\)'),
     ],
 )
 def test_bad_runs_are_one_line(runs, words):
@@ -148,6 +147,11 @@ def test_bad_runs_are_one_line(runs, words):
             "go up to 5, and the network has 3 out",
         ),
         ({"val": (torch.randn(9, 5), torch.zeros(9).long())}, {}, "must have one shape, got"),
+        (
+            {"val": (pd.DataFrame({"a": [1.0], "b": ["word"]}), [0])},
+            {},
+            "inputs of val must be numbers .*encode words",
+        ),
         ({"val": (torch.randn(9, 4), torch.zeros(9))}, {}, "must be whole numbers from 0 on"),
         ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, {}, "val has 9 inputs and 8 targets"),
         (

@@ -1,32 +1,25 @@
 """Gradients written by hand are those of autograd, in any layout and for any chain of layers."""
 
-import copy
-import dataclasses
-import math
-
 import pytest
 import torch
 from helpers.engines import ADAM, SEEDS, SGD, assert_near, make_engines, row, weights
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from softadlib import functional as F
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.training.engines import mlp_layers
-from softadlib.training.engines.mlp_cpu import MLPEngine, logit_gradient, partial_step
-from softadlib.training.engines.mlp_layers import (
+from softadlib.training.engines.base import activations
+from softadlib.training.engines.layers import (
     backward,
     forward,
     fuse_batchnorm,
-    linear,
-    parse_mlp,
-    weight_gradient,
+    parse_perceptron,
 )
-from softadlib.training.engines.vmap import activations
+from softadlib.training.engines.perceptron import PerceptronEngine, logit_gradient
+from softadlib.training.loop import train
 
-ADAMW = dataclasses.replace(ADAM, optimizer="adamw")
 NETWORKS = {
     "mlp": lambda: mlp((2,), 2, width=16, depth=2),
     "deep": lambda: mlp((2,), 2, width=16, depth=3),
@@ -62,13 +55,13 @@ def test_gradients_and_running_statistics_are_autograds(name):
     torch.manual_seed(5)
     network = NETWORKS[name]().double()
     params, buffers = parts(network)
-    x, layers = sample(name), parse_mlp(network)
+    x, layers = sample(name), parse_perceptron(network)
     logits, tape = forward(layers, params, buffers, x, track=True)
     weights = torch.randn(logits.shape, dtype=torch.float64)
     expected = network.train()(x)
     (expected * weights).sum().backward()
     torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-12)
-    grads = backward(layers, params, tape, weights, lambda _, g, x: weight_gradient(g, x))
+    grads = backward(layers, params, tape, weights)
     assert set(grads) == set(params)
     for key, p in network.named_parameters():
         torch.testing.assert_close(grads[key], p.grad, rtol=1e-10, atol=1e-12)
@@ -83,7 +76,7 @@ def test_folding_batch_norm_changes_nothing(name):
         network.train()(2 + 3 * sample(name))  # statistics away from 0 and 1
     x = sample(name)
     expected = network.eval()(x)
-    got = fuse_batchnorm(parse_mlp(network), *parts(network))(x)
+    got = fuse_batchnorm(parse_perceptron(network), *parts(network))(x)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -103,35 +96,22 @@ def test_folding_batch_norm_changes_nothing(name):
     ids=str,
 )
 def test_anything_else_is_no_chain_and_is_trained_by_autograd(network):
-    assert parse_mlp(network) is None
+    assert parse_perceptron(network) is None
 
 
 def test_a_relu_used_twice_is_two_layers_and_shared_weights_are_no_chain():
     relu, layer = nn.ReLU(), nn.Linear(2, 2)
-    kinds = [layer.kind for layer in parse_mlp(nn.Sequential(layer, relu, nn.Linear(2, 2), relu))]
+    kinds = [
+        layer.kind for layer in parse_perceptron(nn.Sequential(layer, relu, nn.Linear(2, 2), relu))
+    ]
     assert kinds == ["linear", "relu", "linear", "relu"]
-    assert parse_mlp(nn.Sequential(layer, nn.ReLU(), layer)) is None
+    assert parse_perceptron(nn.Sequential(layer, nn.ReLU(), layer)) is None
     tied = nn.Linear(2, 2)
     tied.weight = layer.weight
-    assert parse_mlp(nn.Sequential(layer, nn.ReLU(), tied)) is None
+    assert parse_perceptron(nn.Sequential(layer, nn.ReLU(), tied)) is None
     norm = nn.BatchNorm1d(2)
     norm.bias = None
-    assert parse_mlp(nn.Sequential(nn.Linear(2, 2), norm)) is None
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.integers(0, 3))
-def test_float32_products_in_any_layout(n, k, m, relu, layout):
-    """Small and large, transposed and strided: what the float64 product says."""
-    draw = torch.Generator().manual_seed(n * 71 + k)
-    x, w = torch.randn(n, 2 * k, generator=draw)[:, ::2], torch.randn(m, k, generator=draw)
-    x = x.T.contiguous().T if layout & 1 else x
-    w = w.T.contiguous().T if layout & 2 else w
-    bias = torch.randn(m, generator=draw)
-    expected = x.double() @ w.double().T + bias.double()
-    expected = expected.clamp(min=0) if relu else expected
-    got = linear(x, w, bias, relu).double()
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert parse_perceptron(nn.Sequential(nn.Linear(2, 2), norm)) is None
 
 
 @given(
@@ -159,50 +139,15 @@ def test_gradients_in_the_logits_are_autograds(values, knob, sigma, scale, name)
     ("network", "recipe"),
     [("large", SGD), ("two large of one shape", ADAM), ("biased", SGD), ("bare", SGD)],
 )
-def test_large_weights_and_small_ones_are_trained_as_by_autograd(network, recipe, method):
-    """Large weights are stepped in the backward pass, each with a buffer of its shape; small ones packed."""
+def test_networks_of_any_size_are_trained_as_by_autograd(network, recipe, method):
     model = lambda shape, classes: NETWORKS[network]()  # noqa: E731
     (together,) = make_engines("vmap", method, model=model)
-    expected = together.train(recipe, SEEDS, {0, recipe.epochs})
+    expected = train(together, recipe, SEEDS, {0, recipe.epochs}).rows
     for run, engine in enumerate(make_engines("mlp", method, model=model)):
-        measured = engine.train(recipe, SEEDS, {0, recipe.epochs})
+        measured = train(engine, recipe, SEEDS, {0, recipe.epochs}).rows
         for table, alone in zip(expected, measured, strict=True):
             assert_near(row(alone, 0), row(table, run))
         assert_near(weights(engine, 0), weights(together, run))
-
-
-@pytest.mark.skipif(not mlp_layers.ON_INTEL, reason="needs an Intel processor")
-@pytest.mark.parametrize("shape", [(50, 500, 500), (100, 64, 1000), (200, 784, 1000), (33, 17, 40)])
-def test_gradients_of_weights_have_the_same_bits_in_given_memory(shape):
-    n, k, m = shape
-    x, g = torch.randn(n, k), torch.randn(n, m)
-    memory = torch.full((m, k), math.nan)
-    assert torch.equal(weight_gradient(g, x, memory), weight_gradient(g, x))
-    assert torch.equal(memory, weight_gradient(g, x)), "written there"
-
-
-@pytest.mark.parametrize("recipe", [ADAM, ADAMW, SGD], ids=["adam", "adamw", "sgd"])
-def test_steps_of_some_parameters_are_those_of_the_whole_optimizer(recipe):
-    """One parameter after another, in another order, after a restart too: bit for bit."""
-    recipe = dataclasses.replace(recipe, weight_decay=0.01)
-    torch.manual_seed(0)
-    values = [torch.randn(3, 5), torch.randn(7)]
-    sides = [[v.clone() for v in values] for _ in range(2)]
-    whole, partial = (recipe.build(side) for side in sides)
-    for round_ in range(6):
-        gradients = [torch.randn_like(v) for v in values]
-        for p, g in zip(sides[0], gradients):
-            p.grad = g
-        whole.step()
-        for i in (1, 0):
-            partial_step(partial)([sides[1][i]], [gradients[i]])
-        if round_ == 2:
-            restored = recipe.build(sides[1])
-            restored.load_state_dict(copy.deepcopy(partial.state_dict()))
-            partial = restored
-        assert all(torch.equal(*pair) for pair in zip(*sides))
-    states = [optimizer.state_dict()["state"] for optimizer in (whole, partial)]
-    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 def test_other_networks_are_refused():
@@ -210,10 +155,10 @@ def test_other_networks_are_refused():
     with pytest.raises(ValueError, match="use VmapEngine"):
         make_engines("mlp", "erm", (0,), model=other)
     cpu = torch.device("cpu")
-    assert MLPEngine.supports(NETWORKS["mlp"](), cpu)
-    assert not MLPEngine.supports(NETWORKS["mlp"](), cpu, bf16=True)
-    assert not MLPEngine.supports(NETWORKS["mlp"](), torch.device("cuda"))
-    assert not MLPEngine.supports(other(None, None), cpu)
+    assert PerceptronEngine.supports(NETWORKS["mlp"](), cpu)
+    assert not PerceptronEngine.supports(NETWORKS["mlp"](), cpu, bf16=True)
+    assert not PerceptronEngine.supports(NETWORKS["mlp"](), torch.device("cuda"))
+    assert not PerceptronEngine.supports(other(None, None), cpu)
 
 
 def test_activations_of_a_network_by_hand():

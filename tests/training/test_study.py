@@ -18,7 +18,7 @@ from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
-from softadlib.training.trainer import train_runs
+from softadlib.training.chunk import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}

@@ -9,10 +9,12 @@ import time
 
 import pandas as pd
 import pytest
+import torch
 from helpers.workspace import TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
+from softadlib.results.read import finished
 from softadlib.training.profiles import load
 from softadlib.workbook import cli
 
@@ -35,15 +37,20 @@ STUDY = [
     (["tiny", "--dataset", "gaussian,moons"], "dataset 'moons' unknown"),
     (["tiny", "--method", "flooding"], "'flooding' unknown; choose from erm, sam, softad"),
     (["tiny", "--method", ","], "--dataset and --method need a name; leave them out for all"),
-    (["tiny", "-p", "epoch", "3"], "parameter 'epoch' unknown; choose from folder, table, target"),
+    (["tiny", "-p", "epoch=3"], "parameter 'epoch' unknown; choose from folder, table, target"),
     (["tiny", "-p", "epochs=many"], "epochs: input should be a valid integer, got 'many'"),
     (["tiny", "-p", "epochs.softad=2"], "epochs.softad cannot be set: epochs is 4, no mapping"),
-    (["tiny", "-p", "grids", "{sam: ["], "parameter grids: '{sam: [' is not YAML"),
+    (["tiny", "-p", "grids={sam: ["], "parameter grids: '{sam: [' is not YAML"),
     (["tiny", "-p", "lr=2024-13-45"], "parameter lr: '2024-13-45' is not YAML"),
     (["tiny", "-p", "lr=" + "[" * 3000], "parameter lr: '[[[[[[[[[["),
-    (["tiny", "-p", "grids.softda", "null"], "'softda' unknown; choose from"),
+    (["tiny", "-p", "grids.softda=null"], "'softda' unknown; choose from"),
     (["tiny", "-p", "lr"], "-p lr has no value; give -p lr=VALUE"),
-    (["tiny", "-p", "lr", "--dataset", "gaussian"], "-p lr has no value; give -p lr=VALUE"),
+    (["tiny", "-p", "lr", "0.1"], "unrecognized arguments: 0.1"),
+    (["tiny", "-p", "theta=0.1"], "grids.softad, such as -p grids.softad=0.1,0.2"),
+    (
+        ["tiny", "-p", "sigma=2"],
+        "give it as settings.softad.sigma, such as -p settings.softad.sigma=",
+    ),
     (["tiny", "--dryrun"], "unrecognized arguments: --dryrun; softad --help lists"),
     (["tiny", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
     (["tiny", "--as", "book"], "has other contents; choose another name"),
@@ -51,14 +58,30 @@ STUDY = [
     (["tiny", "--as", "my lr"], "profile: string should match pattern '^[A-Za-z0-9]"),
     (["tiny", "--scheduler", "nosuch.json"], "must be tcp://HOST:PORT or a file that exists"),
 ]
+NO_GPU = (
+    []
+    if torch.cuda.is_available()
+    else [
+        (
+            ["tiny", "-p", "device=cuda"],
+            "device 'cuda' is not available here; choose from auto, cpu",
+        ),
+        (["tiny", "-p", "precision=tf32", "-p", "dtype=float32"], "tf32 needs a CUDA GPU"),
+    ]
+)
+DRY = ("--jobs", "--as", "device=cuda", "precision=tf32", "epoch=3", "theta=0.1")
+"""What a dry run refuses as well: all that can be known before anything is trained."""
 OTHERS = [
     ([], "arguments are required: COMMAND"),
     (["fly"], "invalid choice: 'fly' (choose from"),
     (["train", "tiny", "--shard", "3/2"], "--shard must be i/N with 1 ≤ i ≤ N, such as 3/16"),
     (["train", "tiny", "--shard", "1/2", "--fresh"], "leave one of the two out"),
-    (["run", "figures", "--method", "erm"], "leave the other options out"),
+    (["run", "figures"], "profile 'figures' unknown; choose from tiny"),
+    (["draw", "--dataset", "gaussian"], "give softad draw PROFILE --dataset D"),
+    (["draw", "nosuch"], "profile 'nosuch' unknown; choose from tiny"),
+    (["draw", "tiny"], "nothing is finished in profile 'tiny'; first: softad train tiny"),
+    (["draw", "tiny", "--jobs", "0"], "--jobs must be a whole number of at least 1, got 0"),
     (["run", "tiny", "--timeout", "0"], "--timeout must be a whole number of at least 1"),
-    (["run", "tiny", "--draw-only"], "nothing is finished in profile 'tiny'; first: softad train tiny"),
     (["show", "nosuch"], "profile 'nosuch' unknown; choose from tiny"),
     (["report", "nosuch"], "profile 'nosuch' unknown; choose from tiny"),
     (["report", "tiny"], "nothing is drawn of profile 'tiny' yet; first: softad run tiny"),
@@ -67,7 +90,13 @@ OTHERS = [
     (["data", "prepare", "magic", "--target", "x"], "--target names a column of --from-csv FILE"),
     (["data", "prepare", "pets", "--from-csv", "nosuch.csv"], "nosuch.csv is no file"),
 ]  # fmt: skip
+STUDY += NO_GPU
 BAD = [([command, *argv], words) for argv, words in STUDY for command in ("run", "train")] + OTHERS
+BAD += [
+    (["train", *argv, "--dry-run"], words)
+    for argv, words in STUDY
+    if any(word in argv for word in DRY)
+]
 
 
 @pytest.mark.parametrize(
@@ -112,12 +141,11 @@ def test_data_that_are_missing_are_not_called_trained(home, capsys):
     assert "get it: softad data prepare fashionmnist" in line
 
 
-@pytest.mark.parametrize("change", [["lr=0.5"], ["lr", "0.5"]])
-def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsys, change):
+def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsys):
     erm = ["train", "tiny", "--method", "erm", "-j", "1"]
     assert cli.main(erm) == 0
     first = results.read("tiny")
-    assert cli.main([*erm, "-p", *change]) == 0
+    assert cli.main([*erm, "-p", "lr=0.5"]) == 0
     assert (
         "results with other parameters are stored of gaussian × erm and stay"
         in capsys.readouterr().err
@@ -141,7 +169,7 @@ def test_shards_are_put_together(home, capsys):
 
 def test_a_profile_of_changed_parameters_holds_the_changes_alone(home, capsys):
     erm = ["train", "tiny", "--method", "erm", "-j", "1"]
-    slow = [*erm, "-p", "lr=0.05", "-p", "settings.softad.sigma", "2", "--as", "slow"]
+    slow = [*erm, "-p", "lr=0.05", "-p", "settings.softad.sigma=2", "--as", "slow"]
     assert cli.main(slow) == 0
     path = home / "params/slow/gaussian.yaml"
     assert path.read_text().splitlines() == [
@@ -251,8 +279,8 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
         (line,) = results.provenances("tiny").to_dict("records")
         assert (line["runs"], line["runs_without_session"]) == (48, 0)
-        (facts,) = results.store.finished("tiny").values()
-        assert sum(session.runs_trained for session in facts.sessions) == 48, "none twice"
+        (provenance,) = finished("tiny").values()
+        assert sum(session.runs_trained for session in provenance.sessions) == 48, "none twice"
 
 
 def test_a_reader_that_closes_ends_the_command_without_a_word(home):

@@ -7,9 +7,12 @@ import nbformat
 import numbers_in_text
 import pytest
 from helpers.workspace import REPOSITORY
+from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.kernelspec import get_kernel_spec
 
-from softadlib.training.profiles import load, profile_names
-from softadlib.workbook.notebooks import TRAIN, drawings
+from softadlib.training.profiles import datasets_of, load, profile_names
+from softadlib.workbook.notebooks import TRAIN, pages_of_profile, read_source
+from softadlib.workbook.toc import MARKS, index, read_toc
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
@@ -18,9 +21,30 @@ def code(notebook):
     return [c for c in notebook.cells if c.cell_type == "code"]
 
 
-def test_the_index_lists_every_notebook_once():
-    text = (REPOSITORY / "notebooks" / "README.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"\]\((\S+)\.ipynb\)", text)) == [p.stem for p in NOTEBOOKS]
+def test_the_list_names_every_notebook_once_and_the_index_is_made_of_it():
+    listed = [entry.page for part in read_toc() for entry in part.pages]
+    assert sorted(listed) == [p.stem for p in NOTEBOOKS]
+    text = (REPOSITORY / "notebooks/README.md").read_text(encoding="utf-8")
+    between = text.split(MARKS[0])[1].split(MARKS[1])[0]
+    assert between.strip() == index().strip(), "python -m softadlib.workbook.toc writes it"
+
+
+def test_a_page_says_whose_results_it_draws():
+    """One that reads results of a profile names profiles in its metadata; of others there are none."""
+    for path in NOTEBOOKS:
+        source = read_source(path)
+        if path.stem != TRAIN:
+            assert bool(source.profiles) == any("profile" in n for n in source.parameters), (
+                path.stem
+            )
+        if source.profiles != "all":
+            assert set(source.profiles) <= set(profile_names()), path.stem
+
+
+def test_pages_use_what_is_public():
+    for path in NOTEBOOKS:
+        text = "\n".join(cell.source for cell in code(nbformat.read(path, as_version=4)))
+        assert not re.search(r"softadlib[\w.]*(\._| import _)", text), path.stem
 
 
 def test_pages_refer_to_pages_that_exist():
@@ -43,8 +67,11 @@ def test_a_notebook_is_a_page(path):
         "not executed from top to bottom"
     )
     assert notebook.metadata.kernelspec.name == "python3"
-    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
-    assert set(notebook.metadata.language_info) <= {"name"}
+    assert set(notebook.metadata) <= {"kernelspec", "language_info", "softad"}
+    assert notebook.metadata.kernelspec.display_name == get_kernel_spec("python3").display_name
+    language = {k: v for k, v in notebook.metadata.language_info.items() if k != "version"}
+    ours = {k: v for k, v in IPythonKernel.language_info.items() if k != "version"}
+    assert language == ours, "as JupyterLab saves it: opening the page changes nothing"
     assert notebook.cells[0].source.startswith("# "), "a title first"
     tagged = [i for i, c in enumerate(cells) if "parameters" in c.metadata.get("tags", [])]
     assert tagged == [0], "exactly one parameters cell, the first code cell"
@@ -54,7 +81,7 @@ def test_a_notebook_is_a_page(path):
     for line in cells[0].source.splitlines():
         assert line.count("=") <= 1, f"{line!r}: papermill drops a line with a second `=`"
     for cell in cells:
-        assert set(cell.metadata) <= {"tags"}, "no execution or papermill metadata"
+        assert set(cell.metadata) <= {"jupyter", "tags"}, "no execution or papermill metadata"
         assert len(cell.source.splitlines()) <= 40, "longer than a screen"
         assert not any(o.output_type == "error" for o in cell.outputs)
         assert not any(o.get("name") == "stderr" for o in cell.outputs)
@@ -82,7 +109,10 @@ def test_the_training_page_changes_nothing_by_default():
     cells = code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))
     values = {}
     exec(cells[0].source, values)
-    assert not values["changes"]
+    own = {"profile", "dataset", "method", "jobs", "fresh", "__builtins__", "__annotations__"}
+    assert {
+        name: value for name, value in values.items() if value is not None and name not in own
+    } == {}
     assert values["fresh"] is False, "nothing is deleted"
     runs = load(values["profile"], values["dataset"]).runs(values["method"])
     assert f"{len(runs)} runs " in cells[1].outputs[0]["text"]
@@ -115,6 +145,14 @@ def test_a_changed_number_in_prose_is_found_out(tmp_path, monkeypatch):
     assert [n.text for n in numbers_in_text.numbers_of(changed) if not n.source] == ["485"]
 
 
-def test_every_committed_profile_names_pages_that_exist():
+def test_every_committed_profile_draws_pages():
     for profile in profile_names():
-        assert drawings(profile, [])
+        assert pages_of_profile(profile, datasets_of(profile)[:1]), profile
+
+
+def test_two_profiles_have_pages_of_their_own():
+    names = {
+        p: {page.name for page in pages_of_profile(p, [])} for p in ("images", "smoke", "quick")
+    }
+    assert "image_sets" in names["images"] - names["quick"]
+    assert len(names["smoke"]) == 1, "it is drawn in seconds"

@@ -22,7 +22,7 @@ LINKS = (
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A workbook with results of one's own data set, two pages drawn of it and one of no profile."""
+    """A workbook with results of your own data set, two pages drawn of it and one of no profile."""
     home = make_home(tmp_path_factory.mktemp("reported"), own={"table": "own.csv"}, gaussian={})
     table = pd.DataFrame({"size": range(100), "kind": ["red", "blue"] * 50})
     table.to_csv(home / "own.csv", index=False)
@@ -43,7 +43,7 @@ def page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOFTAD_HOME", str(home))
         assert cli.main(["train", "tiny", "-j", "1"]) == 0
-        assert cli.main(["run", "tiny", "--draw-only", "-j", "2"]) == 0
+        assert cli.main(["draw", "tiny", "-j", "2"]) == 0
         assert cli.main(["report", "tiny"]) == 0
         yield home / "outputs/tiny/index.html"
 

@@ -1,57 +1,63 @@
 """A training step captured once as a CUDA graph and replayed: one launch instead of hundreds."""
 
-import functools
 import gc
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+WARM_UP = 3
+"""Steps before a capture, in which libraries and the optimizer make what they keep."""
+
 
 class CapturedStep:
-    """`step(positions)` on CUDA, captured at the first batch of each length.
+    """Replays a step that changes `tensors` and the optimizer's state in place.
+
+    It is captured at the first batch of each length. State that the optimizer makes while a capture
+    warms up becomes zero afterwards, where Adam and SGD with momentum start from.
 
     Args:
-        step: changes `tensors` and the optimizer's state in place.
         tensors: parameters and buffers.
-        optimizer: state that it makes while a capture warms up becomes zero afterwards, where Adam
-            and SGD with momentum start from.
+        optimizer: steps them.
     """
 
-    def __init__(
-        self,
-        step: Callable[[Tensor], None],
-        tensors: Sequence[Tensor],
-        optimizer: torch.optim.Optimizer,
-    ):
-        self.step, self.tensors, self.optimizer = step, tensors, optimizer
+    def __init__(self, tensors: Sequence[Tensor], optimizer: torch.optim.Optimizer):
+        self.tensors = tensors
+        self.optimizer = optimizer
         self.graphs: dict[int, tuple[Tensor, torch.cuda.CUDAGraph]] = {}
 
-    def __call__(self, positions: Tensor) -> None:
+    def replay(self, step: Callable[[Tensor], None], positions: Tensor) -> None:
+        """Do what `step(positions)` does; always with the same `step`."""
         size = positions.shape[1]
         if size not in self.graphs:
-            self.graphs[size] = self._capture(positions.clone())
+            slot = positions.clone()
+            self.graphs[size] = slot, self._capture(step, slot)
         slot, graph = self.graphs[size]
         slot.copy_(positions)
         graph.replay()
 
-    def _changed(self) -> list[Tensor]:
-        state = (v for s in self.optimizer.state.values() for v in s.values())
-        return [*self.tensors, *(v for v in state if isinstance(v, Tensor))]
-
-    def _capture(self, slot: Tensor) -> tuple[Tensor, torch.cuda.CUDAGraph]:
-        """Warm up and record a step that reads its positions from `slot`; undo what the warm-up changed."""
+    def _capture(self, step: Callable[[Tensor], None], slot: Tensor) -> torch.cuda.CUDAGraph:
+        """Record a step that reads its positions from `slot`; undo what its warm-up changed."""
         gc.collect()  # an old graph that is destroyed during a capture spoils it
         before = {id(t): t.clone() for t in self._changed()}
-        step, graph = functools.partial(self.step, slot), torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         side = torch.cuda.Stream()  # its own: graphs that share a stream share a workspace
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
+            for _ in range(WARM_UP):
+                step(slot)
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(graph, stream=side):
-            step()
+            step(slot)
         for t in self._changed():
-            t.copy_(before[id(t)]) if id(t) in before else t.zero_()
-        return slot, graph
+            if id(t) in before:
+                t.copy_(before[id(t)])
+            else:
+                t.zero_()
+        return graph
+
+    def _changed(self) -> list[Tensor]:
+        """Return what a step changes: weights, buffers, and the optimizer's state so far."""
+        states = self.optimizer.state.values()
+        values = [value for state in states for value in state.values()]
+        return [*self.tensors, *(value for value in values if isinstance(value, Tensor))]

@@ -1,0 +1,100 @@
+"""Test loss relative to plain training with early stopping: numbers and one picture of many data sets."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from softadlib import results
+from softadlib.analysis import plots
+from softadlib.analysis.statistics import mean_interval
+from softadlib.methods import METHODS
+
+LAST = "last epoch"
+BEST = "stopped early"
+ENTRIES = (("erm", LAST), ("softad", LAST), ("softad", BEST), ("sam", BEST))
+"""Method and epoch of the marks of `relative_picture`."""
+SHIFT = 0.16
+"""Vertical distance between two marks of one line, so that none covers another."""
+
+
+def chosen_losses(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the test loss of the run that each method selects, at its last and at its best epoch.
+
+    Of each dataset, fraction of flipped labels, method and trial the value with the lowest validation
+    loss is selected, once among the last epochs and once among the best ones (early stopping).
+
+    Args:
+        rows: of a profile with `best_epoch`.
+    """
+    last = results.select(results.final(rows), "loss").assign(side=LAST)
+    best = results.select(results.best(rows), "loss").assign(side=BEST)
+    columns = ["dataset", "label_noise", "method", "side", "trial", "loss_test"]
+    return pd.concat([last, best], ignore_index=True)[columns]
+
+
+def relative_to_stopped_erm(losses: pd.DataFrame, across: str = "trial") -> pd.DataFrame:
+    r"""Return the geometric mean of $\ell_{\text{method}} / \ell_{\text{ERM, stopped early}}$, with an interval.
+
+    Args:
+        losses: what `chosen_losses` returns.
+        across: "trial" compares within each trial of one dataset; "dataset" compares the means of
+            each dataset over its trials.
+
+    Returns a row per method and side: `ratio`, `low` and `high` (Student's 95 % interval of the mean
+    logarithm, NaN for fewer than three), and `n`, how many trials or datasets.
+    """
+    means = losses.groupby(["method", "side", across])["loss_test"].mean()
+    reference = means["erm", BEST]
+    lines = []
+    for (method, side), values in means.groupby(level=["method", "side"]):
+        ratios = values.droplevel(["method", "side"]) / reference
+        logs = np.log(ratios.dropna())
+        mean, low, high, n = mean_interval(logs)
+        if n < 3:
+            low, high = np.nan, np.nan
+        ends = {"ratio": np.exp(mean), "low": np.exp(low), "high": np.exp(high)}
+        lines.append({"method": method, "side": side, **ends, "n": n})
+    return pd.DataFrame(lines)
+
+
+def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1, 2)) -> Figure:
+    """Draw ratios of test losses, a line of marks per value of `set`, on a logarithmic axis.
+
+    Open marks are last epochs, filled marks are stopped early; left of 1 is better than ERM stopped early.
+
+    Args:
+        table: rows of `relative_to_stopped_erm` with a column `set`, the label of a line.
+        ticks: marked ratios.
+    """
+    labels = list(dict.fromkeys(table["set"]))
+    fig, ax = plt.subplots(figsize=(plots.WIDTH, 0.9 + 0.44 * len(labels)))
+    for place, (method, side) in enumerate(ENTRIES):
+        of = table[(table["method"] == method) & (table["side"] == side)].set_index("set")
+        of = of.reindex(labels)
+        height = np.arange(len(labels)) + SHIFT * (place - 1.5)
+        colour = plots.PALETTE[method]
+        ax.hlines(height, of["low"], of["high"], color=colour, linewidth=1.2)
+        face = "white" if side == LAST else colour
+        mark = plots.MARKS[method]
+        ax.plot(of["ratio"], height, mark, color=colour, markerfacecolor=face, markersize=6)
+    ax.axvline(1, color="black", linewidth=1)
+    ax.set_xscale("log")
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.set_yticks(range(len(labels)), labels)
+    ax.invert_yaxis()
+    ax.set_xlabel("← better      test loss / test loss of ERM stopped early")
+    fig.legend(handles=[_handle(*entry) for entry in ENTRIES], loc="outside upper center", ncols=2)
+    return fig
+
+
+def _handle(method: str, side: str) -> Line2D:
+    colour = plots.PALETTE[method]
+    face = "white" if side == LAST else colour
+    label = f"{METHODS[method].label}, {side}"
+    style = {"color": colour, "marker": plots.MARKS[method], "markerfacecolor": face}
+    return Line2D([], [], linestyle="", label=label, **style)

@@ -1,0 +1,89 @@
+"""The class probabilities that a criterion stands for: p from a network's logits, in closed form.
+
+A criterion that is the mean of f(ℓ) over samples, ℓ = −ln q_y, is smallest at another softmax q than
+the class probabilities p: at its minimum p_k ∝ q_k / f′(−ln q_k). Cross-entropy has f′ = 1 and q = p.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from softadlib._validation import UserError
+from softadlib.functional.reduction import check_number, in_float32
+
+LEAST_WEIGHT = 1e-6
+"""Smallest weight of a class relative to the largest of its row; a smaller or negative one counts as that."""
+
+
+def class_probabilities(
+    logits: Tensor, weight: Callable[[Tensor], Tensor], smoothing: float | Tensor = 0.0
+) -> Tensor:
+    r"""p_k ∝ q_k / f′(−ln q_k) with q = softmax(logits), (…, C) → (…, C).
+
+    The class probabilities for which these logits minimise the mean of f(ℓ), ℓ the cross-entropy.
+    Where f′ falls to 0, as SoftAD's does at −ln q_k = θ, p_k is 1. Where it is negative no p asks for
+    such a q_k, and p_k is 1 too. A weight below 1e-6 of the largest in its row counts as that, so
+    that ln p is finite: the loss of a wrong sample grows by at most 13.8 nats.
+
+    With label smoothing α, ℓ_k = −(1 − α) ln q_k − α mean_j ln q_j, and q_k − α/C stands in place of
+    q_k; where that is below 1e-6 q_k, 1e-6 q_k does.
+
+    Args:
+        logits: (…, C), floats. Of half precision p is computed, and returned, in float32.
+        weight: losses (m,) in nats ↦ f′ (m,), the weight of a sample's gradient, up to a factor.
+        smoothing: α of the targets, at least 0 and below 1.
+
+    Raises:
+        ValueError: logits that are no float tensor with two classes or more, and another α.
+
+    Example:
+        >>> from softadlib.functional import softad_weights
+        >>> logits = torch.tensor([[0.75, 0.25]]).log()
+        >>> class_probabilities(logits, lambda losses: softad_weights(losses, theta=0.0))
+        tensor([[0.8980, 0.1020]])
+
+    Source: Williamson, Vernet & Reid (2016) for any loss; Charoenphakdee et al. (2021) for focal loss.
+    """
+    return class_log_probabilities(logits, weight, smoothing).exp()
+
+
+def class_log_probabilities(
+    logits: Tensor, weight: Callable[[Tensor], Tensor], smoothing: float | Tensor = 0.0
+) -> Tensor:
+    """ln p of `class_probabilities`, of the same arguments; finite where the logits are.
+
+    >>> logits = torch.tensor([[0.9, 0.1]]).log()
+    >>> class_log_probabilities(logits, torch.ones_like, smoothing=0.2).exp()  # (0.9 − 0.1)/0.8
+    tensor([[1.0000e+00, 1.2500e-07]])
+    """
+    check_number("smoothing", smoothing, low=0, below=1)
+    log_q = _log_softmax(logits)
+    losses, log_r = -log_q, log_q
+    if isinstance(smoothing, Tensor) or smoothing:
+        losses = (1 - smoothing) * losses + smoothing * losses.mean(-1, keepdim=True)
+        log_r = log_q + _log_share_left(log_q, smoothing)
+    weights = weight(losses.flatten()).view(losses.shape)
+    least = LEAST_WEIGHT * weights.amax(-1, keepdim=True)
+    least = least.clamp_min(torch.finfo(least.dtype).tiny)
+    return (log_r - torch.maximum(weights, least).log()).log_softmax(-1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Return ln softmax(logits) in float32 at least, and so large that a sum over the classes is finite."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"logits must be a float tensor of shape (n, C), got {kind}")
+    if logits.ndim == 0 or logits.shape[-1] < 2:
+        raise UserError(
+            "logits must have shape (n, C), a column for each class, got "
+            f"{tuple(logits.shape)}; for one logit z of two classes pass the columns 0 and z"
+        )
+    log_q = in_float32(logits).log_softmax(-1)
+    return log_q.clamp_min(torch.finfo(log_q.dtype).min / (2 * log_q.shape[-1]))
+
+
+def _log_share_left(log_q: Tensor, smoothing: float | Tensor) -> Tensor:
+    """Return ln(1 − α/(C q_k)): the share of q_k that is left without the uniform part of the targets."""
+    uniform = torch.as_tensor(smoothing / log_q.shape[-1], dtype=log_q.dtype, device=log_q.device)
+    return (1 - (uniform.log() - log_q).exp()).clamp_min(LEAST_WEIGHT).log()

@@ -1,0 +1,316 @@
+"""What all criteria share: a base loss with one value per sample, hooks, the level θ."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from softadlib import functional as F
+from softadlib._validation import UserError, choose, real
+from softadlib.functional.perturbed import in_perturbed_pass
+from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
+from softadlib.losses.per_sample import Base, PerSampleOfClasses, per_sample
+
+if TYPE_CHECKING:  # absent where torch was built without it
+    from torch.distributed import ProcessGroup
+
+LossesHook = Callable[[Tensor, Tensor | None, float | Tensor | None], None]
+"""Takes losses (n,), how much each counts (n,) or None, and θ: one, one for each loss, or None."""
+
+
+def world_size(group: "ProcessGroup | None" = None) -> int:
+    """Return the number of processes in the group, 1 where none is running."""
+    dist = torch.distributed
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+class PerSampleCriterion(nn.Module):
+    """A base loss that gives one value per sample, and the reduction of what is made of them."""
+
+    settings: tuple[str, ...] = ()
+    """Names of the numbers that `repr` shows."""
+    no_closed_form = "write its gradient_weights(losses), the derivative of f at each loss"
+    """Why there are no `probabilities`."""
+
+    def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
+        super().__init__()
+        choose("reduction", reduction, F.REDUCTIONS)
+        if isinstance(base, PerSampleCriterion):
+            raise UserError(
+                f"base must be a callable such as nn.MSELoss(), got {type(base).__name__}, which is a "
+                "criterion itself"
+            )
+        self.base = per_sample(base, reduction)
+        self.reduction = reduction
+        self._is_first_batch = True
+        self._losses_hooks: OrderedDict[int, LossesHook] = OrderedDict()
+
+    def register_losses_hook(self, hook: LossesHook) -> RemovableHandle:
+        """Call `hook(losses, counts, theta)` at every training batch, without a second forward pass.
+
+        `losses` (n,) are those of the base, detached. `counts` (n,) say how much each counts, None
+        where all count 1. θ is a float, (n,) or None. Calls without gradients and empty batches are
+        left out, as are the later passes of SAM, whose weights are not the model's. A criterion
+        inside a checkpointed function is called again when that is computed anew, and so is the hook:
+        call the criterion outside of it. `handle.remove()` ends it.
+
+        >>> from softadlib import SoftAD
+        >>> criterion, seen = SoftAD(0.1), []
+        >>> handle = criterion.register_losses_hook(lambda losses, counts, theta: seen.append(losses))
+        >>> loss = criterion(torch.zeros(2, 2, requires_grad=True), torch.tensor([0, 1]))
+        >>> seen
+        [tensor([0.6931, 0.6931])]
+        """
+        handle = RemovableHandle(self._losses_hooks)
+        self._losses_hooks[handle.id] = hook
+        return handle
+
+    def _losses(
+        self, input: Any, target: Any, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return per-sample losses, and how much each counts, the caller's weights among it."""
+        losses, counts = self.base.losses_and_counts(input, target, weights)
+        if self._is_first_batch and not torch.compiler.is_compiling():
+            self._check_first_batch(input, target)
+            self._is_first_batch = False
+        return losses, counts
+
+    def _check_first_batch(self, input: Any, target: Any) -> None:
+        """Look at the first batch for what only a batch shows; one synchronisation at most."""
+        self.base.check_first_batch(input, target)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _notify(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
+        """Call the hooks of a batch that is trained on."""
+        if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
+            for hook in self._losses_hooks.values():
+                hook(losses.detach().flatten(), _flat(counts), theta)
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        """Return f′ of losses (m,), up to a factor, where the criterion is the mean of f over samples."""
+        raise UserError(
+            f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
+        )
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,)."""
+        return self.gradient_weights(losses)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the class probabilities p that logits of a network trained with this criterion stand for.
+
+        p_k ∝ q_k / f′(−ln q_k), with q the softmax and f what the criterion makes of a loss: see
+        `functional.class_probabilities`. Of ERM p is q. Class weights and label smoothing of the base
+        are taken off too.
+
+        Args:
+            logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
+
+        Raises:
+            ValueError: for a criterion whose p has no closed form, for a base that is not torch's
+                cross-entropy or NLL, and for a class weight of 0.
+
+        Example:
+            >>> from softadlib import SoftAD
+            >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
+            tensor([[0.8980, 0.1020]])
+        """
+        if not isinstance(self.base, PerSampleOfClasses):
+            raise UserError(
+                "class probabilities have a closed form for cross-entropy; the base is "
+                f"{self.base.loss!r}, use functional.class_probabilities for a loss −ln q of your own"
+            )
+        class_axis = 1 if logits.ndim > 1 else 0
+        log_p = F.class_log_probabilities(
+            logits.movedim(class_axis, -1), self.gradient_weights, self.base.label_smoothing
+        )
+        weights = self.base.class_weights
+        if weights is not None:
+            if not weights.all():
+                raise UserError(
+                    "a class of weight 0 has no probability: the criterion never saw it; leave it "
+                    "out of weight= and of the logits"
+                )
+            log_p = (log_p - weights.log()).log_softmax(-1)
+        return log_p.exp().movedim(-1, class_axis)
+
+    def extra_repr(self) -> str:
+        shown = {name: getattr(self, name) for name in self.settings}
+        if self.reduction != "mean":
+            shown["reduction"] = self.reduction
+        return ", ".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value!r}"
+            for name, value in shown.items()
+        )
+
+
+class Criterion(PerSampleCriterion):
+    """A scalar criterion over per-sample losses. Subclasses write `reduce`.
+
+    Where `decomposes`, means of equal parts average to the whole's. For unequal parts
+    take sums and divide by all weights. `reduction="mean"` of an empty batch is NaN, as torch's.
+
+    Args:
+        base: callable (input, target) → per-sample losses of any shape, each of which is a sample:
+            pixels, tokens, and of `nn.MSELoss` or `nn.BCEWithLogitsLoss` every element. Default:
+            `nn.CrossEntropyLoss()`. A torch loss is copied with `reduction="none"`: what is set on it
+            afterwards, such as `label_smoothing`, changes nothing here.
+        reduction: "mean" gives Σ w·f(ℓ)/Σ w, "sum" Σ w·f(ℓ), "none" w·f(ℓ) in the target's shape.
+            The weights w are 0 for ignored targets, w_y for class weights, 1 otherwise.
+
+    Raises:
+        ValueError: for a base that cannot be called, that is a criterion of this library, that gives
+            a single value, or that has parameters and reduces; for class weights together with label
+            smoothing or class probabilities; for logits (B, T, K) beside classes (B, T); for another
+            `reduction`, and for `weights` of another shape or below 0.
+
+    `state_dict` holds θ and class weights. All other settings (σ, γ, β, t, radius, label smoothing)
+    are the constructor's, as in torch's losses.
+    """
+
+    decomposes = True
+    """Whether the values of parts of a batch add up to the value of the whole."""
+
+    if TYPE_CHECKING:  # type checkers know of a module only that it can be called
+
+        def __call__(
+            self, input: Tensor, target: Tensor, weights: Tensor | None = None
+        ) -> Tensor: ...
+
+    def forward(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Map (n, C) logits and (n,) targets to (), or whatever shapes `base` takes.
+
+        `weights` in the shape of the per-sample losses, at least 0, say how much each sample counts,
+        beside class weights and ignored targets: the mean is Σ w·f(ℓ)/Σ w. A target of weight 0 may be
+        NaN.
+        """
+        return self._value(input, target, weights, self.reduction)
+
+    def per_sample(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return w·f(ℓ) in the shape of the per-sample losses, whatever `reduction` is.
+
+        >>> from softadlib import Focal
+        >>> Focal(gamma=2).per_sample(torch.zeros(2, 2), torch.tensor([0, 1]))  # ¼·ln 2 each
+        tensor([0.1733, 0.1733])
+        """
+        return self._value(input, target, weights, "none")
+
+    def _value(
+        self, input: Tensor, target: Tensor, weights: Tensor | None, reduction: str
+    ) -> Tensor:
+        if reduction != "mean" and not self.decomposes:
+            raise UserError(
+                f"{type(self).__name__} has no value per sample, and so no sum: it is a function of the "
+                "whole batch; SoftAD and IFlood have one"
+            )
+        losses, counts = self._losses(input, target, weights)
+        if self._losses_hooks:
+            self._notify(losses, counts, getattr(self, "theta", None))
+        if losses.ndim == 1:
+            value = self.reduce(losses, counts, reduction)
+        else:
+            value = self.reduce(losses.flatten(), _flat(counts), reduction)
+        if not self.decomposes and not torch.compiler.is_compiling() and world_size() > 1:
+            warn(
+                f"{type(self).__name__} is a function of the whole batch, and each of {world_size()} "
+                "processes takes it of its own part; use AccumulatedFlooding for Flooding, and "
+                "functional over `gather_losses` for others",
+                DistributionWarning,
+            )
+        return value.reshape(losses.shape) if reduction == "none" else value
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        """Reduce per-sample losses (n,) and how much each counts (n,) to (), or (n,) for "none"."""
+        raise NotImplementedError
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return n·∂value/∂ℓᵢ, in closed form or by autograd: 1 for ERM. (n,) → (n,)."""
+        try:
+            return self.gradient_weights(losses)
+        except UserError:  # it has none
+            leaf = losses.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.reduce(leaf, counts)
+        (slope,) = torch.autograd.grad(value, leaf)
+        return slope * (len(losses) if counts is None else counts.sum() / counts)
+
+
+class Thresholded(Criterion):
+    """A criterion with one level θ for all samples, which may be assigned and is in `state_dict`."""
+
+    settings: tuple[str, ...] = ("theta",)
+    pointwise = False
+    """Whether each sample is held against θ by itself, so that a high θ can turn its prediction."""
+
+    def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
+        super().__init__(base, reduction=reduction)
+        self.theta = one_level(theta)
+
+    @property
+    def theta(self) -> float:
+        """The level, in the unit of the loss: nats for cross-entropy."""
+        return self._theta
+
+    @theta.setter
+    def theta(self, value: float) -> None:
+        self._theta = one_level(value)
+        self._is_first_batch = True  # smoothed targets are held against the new level
+        level = self.base.calibrated_below
+        if self.pointwise and self._theta >= level:
+            warn(
+                f"{type(self).__name__}(theta={self._theta:g}): from theta = {level:.4f} on (ln 2 times "
+                "the smallest weight of the loss) the minimiser of cross-entropy predicts the wrong one "
+                "of two classes, and may predict a wrong one of more; use a smaller theta",
+                CalibrationWarning,
+            )
+
+    def get_extra_state(self) -> Tensor:
+        """Return θ, so that a checkpoint holds it; called by `state_dict`."""
+        return torch.tensor(self.theta, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Set θ; called by `load_state_dict`."""
+        self.theta = state.item()
+
+    def _check_first_batch(self, input: Any, target: Any) -> None:
+        """Warn of a θ below the smallest loss, or above the level, of smoothed and mixed targets."""
+        super()._check_first_batch(input, target)
+        levels = self.base.levels(input, target)
+        if levels is None:
+            return
+        said = f"{type(self).__name__}(theta={self.theta:g}): "
+        if self.pointwise and self.theta >= levels.calibrated_below:
+            said += (
+                f"from theta = {levels.calibrated_below:.4f} on the minimiser of smoothed cross-entropy "
+                "may predict the wrong class (softadlib.cross_entropy_levels); use a smaller theta"
+            )
+            warn(said, CalibrationWarning)
+        elif 0 < self.theta < levels.minimum:
+            said += (
+                "half of the targets are smoothed or mixed so that their loss is at least "
+                f"{levels.minimum:.4f}, and none of them ever ascends; theta = "
+                f"{levels.minimum + self.theta:.4f} lies as far above that as yours above 0"
+            )
+            warn(said, InertWarning)
+
+
+def _flat(counts: Tensor | None) -> Tensor | None:
+    return None if counts is None else counts.flatten()
+
+
+def one_level(theta: Any) -> float:
+    """Return θ as a float; `UserError` for anything else, with the way out for several levels."""
+    try:
+        return real("theta", theta)
+    except UserError as error:
+        if getattr(theta, "ndim", 0) or isinstance(theta, (list, tuple)):
+            raise UserError(
+                f"{error}; a level for each class is AdaFlood(levels)(logits, targets, targets), whose "
+                "third argument says which level each sample has"
+            ) from None
+        raise

@@ -1,0 +1,362 @@
+"""A base loss made to give one value per sample: resolved once, when the criterion is made."""
+
+import copy
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softadlib._validation import UserError
+from softadlib.functional.objectives import LN2
+from softadlib.functional.reduction import check_weights, in_float32, is_hidden
+from softadlib.losses.levels import Levels, cross_entropy_levels
+from softadlib.losses.notices import warn
+
+Base = Callable[[Any, Any], Tensor]
+OF_FUNCTIONS = {
+    nn.functional.cross_entropy: nn.CrossEntropyLoss,
+    nn.functional.nll_loss: nn.NLLLoss,
+}
+"""Function of torch → the loss that `partial(function, …)` stands for."""
+
+
+class PerSample(nn.Module):
+    """Calls a base loss for the losses of the samples, and says how much each sample counts.
+
+    ============================  ============================  ===================================
+    base                          targets that do not count     weight of a sample
+    ============================  ============================  ===================================
+    torch's cross-entropy, NLL    those of its `ignore_index`   w_y with `weight=`, else 1; the loss
+                                                                is without the weight, in nats
+    callable with `ignore_index`  those equal to it, where      1
+                                  each target has one loss
+    any other callable            none: its zeros are losses    1
+    ============================  ============================  ===================================
+
+    Torch's losses of half-precision input are computed in float32.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        loss: Base,
+        *,
+        of_torch: bool = False,
+        class_weights: Tensor | None = None,
+        ignore_index: int | None = None,
+        calibrated_below: float = math.inf,
+    ):
+        super().__init__()
+        self.loss = loss
+        self.of_torch = of_torch
+        self.register_buffer("class_weights", class_weights)
+        self.ignore_index = ignore_index
+        self.calibrated_below = calibrated_below
+        """θ from which on SoftAD and iFlood of this loss may predict the wrong class."""
+
+    def losses_and_counts(
+        self, input: Any, target: Any, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return losses, one per sample, and how much each counts; None where all count 1.
+
+        A target of weight 0 is replaced before the base sees it, and its loss is 0: a NaN or a class
+        out of range there reaches neither the value nor the gradient.
+        """
+        input, target = self._prepare(input, target)
+        if weights is not None:
+            target = _without(target, weights, self._fill(target))
+        losses = self._losses(input, target)
+        counts = self._counts(losses, input, target)
+        if weights is not None:
+            weights = check_weights(weights, losses)
+            losses = losses.masked_fill(weights == 0, 0)
+            counts = weights if counts is None else counts * weights
+        return losses, counts
+
+    def _prepare(self, input: Any, target: Any) -> tuple[Any, Any]:
+        """Return what the base is given."""
+        return _checked(input, target) if self.of_torch else (input, target)
+
+    def _fill(self, target: Any) -> float:
+        """Return what stands in place of a target of weight 0."""
+        return 0 if self.ignore_index is None else self.ignore_index
+
+    def _losses(self, input: Any, target: Any) -> Tensor:
+        losses: Any = self.loss(input, target)
+        if not isinstance(losses, Tensor):
+            raise UserError(
+                f"base {self.loss!r} must give a tensor of one loss per sample, shape (n,), "
+                f"got {type(losses).__name__}"
+            )
+        if losses.ndim == 0:
+            raise UserError(
+                f"base {self.loss!r} must give one loss per sample, shape (n,); it gave a single value: "
+                "use reduction='none', or a callable without the mean"
+            )
+        return losses
+
+    def _counts(self, losses: Tensor, input: Any, target: Any) -> Tensor | None:
+        """Return how much each sample counts by the options of the base, None where all count 1."""
+        if self.ignore_index is None or losses.numel() != target.numel():
+            return None
+        counted: Tensor = target != self.ignore_index
+        return counted.reshape(losses.shape)
+
+    def check_first_batch(self, input: Any, target: Any) -> None:
+        """Look for what only a batch shows: logits in place of log-probabilities, or turned axes."""
+
+    def levels(self, input: Any, target: Any) -> Levels | None:
+        """Return the levels of smoothed or mixed targets, None for others."""
+        return None
+
+
+class PerSampleOfClasses(PerSample):
+    """Torch's cross-entropy or NLL: targets are classes, or probabilities of the classes."""
+
+    ignore_index: int
+
+    def __init__(self, loss: nn.CrossEntropyLoss | nn.NLLLoss):
+        """Take over a copy of the user's loss: its class weights are moved out of it."""
+        super().__init__(
+            loss,
+            of_torch=True,
+            class_weights=loss.weight,
+            ignore_index=loss.ignore_index,
+            calibrated_below=_calibrated_below(loss),
+        )
+        self.label_smoothing = getattr(loss, "label_smoothing", 0.0)
+        self.takes_log_probabilities = isinstance(loss, nn.NLLLoss)
+        loss.weight = None
+
+    def _prepare(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        input, target = _checked(input, target)
+        if (
+            input.ndim > 2
+            and self._has_classes_last(input, target)
+            and input[:, 0].shape != target.shape
+        ):
+            raise UserError(
+                f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} have their classes "
+                "last, and cross-entropy takes them second: give logits.movedim(-1, 1), or "
+                "logits.flatten(0, -2) and targets.flatten()"
+            )
+        if target.dtype == torch.uint8:  # takes -100 for 156, and as an index is a mask
+            target = target.long()
+        return input, target
+
+    @staticmethod
+    def _has_classes_last(input: Tensor, target: Tensor) -> bool:
+        """Tell whether logits (B, T, V) stand beside classes (B, T)."""
+        return target.shape == input.shape[:-1] and not target.is_floating_point()
+
+    def _fill(self, target: Tensor) -> float:
+        return 0 if target.is_floating_point() else self.ignore_index
+
+    def _losses(self, input: Tensor, target: Tensor) -> Tensor:
+        return self.loss(input, target)
+
+    def _counts(self, losses: Tensor, input: Tensor, target: Tensor) -> Tensor | None:
+        class_weights = self.class_weights
+        if target.is_floating_point():  # probabilities all count
+            if class_weights is not None:
+                raise UserError(weights_inside("class probabilities"))
+            return None
+        if class_weights is None:
+            return None if _all_count(target, self.ignore_index) else target != self.ignore_index
+        classes = input.shape[min(1, input.ndim - 1)]
+        if class_weights.shape != (classes,):
+            raise UserError(
+                f"the base's class weights must have shape ({classes},), one per class of the logits, "
+                f"got {tuple(class_weights.shape)}"
+            )
+        counted = target != self.ignore_index
+        index = torch.where(counted, target, 0)
+        weights = class_weights.to(losses.dtype).index_select(0, index.flatten())
+        return weights.view_as(index) * counted
+
+    def check_first_batch(self, input: Tensor, target: Tensor) -> None:
+        if input.ndim > 2 and self._has_classes_last(input, target):
+            # By the shapes alone, both readings are possible. A later batch of another length shows.
+            warn(
+                f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
+                "classes, length), as torch reads them; if the classes are last, give "
+                "logits.flatten(0, -2) and targets.flatten()"
+            )
+        if not self.takes_log_probabilities or not input.numel() or is_hidden(input):
+            return
+        sums = input.detach().double().exp().sum(min(1, input.ndim - 1))
+        if (sums - 1).abs().max() > 0.05:
+            raise UserError(
+                "NLLLoss takes log-probabilities, whose exponentials sum to one, and these sum to "
+                f"{sums.flatten()[0].item():.3g}; for logits give base=nn.CrossEntropyLoss()"
+            )
+
+    def levels(self, input: Tensor, target: Tensor) -> Levels | None:
+        if is_hidden(target) or not target.numel():
+            return None
+        class_axis = min(1, input.ndim - 1)
+        classes = input.shape[class_axis]
+        if target.is_floating_point():
+            mixed = target.detach().float()
+            mixed = mixed * (1 - self.label_smoothing) + self.label_smoothing / classes
+            least = torch.special.entr(mixed).sum(class_axis).median().item()
+            return Levels(least, math.inf, math.inf, math.log(classes))
+        if self.label_smoothing and classes > 1:
+            return cross_entropy_levels(classes, self.label_smoothing)
+        return None
+
+
+def _checked(input: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Return what a loss of torch is given, in float32 at least; `UserError` for anything but tensors."""
+    for name, value in (("input", input), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"{name} must be a tensor, got {type(value).__name__}; of a model's output give its logits"
+            )
+    return in_float32(input), in_float32(target)
+
+
+class RowSums(nn.Module):
+    """Σ of a loss over all but the first dimension: what `reduction="batchmean"` is the mean of."""
+
+    def __init__(self, elementwise: nn.Module):
+        super().__init__()
+        self.elementwise = elementwise
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        losses: Tensor = self.elementwise(input, target)
+        return losses.flatten(1).sum(1)
+
+
+def uncompiled(value: Any) -> Any:
+    """Return the module that `torch.compile` wrapped; torch has no public way to it."""
+    return getattr(value, "_orig_mod", value)
+
+
+def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
+    """Resolve a base: torch's losses are copied with `reduction="none"`, others called as they are.
+
+    Options that are set on a loss of torch afterwards change nothing here.
+
+    Args:
+        base: callable (input, target) → losses; None is cross-entropy.
+        wanted: the criterion's own reduction; a base that sums under a mean is warned of.
+
+    Raises:
+        ValueError: see `Criterion`.
+
+    Example:
+        >>> base = per_sample(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+        >>> base.losses_and_counts(torch.zeros(2, 2), torch.tensor([0, 1]))  # ln 2 each; the second counts three times
+        (tensor([0.6931, 0.6931]), tensor([1., 3.]))
+    """
+    base = nn.CrossEntropyLoss() if base is None else uncompiled(base)
+    if not callable(base) or isinstance(base, type):
+        raise UserError(
+            f"base must be a callable such as nn.MSELoss(), got {type(base).__name__} {base!r:.40}"
+        )
+    if isinstance(base, functools.partial) and base.func in OF_FUNCTIONS and not base.args:
+        base = OF_FUNCTIONS[base.func](**base.keywords)
+    reduction = getattr(base, "reduction", "none")
+    of_torch = isinstance(base, nn.modules.loss._Loss)  # torch has no public name for its losses
+    if reduction != "none":
+        _check_reduction(base, reduction, wanted)
+    level = _calibrated_below(base)
+    loss: Any = base
+    if of_torch or reduction != "none":
+        loss = copy.deepcopy(base)
+        loss.reduction = "none"
+    if reduction == "batchmean":
+        loss = RowSums(loss)
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        _check_class_weights(loss)
+        if _calls_torchs_forward(loss):
+            return PerSampleOfClasses(loss)
+    return PerSample(loss, of_torch=of_torch, ignore_index=_index_of(loss), calibrated_below=level)
+
+
+def _check_reduction(base: Base, reduction: str, wanted: str) -> None:
+    """Refuse a base with parameters that reduces; warn of one that sums under a mean."""
+    if isinstance(base, nn.Module) and next(base.parameters(), None) is not None:
+        raise UserError(
+            f"base {base!r} has parameters and reduction={reduction!r}; a criterion would copy it, and "
+            "the copy's parameters would be no optimizer's: make it with reduction='none'"
+        )
+    if reduction == "sum" and wanted == "mean":
+        warn(
+            f"{base!r} has reduction='sum', and a criterion takes the mean of its losses unless "
+            "it gets reduction='sum' itself; give reduction= to the criterion"
+        )
+
+
+def _calls_torchs_forward(loss: nn.Module) -> bool:
+    """Tell whether the loss is torch's own cross-entropy or NLL, whose options are known here."""
+    return type(loss).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+
+
+def _check_class_weights(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
+    """Refuse class weights that have no one meaning, and negative ones."""
+    if loss.weight is None:
+        return
+    if not _calls_torchs_forward(loss):
+        raise UserError(
+            f"{type(loss).__name__} has class weights and a forward of its own, which leaves no weight "
+            "of the sample to divide by; leave out weight=, and call criterion(logits, targets, "
+            "weights=w[targets])"
+        )
+    if getattr(loss, "label_smoothing", 0.0):
+        raise UserError(weights_inside("label_smoothing="))
+    if (loss.weight < 0).any():
+        raise UserError(f"class weights must be at least 0, got {loss.weight.min().item():g}")
+
+
+def weights_inside(option: str) -> str:
+    """Say why class weights and `option` do not go together."""
+    return (
+        f"{option} with class weights: torch weighs the classes inside each sample, which leaves no "
+        "loss in nats and no weight of the sample; leave out weight=, and weigh the samples: "
+        "criterion(logits, targets, weights=w[targets])"
+    )
+
+
+def _calibrated_below(base: object) -> float:
+    """Return ln 2 for torch's cross-entropies, times the smallest weight inside a binary one."""
+    if isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        return math.inf if getattr(base, "label_smoothing", 0.0) else LN2
+    if not isinstance(base, (nn.BCELoss, nn.BCEWithLogitsLoss)):
+        return math.inf
+    smallest = 1.0 if base.weight is None else base.weight.min().item()
+    positive = getattr(base, "pos_weight", None)
+    if positive is not None:
+        smallest *= min(1.0, positive.min().item())
+    return LN2 * smallest
+
+
+def _index_of(loss: Any) -> int | None:
+    """Return the `ignore_index` of a callable, where it has a whole number."""
+    index: Any = getattr(loss, "ignore_index", None)
+    return operator.index(index) if hasattr(index, "__index__") else None
+
+
+def _without(target: Any, weights: Any, fill: float) -> Any:
+    """Return the target with `fill` where the weight is 0; weights may be per row, or per pixel."""
+    if not isinstance(target, Tensor) or not isinstance(weights, Tensor):
+        return target
+    if weights.numel() == target.numel():
+        return target.masked_fill((weights == 0).reshape(target.shape), fill)
+    inner = target.ndim - weights.ndim  # of class probabilities (n, K, …), or of a loss per row
+    if inner < 1 or target.shape[:1] + target.shape[1 + inner :] != weights.shape:
+        return target  # `check_weights` refuses them
+    return target.masked_fill((weights == 0)[(slice(None), *[None] * inner)], fill)
+
+
+def _all_count(target: Tensor, ignored: int) -> bool:
+    """Tell whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
+    if ignored >= 0 or target.device.type != "cpu" or is_hidden(target):
+        return False
+    return target.numel() > 0 and target.amin().item() >= 0

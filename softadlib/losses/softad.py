@@ -1,0 +1,226 @@
+"""SoftAD and what it is held against: drop-in replacements for `nn.CrossEntropyLoss`."""
+
+from torch import Tensor
+
+from softadlib import functional as F
+from softadlib._validation import choose, real
+from softadlib.functional.objectives import MIN_SIGMA
+from softadlib.losses.criterion import Criterion, Thresholded
+from softadlib.losses.per_sample import Base
+
+
+class ERM(Criterion):
+    """mean ℓ: empirical risk minimisation, the baseline. Equal to torch's loss with its options.
+
+    Args:
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+        reduction: "mean", "sum" or "none", of the weighted losses.
+
+    Shape:
+        input (n, C), target (n,) → (), in the unit of ℓ, nats for cross-entropy.
+
+    Raises:
+        ValueError: as `Criterion`.
+
+    Vapnik (1992).
+
+    Example:
+        >>> import torch
+        >>> ERM()(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ln 2
+        tensor(0.6931)
+    """
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.erm(losses, weights=weights, reduction=reduction)
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.erm_weights(losses)
+
+
+class Focal(Criterion):
+    """mean((1 − p)^γ·ℓ), p = e^−ℓ: samples that are right already count less. Never ascends.
+
+    Args:
+        gamma: at least 0 and without a unit; 0 is ERM.
+        base: per-sample loss of at least 0, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+        reduction: "mean", "sum" or "none", of the weighted values.
+
+    Shape:
+        input (n, C), target (n,) → ().
+
+    Raises:
+        ValueError: for a γ below 0, and as `Criterion`.
+
+    Lin et al. (2017).
+
+    Example:
+        >>> import torch
+        >>> Focal(gamma=2)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ¼·ln 2
+        tensor(0.1733)
+    """
+
+    settings = ("gamma",)
+
+    def __init__(self, gamma: float = 2.0, *, base: Base | None = None, reduction: str = "mean"):
+        super().__init__(base, reduction=reduction)
+        self.gamma = real("gamma", gamma, low=0)
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.focal(losses, self.gamma, weights=weights, reduction=reduction)
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.focal_weights(losses, self.gamma)
+
+
+class Flooding(Thresholded):
+    """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, the whole batch at once.
+
+    Values of parts of a batch do not add up. Over micro-batches and processes use
+    `AccumulatedFlooding`; in a process group this warns (`DistributionWarning`).
+
+    Args:
+        theta: flood level in nats, any finite number. 0 or less is ERM, of losses that are at least
+            0. It cannot be learned; assign `criterion.theta`.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+
+    Shape:
+        input (n, C), target (n,) → ().
+
+    Raises:
+        ValueError: for a θ that is no finite number, and as `Criterion`.
+        InertWarning: θ below the smallest loss of smoothed or mixed targets.
+
+    Ishida et al. (2020).
+
+    Example:
+        >>> import torch
+        >>> Flooding(theta=0.7)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # 0.7 + (0.7 − ln 2)
+        tensor(0.7069)
+    """
+
+    decomposes = False
+    no_closed_form = (
+        "it holds the mean loss at theta, and many networks have that mean; "
+        "for a trained one fit a temperature (softadlib.fit_temperature)"
+    )
+
+    def __init__(self, theta: float, *, base: Base | None = None):
+        super().__init__(theta, base=base)
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.flooding(losses, self.theta, weights=weights)
+
+
+class IFlood(Thresholded):
+    """mean(θ + |ℓ − θ|): flooding sample by sample.
+
+    Args:
+        theta: level in nats, any finite number. It cannot be learned.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+        reduction: "mean", "sum" or "none", of the weighted values.
+
+    Shape:
+        input (n, C), target (n,) → ().
+
+    Raises:
+        ValueError: for a θ that is no finite number, and as `Criterion`.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, or above the level of a
+            smoothed one.
+        InertWarning: θ below the smallest loss of smoothed or mixed targets.
+
+    Xie et al. (2022).
+
+    Example:
+        >>> import torch
+        >>> IFlood(theta=0.1, base=torch.nn.L1Loss())(torch.tensor([0.0, 1.0]), torch.zeros(2))  # (0.2 + 1)/2
+        tensor(0.6000)
+    """
+
+    pointwise = True
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.iflood(losses, self.theta, weights=weights, reduction=reduction)
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.iflood_weights(losses, self.theta)
+
+
+class SoftAD(Thresholded):
+    """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
+
+    The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
+    samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
+    not the probability of the classes: use `criterion.probabilities(logits)`.
+
+    Args:
+        theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
+            `criterion.theta` in the loop to move it.
+        sigma: width in nats of the region around θ in which steps are short, at least 1e-12.
+        eta: factor of θ in the value. It never changes a gradient in the weights.
+        scale: "code" has σ² before the mean and weights σφ, as the paper's code; "text" has σ and
+            weights φ, as its text. They are equal at σ = 1.
+        base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
+        reduction: "mean", "sum" or "none", of the weighted values.
+
+    Shape:
+        input (n, C), target (n,) → (). A loss of ∞ gives NaN.
+
+    Raises:
+        ValueError: for numbers out of range, an unknown scale, and as `Criterion`.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, or above the level of a
+            smoothed one.
+        InertWarning: θ below the smallest loss of smoothed or mixed targets.
+
+    Holland & Nakatani (2024).
+
+    Example:
+        >>> import torch
+        >>> criterion = SoftAD(theta=0.25, base=torch.nn.L1Loss())
+        >>> criterion(torch.tensor([1.0, 0.25]), torch.zeros(2))  # 0.25 + (ρ(0.75) + 0)/2, ρ(0.75) = 0.25
+        tensor(0.3750)
+        >>> SoftAD(theta=0.1)(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0]))  # ℓ = ln 2
+        tensor(0.2627)
+    """
+
+    settings = ("theta", "sigma", "eta", "scale")
+    pointwise = True
+
+    def __init__(
+        self,
+        theta: float,
+        sigma: float = 1.0,
+        eta: float = 1.0,
+        *,
+        scale: str = "code",
+        base: Base | None = None,
+        reduction: str = "mean",
+    ):
+        super().__init__(theta, base=base, reduction=reduction)
+        self.sigma = real("sigma", sigma, low=MIN_SIGMA)
+        self.eta = real("eta", eta)
+        choose("scale", scale, F.SCALES)
+        self.scale = scale
+
+    def reduce(
+        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        return F.softad(
+            losses,
+            self.theta,
+            self.sigma,
+            self.eta,
+            self.scale,
+            weights=weights,
+            reduction=reduction,
+        )
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        return F.softad_weights(losses, self.theta, self.sigma, self.scale)

@@ -1,0 +1,158 @@
+"""Changes of a profile's parameters, as people give them: on the command line and in a page."""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from softadlib._validation import UserError, choose
+from softadlib.methods import METHODS, get_method
+from softadlib.training.profiles import load, parse_yaml
+from softadlib.training.protocol import Protocol
+from softadlib.workbook.work import derive_profile
+
+NUMBER = r"[-+]?[\d.]+(?:[eE][-+]?\d+)?"
+NUMBERS = re.compile(rf"\s*{NUMBER}(?:\s*,\s*{NUMBER})+\s*")
+"""Two numbers or more with commas between them: a list without brackets."""
+LONGEST_NAME = 60
+"""Characters of a name that is made of changes; a longer one is shortened to a hash."""
+INJECTED = "# Parameters"
+"""First line of the cell that papermill writes."""
+
+
+def parse(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read every `-p NAME=VALUE`. Raises UserError for one without a value, or whose value is not YAML."""
+    values = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise UserError(f"-p {pair} has no value; give -p {pair}=VALUE")
+        _point_to_methods(name)
+        values[name] = _parse_value(name, text)
+    return values
+
+
+def _parse_value(name: str, text: str) -> Any:
+    """Return the value of a parameter from YAML; `0.1,0.2` is a list as `[0.1, 0.2]` is."""
+    listed = f"[{text}]" if NUMBERS.fullmatch(text) else text
+    try:
+        return parse_yaml(listed)
+    except (YAMLError, ValueError, RecursionError):  # a date of month 13, 3,000 brackets
+        raise UserError(f"parameter {name}: {text!r:.80} is not YAML") from None
+
+
+def _point_to_methods(name: str) -> None:
+    """Raise UserError for a method's hyperparameter or setting that is given without the method."""
+    grids = [f"grids.{method.name}" for method in METHODS.values() if method.knob == name]
+    settings = [f"settings.{m.name}.{name}" for m in METHODS.values() if name in m.settings]
+    if (not grids and not settings) or name in Protocol.names():
+        return
+    choices = ", ".join(grids + settings)
+    example = f"{(grids or settings)[-1]}={'0.1,0.2' if grids else 'VALUE'}"
+    raise UserError(f"{name} belongs to a method; give it as {choices}, such as -p {example}")
+
+
+def changed_protocol(
+    profile: str,
+    dataset: str,
+    method: str,
+    given: Mapping[str, Any],
+    changes: Mapping[str, Any] | str | None = None,
+    as_profile: str | None = None,
+) -> Protocol:
+    """Return the protocol of a dataset with the parameters that a page was given.
+
+    A changed protocol is kept under another name, so that it never replaces or adds to the results of
+    `profile`: `params/<name>/<dataset>.yaml` is written.
+
+    Args:
+        profile: the folder below `params/` to start from.
+        dataset: the file in it.
+        method: the method to train; `theta` is its threshold.
+        given: parameters by name; those that are None stay as the profile has them.
+        changes: further parameters, a mapping or a line of YAML such as "{dtype: float32}".
+        as_profile: where the results go. None: the profile itself without changes, else a name that
+            is made of them, such as quick-lr-0.01.
+
+    Raises:
+        UserError: for an unknown parameter, a bad value, or a name that has other parameters.
+    """
+    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted |= _as_mapping(changes)
+    if "theta" in wanted:
+        wanted[_grid_of_theta(method)] = _values(wanted.pop("theta"))
+    protocol = load(profile, dataset, wanted)
+    protocol.select_methods([method])
+    name = as_profile or (name_of(profile, wanted) if wanted else profile)
+    if name == profile:
+        return protocol
+    derive_profile(profile, name, [dataset], None, wanted)
+    return load(name, dataset)
+
+
+def name_of(profile: str, changes: Mapping[str, Any]) -> str:
+    """Return a profile's name for these changes: the same changes have the same name."""
+    words = [profile]
+    for key, value in sorted(changes.items()):
+        words += [key.rpartition(".")[2], json.dumps(value)]
+    name = re.sub(r"[^\w.]+", "-", "-".join(words), flags=re.ASCII).strip("-")
+    if len(name) <= LONGEST_NAME:
+        return name
+    content = json.dumps(changes, sort_keys=True)
+    return f"{profile}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def _as_mapping(changes: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Return changes as a dictionary, also from a line of YAML. Raises UserError for anything else."""
+    values = _parse_value("changes", changes) if isinstance(changes, str) else changes
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"changes must be {{NAME: VALUE}}, got {changes!r:.80}")
+    return dict(values)
+
+
+def _grid_of_theta(method: str) -> str:
+    """Return the parameter that holds a method's thresholds. Raises UserError where it has none."""
+    knob = get_method(method).knob
+    if knob == "theta":
+        return f"grids.{method}"
+    if knob is None:
+        raise UserError(f"theta: {method} has no hyperparameter; leave theta out")
+    raise UserError(
+        f"theta: {method} has {knob} in place of it; give changes={{grids.{method}: …}}"
+    )
+
+
+def _values(theta: Any) -> Any:
+    """Return the values of a threshold: a number, a list, or text such as "0.05, 0.1"."""
+    return _parse_value("theta", theta) if isinstance(theta, str) else theta
+
+
+def check_parameters() -> None:
+    """Raise UserError in a page that papermill gave a parameter which the page does not have.
+
+    papermill warns of it and goes on with the page's own values.
+    """
+    from IPython import get_ipython
+
+    executed = [cell for cell in get_ipython().user_ns["In"] if cell.strip()]
+    own, injected = executed[0], executed[1]
+    if injected.startswith(INJECTED):
+        for name in _assigned(injected):
+            choose("parameter", name, _assigned(own))
+
+
+def _assigned(cell: str) -> list[str]:
+    """Return the names that a cell's assignments set."""
+    names = []
+    for statement in ast.parse(cell).body:
+        if isinstance(statement, ast.AnnAssign):
+            names.append(ast.unparse(statement.target))
+        elif isinstance(statement, ast.Assign):
+            names += [ast.unparse(target) for target in statement.targets]
+    return names
