@@ -13,7 +13,8 @@ import pandas as pd
 from softadlib import __version__, _workspace
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS
-from softadlib.results.store import finished, outputs, provenances
+from softadlib.results.files import outputs
+from softadlib.results.read import finished, provenances
 from softadlib.workbook.notebooks import (
     Page,
     pages_of_no_profile,
@@ -149,7 +150,7 @@ def build(profile: str, target: Path | None = None) -> Path:
     sections = [_with_links(part, sections) for part in sections]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(_resource("page.html"))
-    commits = {s.commit for facts in finished(profile).values() for s in facts.sessions} - {None}
+    commits = {s.commit for of in finished(profile).values() for s in of.sessions} - {None}
     text = template.render(
         profile=profile,
         css=Markup(_resource("page.css")),

@@ -7,30 +7,15 @@ from typing import Any
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.store import StudyStore, merge, merge_losses, outputs, stored_facts
+from softadlib.results.files import outputs
+from softadlib.results.read import stored_studies
 from softadlib.training.inputs import load_splits
+from softadlib.training.plan import Study, other_protocol, refuse_other_protocol
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
-from softadlib.training.study import Plan, is_finished, plan_study, store_of
 
 OTHER_FOLDERS = ("bench", "book", "fig12", "figures")
 """Folders of `outputs/` that hold something else than the results of a profile."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """One dataset × method: its protocol, its files, and what is left of it."""
-
-    protocol: Protocol
-    method: str
-    store: StudyStore
-    plan: Plan
-    finished: bool
-
-    @property
-    def name(self) -> str:
-        """The study in words."""
-        return f"{self.protocol.dataset} × {self.method}"
 
 
 @dataclass(frozen=True)
@@ -53,44 +38,66 @@ def prepare(
     methods: Sequence[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
+    name: str | None = None,
     shard: tuple[int, int] = (1, 1),
     fresh: bool = False,
     stored: bool = False,
 ) -> Work:
     """Check a part of a profile and return its studies; None stands for all datasets or methods.
 
-    A dataset whose data are missing is left out, but one that is named raises UserError, as any bad
-    input does. `fresh`: stored results are going to be deleted, so a broken file is no error.
-    `stored`: finished results will do, so that there may be no study whose data are here.
+    A dataset whose data are missing is left out where something is left to train. One that is named
+    raises UserError, as any bad input does, and a folder with results of another protocol.
+
+    Args:
+        profile: a folder under `params/`.
+        datasets: those to take.
+        methods: those to take.
+        changes: parameters on top of the profile's, as `profiles.merge` puts them.
+        name: of the profile that these parameters become; None for `profile` itself.
+        shard: (i, N) takes every N-th trial, from the i-th on.
+        fresh: stored results are going to be deleted, so a broken file is no error.
+        stored: nothing is going to be trained, so the data need not be here.
     """
     available = datasets_of(profile)
-    for name in datasets or ():
-        choose("dataset", name, available)
+    for dataset in datasets or ():
+        choose("dataset", dataset, available)
     studies: list[Study] = []
     left_out: dict[str, str] = {}
     for dataset in dict.fromkeys(available if datasets is None else datasets):
         try:
             protocol = load(profile, dataset, changes)
-            for noise in protocol.label_noise:
-                splits = load_splits(protocol, noise, trials=1)
+            protocol = protocol.replace(profile=name) if name else protocol
+            of_dataset = [
+                Study(protocol, method, shard, fresh) for method in protocol.select_methods(methods)
+            ]
+            if not stored:
+                check(of_dataset)
         except MissingData as error:
             if datasets is not None:
                 raise
             left_out[dataset] = str(error)
-            continue
-        build(protocol.model, splits.shape, splits.classes, seed=0)
-        for method in protocol.select_methods(methods):
-            store = store_of(protocol, method)
-            rows = merge([]) if fresh else store.rows()
-            losses = merge_losses([]) if fresh else store.losses()
-            plan = plan_study(protocol, method, rows, losses, shard)
-            done = not fresh and is_finished(protocol, method, plan, store)
-            studies.append(Study(protocol, method, store, plan, done))
-    if not studies and not (stored and stored_facts(profile)):
+        else:
+            studies += of_dataset
+    if not studies and not (stored and stored_studies(profile)):
         more = f"; and so for {len(left_out) - 1} more" if len(left_out) > 1 else ""
         first = next(iter(left_out.values()))
         raise UserError(f"profile {profile!r} has no data here: {first}{more}")
-    return Work(profile, studies, left_out)
+    return Work(name or profile, studies, left_out)
+
+
+def check(studies: Sequence[Study]) -> None:
+    """Check that the studies of a dataset can be trained: protocol, data and network.
+
+    Raises UserError, and MissingData where data are missing that a study needs.
+    """
+    for study in studies:
+        refuse_other_protocol(study)
+    if all(study.finished for study in studies):
+        return
+    protocol = studies[0].protocol
+    for noise in protocol.label_noise:
+        splits = load_splits(protocol, noise, trials=1)
+    build(protocol.model, splits.shape, splits.classes, seed=0)
 
 
 def derive_profile(
@@ -142,16 +149,9 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     for dataset, (trained, total) in stored.items():
         if 0 < trained < total:
             lines.append(f"{dataset}: {trained:,} of {total:,} runs are trained already")
-    others = [
-        study.name
-        for study in work.studies
-        if not study.store.exists() and study.store.of_other_protocols()
-    ]
-    if others:
-        lines.append(
-            f"results with other parameters are stored of {', '.join(others)} and stay; pages show those "
-            "that were asked for last"
-        )
+    for study in work.studies:
+        if differing := other_protocol(study):
+            lines.append(f"{study.name}: results of another protocol are stored ({differing})")
     crossing: dict[str, list[str]] = {}
     for dataset, protocol in work.protocols.items():
         if note := protocol.cliff_note(list(methods) if methods else None):

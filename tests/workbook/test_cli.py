@@ -14,6 +14,7 @@ from helpers.workspace import TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
+from softadlib.results.read import finished
 from softadlib.training.profiles import load
 from softadlib.workbook import cli
 
@@ -278,8 +279,8 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
         (line,) = results.provenances("tiny").to_dict("records")
         assert (line["runs"], line["runs_without_session"]) == (48, 0)
-        (facts,) = results.store.finished("tiny").values()
-        assert sum(session.runs_trained for session in facts.sessions) == 48, "none twice"
+        (provenance,) = finished("tiny").values()
+        assert sum(session.runs_trained for session in provenance.sessions) == 48, "none twice"
 
 
 def test_a_reader_that_closes_ends_the_command_without_a_word(home):

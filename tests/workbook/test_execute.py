@@ -10,12 +10,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from helpers.protocols import train
 from helpers.workspace import REPOSITORY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.training.profiles import load
-from softadlib.training.study import run_study
 from softadlib.workbook import cli, notebooks
 
 DRAWING = "from softadlib import results; print(len(results.read(profile, final=True)))"
@@ -336,6 +336,6 @@ def test_papermill_trains_with_changed_parameters_under_another_name(home):
     rows = results.read("tiny-epochs-2-softad-0.2-lr-0.01-trials-1", final=True)
     assert rows[["epoch", "trial", "knob"]].to_numpy().tolist() == [[2, 0, 0.2]]
     changes = {"lr": 0.01, "epochs": 2, "trials": 1, "grids.softad": 0.2}
-    again = run_study(load("tiny", "gaussian", changes).replace(profile="other"), "softad")
+    again = train(load("tiny", "gaussian", changes).replace(profile="other"), "softad")
     assert rows["loss_test"].tolist() == results.final(again)["loss_test"].tolist()
     assert cli.main(["draw", "tiny-epochs-2-softad-0.2-lr-0.01-trials-1"]) == 0
