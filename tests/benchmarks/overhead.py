@@ -21,14 +21,15 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from softadlib.training.engines.runs import batches
+from softadlib.training.trainer import make_engine
+
 import softadlib
 from softadlib import SAM, Flooding, IFlood, SoftAD
 from softadlib.data.splits import Splits
 from softadlib.models import build
 from softadlib.training.device import deterministic_math, device_name
-from softadlib.training.engines.runs import batches
 from softadlib.training.protocol import Protocol
-from softadlib.training.trainer import make_engine
 
 METHODS = ("erm", "flooding", "iflood", "softad", "sam")
 KNOB = 0.1
