@@ -248,10 +248,10 @@ def _doubts(prepared: "Work") -> list[str]:
 
 def _check_devices(prepared: "Work") -> None:
     """Raise UserError for a device or a precision that this machine does not have."""
-    from softadlib.training.device import deterministic_math, pick_device
+    from softadlib.training.device import numerics, pick_device
 
     for protocol in prepared.protocols.values():
-        with deterministic_math(pick_device(protocol.device), protocol.precision):
+        with numerics(pick_device(protocol.device), protocol.precision):
             pass
 
 
