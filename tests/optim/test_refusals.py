@@ -33,6 +33,13 @@ def of_two_groups(**first):
     return SGD([{"params": [weights()], **first}, {"params": [weights()]}], lr=0.1)
 
 
+class OtherSAM(SGD):
+    def __init__(self):
+        super().__init__([weights()], lr=0.1)
+
+    def first_step(self, zero_grad=False): ...
+
+
 def refused(call, kind, *words):
     with pytest.raises(kind) as error:
         call()
@@ -44,6 +51,8 @@ def refused(call, kind, *words):
 BASES = {
     "closure": (lambda: torch.optim.LBFGS([weights()]), ["LBFGS", "SGD or Adam"]),
     "sam of sam": (lambda: SAM(sgd()), ["cannot wrap SAM", "SGD or Adam"]),
+    "gnp": (lambda: GNP(sgd()), ["cannot wrap GNP", "SGD or Adam"]),
+    "sam of another package": (OtherSAM, ["cannot wrap OtherSAM", "SGD or Adam"]),
     "maximize": (lambda: sgd(maximize=True), ["maximize=True", "negative loss"]),
     "float16": (lambda: sgd(weights(torch.float16)), ["float16", "use float32"]),
     "bfloat16": (lambda: sgd(weights(torch.bfloat16)), ["bfloat16", "use float32"]),
@@ -227,4 +236,5 @@ def test_momentum_that_no_state_shows_is_refused():
 
 def test_a_state_of_another_number_of_joined_optimizers_is_refused():
     two, three = SAM([sgd(), AdamW([weights()])]), SAM([sgd(), sgd(), sgd()])
-    refused(lambda: two.load_state_dict(three.state_dict()), ValueError)
+    refused(lambda: two.load_state_dict(three.state_dict()), ValueError, "of 3", "2 are joined")
+    refused(lambda: two.load_state_dict(sgd().state_dict()), ValueError, "of 1", "2 are joined")
