@@ -314,17 +314,33 @@ def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
         except UserError:  # a workspace with profiles of its own alone
             continue
         sizes = " + ".join(str(getattr(paper, f"n_{p}") or "all") for p in PARTS)
-        grids = {m: len(grid) for m, grid in paper.grids.items()}
-        values = [(r.grid, grids[r.method]) for r in part.itertuples() if r.method in grids]
         cuts = [
             f"{part[name].min()} of {whole} {name}"
             for name, whole in (("trials", paper.trials), ("epochs", paper.epochs))
             if part[name].min() < whole
         ]
-        cuts += [f"{few} of {all_} values" for few, all_ in sorted(set(values)) if few < all_][:1]
+        cuts += _fewer_values(part, {m: len(grid) for m, grid in paper.grids.items()})
         cuts += [f"samples {s}" for s in sorted(set(part["samples"])) if s != sizes]
         papers = {m: training_words(paper.to_dict(), m).split(", ") for m in set(part["method"])}
         trained = zip(part["method"], part["training"].str.split(", "))
         cuts += dict.fromkeys(word for m, has in trained for word in has if word not in papers[m])
         words[str(dataset)] = ", ".join(cuts)
     return words
+
+
+def _fewer_values(provenances: pd.DataFrame, whole: Mapping[str, int]) -> list[str]:
+    """Return "3 of 10 values of Flooding, iFlood" for every shortened grid; all methods go unnamed.
+
+    Args:
+        provenances: of one dataset, a row per method.
+        whole: method → number of values in its whole grid.
+    """
+    swept = provenances[provenances["method"].isin(whole)]
+    shortened: dict[str, list[str]] = {}
+    for method, few in zip(swept["method"], swept["grid"]):
+        if few < whole[method]:
+            shortened.setdefault(f"{few} of {whole[method]} values", []).append(LABELS[method])
+    return [
+        cut if len(labels) == len(swept) else f"{cut} of {', '.join(labels)}"
+        for cut, labels in shortened.items()
+    ]

@@ -32,8 +32,8 @@ class PerSampleCriterion(nn.Module):
 
     settings: tuple[str, ...] = ()
     """Names of the numbers that `repr` shows."""
-    no_closed_form = ""
-    """Why there are no `probabilities`; empty where there are."""
+    no_closed_form = "write its gradient_weights(losses), the derivative of f at each loss"
+    """Why there are no `probabilities`."""
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
@@ -68,57 +68,11 @@ class PerSampleCriterion(nn.Module):
         self._losses_hooks[handle.id] = hook
         return handle
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        r"""Return the class probabilities p that logits of a network trained with this criterion stand for.
-
-        $p_k \propto q_k / f'(-\ln q_k)$, with q the softmax and f what the criterion makes of a loss:
-        see `functional.class_probabilities`. Of ERM p is q. Class weights and label smoothing of the
-        base are taken off too.
-
-        Args:
-            logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
-
-        Raises:
-            ValueError: for a criterion whose p has no closed form, for a base that is not torch's
-                cross-entropy or NLL, and for a class weight of 0.
-
-        Example:
-            >>> from softadlib import SoftAD
-            >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
-            tensor([[0.8980, 0.1020]])
-        """
-        if self.no_closed_form:
-            raise UserError(
-                f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
-            )
-        if not isinstance(self.base, PerSampleOfClasses):
-            raise UserError(
-                "class probabilities have a closed form for cross-entropy; the base is "
-                f"{self.base.loss!r}, use functional.class_probabilities for a loss −ln q of your own"
-            )
-        classes = 1 if logits.ndim > 1 else 0
-        log_p = F.class_log_probabilities(
-            logits.movedim(classes, -1), self.sample_weights, self.base.label_smoothing
-        )
-        weights = self.base.class_weights
-        if weights is not None:
-            if not weights.all():
-                raise UserError(
-                    "a class of weight 0 has no probability: the criterion never saw it; leave it "
-                    "out of weight= and of the logits"
-                )
-            log_p = (log_p - weights.log()).log_softmax(-1)
-        return log_p.exp().movedim(-1, classes)
-
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Return what multiplies the gradient of each sample, (n,) → (n,)."""
-        raise NotImplementedError
-
     def _losses(
         self, input: Any, target: Any, weights: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Return per-sample losses, and how much each counts, the caller's weights among it."""
-        losses, counts = self.base(input, target, weights)
+        losses, counts = self.base.losses_and_counts(input, target, weights)
         if self._is_first_batch and not torch.compiler.is_compiling():
             self._check_first_batch(input, target)
             self._is_first_batch = False
@@ -132,9 +86,56 @@ class PerSampleCriterion(nn.Module):
     def _notify(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
         """Call the hooks of a batch that is trained on."""
         if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
-            flat_counts = None if counts is None else counts.flatten()
             for hook in self._losses_hooks.values():
-                hook(losses.detach().flatten(), flat_counts, theta)
+                hook(losses.detach().flatten(), _flat(counts), theta)
+
+    def gradient_weights(self, losses: Tensor) -> Tensor:
+        """Return f′ of losses (m,), up to a factor, where the criterion is the mean of f over samples."""
+        raise UserError(
+            f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
+        )
+
+    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,)."""
+        return self.gradient_weights(losses)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the class probabilities p that logits of a network trained with this criterion stand for.
+
+        p_k ∝ q_k / f′(−ln q_k), with q the softmax and f what the criterion makes of a loss: see
+        `functional.class_probabilities`. Of ERM p is q. Class weights and label smoothing of the base
+        are taken off too.
+
+        Args:
+            logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
+
+        Raises:
+            ValueError: for a criterion whose p has no closed form, for a base that is not torch's
+                cross-entropy or NLL, and for a class weight of 0.
+
+        Example:
+            >>> from softadlib import SoftAD
+            >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
+            tensor([[0.8980, 0.1020]])
+        """
+        if not isinstance(self.base, PerSampleOfClasses):
+            raise UserError(
+                "class probabilities have a closed form for cross-entropy; the base is "
+                f"{self.base.loss!r}, use functional.class_probabilities for a loss −ln q of your own"
+            )
+        class_axis = 1 if logits.ndim > 1 else 0
+        log_p = F.class_log_probabilities(
+            logits.movedim(class_axis, -1), self.gradient_weights, self.base.label_smoothing
+        )
+        weights = self.base.class_weights
+        if weights is not None:
+            if not weights.all():
+                raise UserError(
+                    "a class of weight 0 has no probability: the criterion never saw it; leave it "
+                    "out of weight= and of the logits"
+                )
+            log_p = (log_p - weights.log()).log_softmax(-1)
+        return log_p.exp().movedim(-1, class_axis)
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in self.settings}
@@ -208,8 +209,10 @@ class Criterion(PerSampleCriterion):
         losses, counts = self._losses(input, target, weights)
         if self._losses_hooks:
             self._notify(losses, counts, getattr(self, "theta", None))
-        flat_counts = None if counts is None else counts.flatten()
-        value = self.reduce(losses.flatten(), flat_counts, reduction)
+        if losses.ndim == 1:
+            value = self.reduce(losses, counts, reduction)
+        else:
+            value = self.reduce(losses.flatten(), _flat(counts), reduction)
         if not self.decomposes and not torch.compiler.is_compiling() and world_size() > 1:
             warn(
                 f"{type(self).__name__} is a function of the whole batch, and each of {world_size()} "
@@ -226,11 +229,11 @@ class Criterion(PerSampleCriterion):
         raise NotImplementedError
 
     def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,).
-
-        Here by autograd; criteria with a closed form give that.
-        """
-        leaf = losses.detach().requires_grad_()
+        """Return n·∂value/∂ℓᵢ, in closed form or by autograd: 1 for ERM. (n,) → (n,)."""
+        try:
+            return self.gradient_weights(losses)
+        except UserError:  # it has none
+            leaf = losses.detach().requires_grad_()
         with torch.enable_grad():
             value = self.reduce(leaf, counts)
         (slope,) = torch.autograd.grad(value, leaf)
@@ -294,6 +297,10 @@ class Thresholded(Criterion):
                 f"{levels.minimum + self.theta:.4f} lies as far above that as yours above 0"
             )
             warn(said, InertWarning)
+
+
+def _flat(counts: Tensor | None) -> Tensor | None:
+    return None if counts is None else counts.flatten()
 
 
 def one_level(theta: Any) -> float:

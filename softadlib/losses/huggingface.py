@@ -71,7 +71,7 @@ def hf_loss(
             )
         logits, labels = _matched(logits, labels, shift)
         if not logits.requires_grad:
-            losses, counts = criterion.base(logits, labels)
+            losses, counts = criterion.base.losses_and_counts(logits, labels)
             return F.erm(losses, weights=counts)
         values = criterion.per_sample(logits, labels)
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch

@@ -59,7 +59,7 @@ class PerSample(nn.Module):
         self.calibrated_below = calibrated_below
         """θ from which on SoftAD and iFlood of this loss may predict the wrong class."""
 
-    def forward(
+    def losses_and_counts(
         self, input: Any, target: Any, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return losses, one per sample, and how much each counts; None where all count 1.
@@ -71,7 +71,7 @@ class PerSample(nn.Module):
         if weights is not None:
             target = _without(target, weights, self._fill(target))
         losses = self._losses(input, target)
-        counts = self._counts(losses, target)
+        counts = self._counts(losses, input, target)
         if weights is not None:
             weights = check_weights(weights, losses)
             losses = losses.masked_fill(weights == 0, 0)
@@ -79,16 +79,8 @@ class PerSample(nn.Module):
         return losses, counts
 
     def _prepare(self, input: Any, target: Any) -> tuple[Any, Any]:
-        """Check what a loss of torch is given, and take it to float32."""
-        if not self.of_torch:
-            return input, target
-        for name, value in (("input", input), ("target", target)):
-            if not isinstance(value, Tensor):
-                raise UserError(
-                    f"{name} must be a tensor, got {type(value).__name__}; of a model's output give its "
-                    "logits"
-                )
-        return in_float32(input), in_float32(target)
+        """Return what the base is given."""
+        return _checked(input, target) if self.of_torch else (input, target)
 
     def _fill(self, target: Any) -> float:
         """Return what stands in place of a target of weight 0."""
@@ -108,7 +100,7 @@ class PerSample(nn.Module):
             )
         return losses
 
-    def _counts(self, losses: Tensor, target: Any) -> Tensor | None:
+    def _counts(self, losses: Tensor, input: Any, target: Any) -> Tensor | None:
         """Return how much each sample counts by the options of the base, None where all count 1."""
         if self.ignore_index is None or losses.numel() != target.numel():
             return None
@@ -142,22 +134,16 @@ class PerSampleOfClasses(PerSample):
         loss.weight = None
 
     def _prepare(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        input, target = super()._prepare(input, target)
-        if target.is_floating_point():
-            if self.class_weights is not None:
-                raise UserError(weights_inside("class probabilities"))
-            return input, target
-        if self._has_classes_last(input, target) and input[:, 0].shape != target.shape:
+        input, target = _checked(input, target)
+        if (
+            input.ndim > 2
+            and self._has_classes_last(input, target)
+            and input[:, 0].shape != target.shape
+        ):
             raise UserError(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} have their classes "
                 "last, and cross-entropy takes them second: give logits.movedim(-1, 1), or "
                 "logits.flatten(0, -2) and targets.flatten()"
-            )
-        classes = input.shape[min(1, input.ndim - 1)]
-        if self.class_weights is not None and self.class_weights.shape != (classes,):
-            raise UserError(
-                f"the base's class weights must have shape ({classes},), one per class of the logits, "
-                f"got {tuple(self.class_weights.shape)}"
             )
         if target.dtype == torch.uint8:  # takes -100 for 156, and as an index is a mask
             target = target.long()
@@ -165,8 +151,8 @@ class PerSampleOfClasses(PerSample):
 
     @staticmethod
     def _has_classes_last(input: Tensor, target: Tensor) -> bool:
-        """Tell whether logits (B, T, V) stand beside targets (B, T)."""
-        return input.ndim > 2 and target.shape == input.shape[:-1]
+        """Tell whether logits (B, T, V) stand beside classes (B, T)."""
+        return target.shape == input.shape[:-1] and not target.is_floating_point()
 
     def _fill(self, target: Tensor) -> float:
         return 0 if target.is_floating_point() else self.ignore_index
@@ -174,18 +160,27 @@ class PerSampleOfClasses(PerSample):
     def _losses(self, input: Tensor, target: Tensor) -> Tensor:
         return self.loss(input, target)
 
-    def _counts(self, losses: Tensor, target: Tensor) -> Tensor | None:
+    def _counts(self, losses: Tensor, input: Tensor, target: Tensor) -> Tensor | None:
+        class_weights = self.class_weights
         if target.is_floating_point():  # probabilities all count
+            if class_weights is not None:
+                raise UserError(weights_inside("class probabilities"))
             return None
-        if self.class_weights is None:
+        if class_weights is None:
             return None if _all_count(target, self.ignore_index) else target != self.ignore_index
+        classes = input.shape[min(1, input.ndim - 1)]
+        if class_weights.shape != (classes,):
+            raise UserError(
+                f"the base's class weights must have shape ({classes},), one per class of the logits, "
+                f"got {tuple(class_weights.shape)}"
+            )
         counted = target != self.ignore_index
-        classes = torch.where(counted, target, 0)
-        weights = self.class_weights.to(losses.dtype).index_select(0, classes.flatten())
-        return weights.view_as(classes) * counted
+        index = torch.where(counted, target, 0)
+        weights = class_weights.to(losses.dtype).index_select(0, index.flatten())
+        return weights.view_as(index) * counted
 
     def check_first_batch(self, input: Tensor, target: Tensor) -> None:
-        if not target.is_floating_point() and self._has_classes_last(input, target):
+        if input.ndim > 2 and self._has_classes_last(input, target):
             # By the shapes alone, both readings are possible. A later batch of another length shows.
             warn(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
@@ -214,6 +209,16 @@ class PerSampleOfClasses(PerSample):
         if self.label_smoothing and classes > 1:
             return cross_entropy_levels(classes, self.label_smoothing)
         return None
+
+
+def _checked(input: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Return what a loss of torch is given, in float32 at least; `UserError` for anything but tensors."""
+    for name, value in (("input", input), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"{name} must be a tensor, got {type(value).__name__}; of a model's output give its logits"
+            )
+    return in_float32(input), in_float32(target)
 
 
 class RowSums(nn.Module):
@@ -247,7 +252,7 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
 
     Example:
         >>> base = per_sample(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
-        >>> base(torch.zeros(2, 2), torch.tensor([0, 1]))  # ln 2 each; the second counts three times
+        >>> base.losses_and_counts(torch.zeros(2, 2), torch.tensor([0, 1]))  # ln 2 each; the second counts three times
         (tensor([0.6931, 0.6931]), tensor([1., 3.]))
     """
     base = nn.CrossEntropyLoss() if base is None else uncompiled(base)

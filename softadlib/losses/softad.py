@@ -35,7 +35,7 @@ class ERM(Criterion):
     ) -> Tensor:
         return F.erm(losses, weights=weights, reduction=reduction)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.erm_weights(losses)
 
 
@@ -72,7 +72,7 @@ class Focal(Criterion):
     ) -> Tensor:
         return F.focal(losses, self.gamma, weights=weights, reduction=reduction)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.focal_weights(losses, self.gamma)
 
 
@@ -116,10 +116,6 @@ class Flooding(Thresholded):
     ) -> Tensor:
         return F.flooding(losses, self.theta, weights=weights)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
-        mean = F.erm(losses, weights=counts)
-        return (mean - self.theta).sign().expand_as(losses)
-
 
 class IFlood(Thresholded):
     """mean(θ + |ℓ − θ|): flooding sample by sample.
@@ -153,7 +149,7 @@ class IFlood(Thresholded):
     ) -> Tensor:
         return F.iflood(losses, self.theta, weights=weights, reduction=reduction)
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.iflood_weights(losses, self.theta)
 
 
@@ -162,7 +158,7 @@ class SoftAD(Thresholded):
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
     samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
-    not the class probability; `criterion.probabilities(logits)` is.
+    not the probability of the classes: use `criterion.probabilities(logits)`.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
@@ -226,5 +222,5 @@ class SoftAD(Thresholded):
             reduction=reduction,
         )
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.softad_weights(losses, self.theta, self.sigma, self.scale)

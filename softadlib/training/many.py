@@ -39,7 +39,8 @@ def train_many(
     weight_decay: float = 0.0,
     measure_every: int | None = None,
     device: str = "auto",
-) -> pd.DataFrame:
+    networks: bool = False,
+) -> Any:
     """Train one small network per run and return its measures as a table.
 
     A GPU trains the runs of equal method and learning rate side by side, each with its own weights,
@@ -62,9 +63,10 @@ def train_many(
         weight_decay: of the optimizer.
         measure_every: epochs between two measurements; None measures after the last epoch alone.
         device: "auto", "cpu" or "cuda".
+        networks: also return the trained networks, on the CPU and in evaluation mode, one per run.
 
-    Returns one row per run and measured epoch: `run` (its position in `runs`), the keys of its dict,
-    `epoch`, `loss_train`, `loss_val` and `loss_test` (cross-entropy, nats), `acc_train` …, `model_norm`.
+    Returns a data frame; with `networks` a pair of it and a list of modules. It has one row per run and
+    measured epoch: `run` (its position in `runs`), the keys of its dict, `epoch`, `loss_train`, `loss_val` and `loss_test` (cross-entropy, nats), `acc_train` …, `model_norm`.
 
     Raises UserError for an unknown method, a hyperparameter that is missing, foreign or out of bounds,
     and for data that do not fit together.
@@ -92,9 +94,10 @@ def train_many(
     if measure_every is not None:
         measured_epochs |= set(range(0, epochs, whole("measure_every", measure_every, 1)))
     chosen_device = pick_device(device)
-    networks = _networks(make_model, seeds, splits)
+    initial = _networks(make_model, seeds, splits)
 
     frames = []
+    trained: dict[int, nn.Module] = {}
     with numerics(chosen_device, "fp32"), memory_in_one_line(chosen_device):
         splits = splits.to(chosen_device, splits.x.dtype)
         for alike in _alike(checked):
@@ -102,20 +105,25 @@ def train_many(
             recipe = Recipe(optimizer, alike[0].lr, batch_size, epochs, momentum, weight_decay)
             batch = RunBatch(
                 method=method,
-                networks=[networks[run.seed] for run in alike],
+                networks=[initial[run.seed] for run in alike],
                 splits=splits,
                 trial=[seeds.index(run.seed) for run in alike],
                 knob=[run.knob for run in alike],
                 settings=method.defaults,
             )
             for group in groups(batch):
-                measured = train(choose_engine(batch.take(group)), recipe, seeds, measured_epochs)
+                engine = choose_engine(batch.take(group))
+                measured = train(engine, recipe, seeds, measured_epochs)
                 keys = pd.DataFrame([alike[i].columns for i in group])
                 frames += [measures_table(keys, row) for row in measured.rows]
+                if networks:
+                    for place, i in enumerate(group):
+                        trained[alike[i].columns["run"]] = engine.module(place)
     table = pd.concat(frames, ignore_index=True)
     if "test" not in data:
         table = table.drop(columns=["loss_test", "acc_test"])
-    return table.sort_values(["run", "epoch"], ignore_index=True)
+    table = table.sort_values(["run", "epoch"], ignore_index=True)
+    return (table, [trained[i] for i in range(len(checked))]) if networks else table
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,22 @@ def test_nothing_is_the_papers_protocol_that_is_not(facts, words):
     assert list(tables.shortfalls(pd.DataFrame([made(**facts)])).values()) == [words]
 
 
+def test_every_shortened_grid_is_named_by_its_methods():
+    """Of FashionMNIST the paper's grids have 10 values, SAM's has 6."""
+    frame = pd.DataFrame(
+        [
+            made(method="erm", grid=1),
+            made(method="flooding", grid=3),
+            made(method="iflood", grid=3),
+            made(method="sam", grid=5),
+            made(),
+        ]
+    )
+    assert tables.shortfalls(frame) == {
+        "fashionmnist": "3 of 10 values of Flooding, iFlood, 5 of 6 values of SAM"
+    }
+
+
 def test_a_method_beyond_the_paper_is_no_cut_and_a_dataset_beyond_it_has_no_column_of_cuts():
     frame = pd.DataFrame([made(), made(method="adaflood", grid=2)])
     assert tables.shortfalls(frame) == {"fashionmnist": ""}

@@ -15,9 +15,7 @@ from softadlib import (
     IFlood,
     SoftAD,
     Tilted,
-    functional,
 )
-from softadlib.losses.criterion import Criterion
 
 P = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
 SMOOTHED = nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -84,10 +82,13 @@ def test_pixels_have_their_classes_second():
     torch.testing.assert_close(p[1, :, 3, 2], SoftAD(0.01).probabilities(logits[1, :, 3, 2]))
 
 
-def test_a_criterion_of_your_own_needs_its_reduction_alone():
-    class Squared(Criterion):
+def test_a_criterion_of_ones_own_gives_its_weights():
+    class Squared(ERM):
         def reduce(self, losses, weights=None, reduction="mean"):
-            return functional.erm(losses**2, weights=weights, reduction=reduction)
+            return super().reduce(losses**2, weights, reduction)
+
+        def gradient_weights(self, losses):
+            return 2 * losses
 
     logits = minimum(Squared())
     torch.testing.assert_close(Squared().probabilities(logits), P, rtol=0, atol=1e-6)

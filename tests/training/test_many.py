@@ -56,6 +56,17 @@ def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("make_model", [perceptron, with_tied_weights])
+def test_the_networks_have_the_losses_of_the_table(make_model):
+    runs = [{"method": "sam", "radius": 0.1, "seed": 1}, {"seed": 2}]
+    sets = data()
+    options = {"epochs": 2, "batch_size": 20, "device": "cpu", "networks": True}
+    rows, networks = train_many(make_model, sets, runs, **options)
+    for row, network in zip(rows.to_dict("records"), networks):
+        loss = nn.functional.cross_entropy(network(sets["test"][0]), sets["test"][1])
+        assert loss.item() == pytest.approx(row["loss_test"], rel=1e-12)
+
+
 def arrays(x, y):
     return x.numpy(), y.numpy()
 

@@ -217,6 +217,13 @@ class Engine:
             value.copy_(state["buffers"][name])
         self.optimizer.load_state_dict(state["optimizer"])
 
+    def module(self, run: int) -> nn.Module:
+        """Return a network with the weights of one run, on the CPU, in evaluation mode."""
+        network = copy.deepcopy(self.template).cpu().eval()
+        params, buffers = self.state(run)
+        network.load_state_dict(params | buffers, strict=False)  # tied weights have one name here
+        return network
+
     # Evaluation
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
