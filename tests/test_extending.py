@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import protocols
 from helpers.protocols import tiny
 from torch import nn
 
@@ -14,7 +15,6 @@ from softadlib.models import MODELS, mlp
 from softadlib.training.chunk import network_of
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol
-from softadlib.training.study import run_study
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -25,7 +25,7 @@ def make_protocol(**changes):
 
 def train(method="erm", **changes):
     protocol = make_protocol(**changes)
-    rows = run_study(protocol, method)
+    rows = protocols.train(protocol, method)
     assert np.isfinite(rows["loss_test"]).all()
     ends = rows[rows["epoch"] == protocol.epochs]
     return ends.groupby("knob", dropna=False)["loss_train"].mean().to_dict()

@@ -14,7 +14,7 @@ from softadlib.analysis.statistics import Mean, mean_interval, paired
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
-from softadlib.results.store import finished, training_words
+from softadlib.results.read import finished, training_words
 from softadlib.training import profiles
 from softadlib.training.protocol import NOT_HASHED
 

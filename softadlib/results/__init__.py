@@ -6,8 +6,9 @@
 """
 
 from softadlib._validation import MissingData
+from softadlib.results.files import outputs
+from softadlib.results.read import provenances, read, read_losses
 from softadlib.results.selection import RULES, best, curves, final, select
-from softadlib.results.store import outputs, provenances, read, read_losses
 
 __all__ = [
     "RULES",

@@ -57,6 +57,23 @@ LOSS_COLUMNS = [*LOSS_ROW, "samples", "loss", "quantiles", *CALIBRATION]
 """One row is one run at one epoch on one part of the data."""
 LOSS_DTYPES = {c: DTYPES.get(c, "float64") for c in LOSS_COLUMNS if c != "quantiles"}
 LOSS_DTYPES |= {"part": "str", "samples": "int64"}
+FIELDS_ADDED = {
+    "folder": "",
+    "table": "",
+    "target": "",
+    "lr_schedule": "constant",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "settings": {},
+    "ties": "largest",
+    "curves": "selected",
+    "curve_every": 1,
+    "best_epoch": False,
+    "linked": False,
+    "precision": "fp32",
+    "checkpoint_every": "auto",
+}
+"""Fields that the protocol of a stored study may lack, with the value that it was trained with."""
 
 
 class RunKey(NamedTuple):
@@ -82,7 +99,7 @@ def missing_keys(
     rows: "pd.DataFrame", keys: Iterable[RunKey], epochs: Collection[int]
 ) -> set[RunKey]:
     """Return the keys of the runs of which `rows` lack one of `epochs`."""
-    measured: dict[RunKey, set[int]] = {}
-    for key, epoch in zip(run_keys(rows), rows["epoch"]):
-        measured.setdefault(key, set()).add(epoch)
-    return {key for key in keys if set(epochs) - measured.get(key, set())}
+    wanted = rows[rows["epoch"].isin(epochs)].drop_duplicates([*RUN_KEY, "epoch"])
+    counts = wanted.groupby(RUN_KEY, dropna=False, as_index=False).size()
+    complete = set(run_keys(counts[counts["size"] == len(set(epochs))]))
+    return {key for key in keys if key not in complete}

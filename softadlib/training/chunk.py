@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from softadlib.data.splits import PARTS, Splits
 from softadlib.methods import get_method
 from softadlib.models import build
+from softadlib.results.files import merge, merge_losses
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
-from softadlib.results.store import merge, merge_losses
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.device import device_name, memory_in_one_line, numerics, pick_device
 from softadlib.training.engines import Engine, Row, RunBatch, choose_engine, groups, trains_alone

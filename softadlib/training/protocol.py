@@ -28,7 +28,7 @@ NOT_HASHED = (
     *("profile", "trials", "label_noise", "grids", "ties", "curves", "curve_every"),
     *("device", "checkpoint_every", "settings", "folder", "table", "target"),
 )
-"""Fields that say which runs and rows there are, or where they are made: never what one run does."""
+"""Not part of the fingerprint: these choose which runs exist or where they execute, not what a run computes."""
 MOST_VALUES = 10_000
 """Longest grid that {linspace: …} makes."""
 
@@ -179,49 +179,62 @@ class Protocol(BaseModel):
         return {m: _parse_grid(m, value[m]) for m in swept if m in value}
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Protocol":
-        """Check what depends on two fields."""
+    def _data_are_of_one_kind(self) -> "Protocol":
+        """Refuse files of one's own for a known set, and a dataset that is nowhere to be found."""
         known = self.dataset in SYNTHETIC or self.dataset in IMAGES
         for own in ("folder", "table"):
             if known and getattr(self, own):
                 raise UserError(
-                    f"{own} is for data of your own, {self.dataset!r} is a known set; rename it"
+                    f"{own} is for your own data, {self.dataset!r} is a known set; rename it"
                 )
         if self.folder and self.table:
             raise UserError("folder and table are two sets of data; give one of them")
         table = table_of(self.dataset, self.folder, self.table)
-        if table:
-            if table not in TABLES:  # without the rows of those, stored results can still be drawn
-                table_file(table)
-        elif not self.folder and not known and not is_image_set(self.dataset):
+        if self.target and not table:
+            raise UserError(f"target is the class column of a table; {self.dataset} has none")
+        if (
+            table and table not in TABLES
+        ):  # of a built-in one, stored results can be drawn without it
+            table_file(table)
+        if not (table or self.folder or known or is_image_set(self.dataset)):
             try:
                 choose("dataset", self.dataset, dataset_names())
             except UserError as error:
                 own = "folder: DIR (images) or table: FILE in the profile"
-                raise MissingData(f"{error}; data of your own: {own}") from None
-        if self.target and not table:
-            raise UserError(f"target is the class column of a table; {self.dataset} has none")
+                raise MissingData(f"{error}; your own data: {own}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _training_is_consistent(self) -> "Protocol":
+        """Refuse momentum, precision, batches and folds that do not fit the rest."""
         check_momentum(self.optimizer, self.momentum, self.grids)
         if self.linked and not self.best_epoch:
             raise UserError("linked is measured at the best epoch too; set best_epoch: true")
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
-        for name in ("n_train", "n_val", "n_test"):
-            size = getattr(self, name)
-            if self.dataset in SYNTHETIC or size != 0:
-                whole(name, size, 2)
-            if self.dataset in EVEN_SETS and size % 2:
-                raise UserError(
-                    f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
-                )
+        check_batches(self.n_train, self.batch_size)
         folds = self.settings_of("adaflood").get("aux_folds", 0)
         if self.n_train and folds > self.n_train and "adaflood" in self.grids:
             raise UserError(
                 f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "
                 "give at most that"
             )
-        check_batches(self.n_train, self.batch_size)
-        if any(self.label_noise) and not table and self.dataset not in SYNTHETIC:
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_and_noise_fit_the_data(self) -> "Protocol":
+        """Refuse numbers of samples and label noise that a kind of data cannot have."""
+        is_synthetic = self.dataset in SYNTHETIC
+        for name in ("n_train", "n_val", "n_test"):
+            size = getattr(self, name)
+            if is_synthetic or size != 0:
+                whole(name, size, 2)
+            if self.dataset in EVEN_SETS and size % 2:
+                raise UserError(
+                    f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
+                )
+        is_table = bool(table_of(self.dataset, self.folder, self.table))
+        if any(self.label_noise) and not (is_table or is_synthetic):
             raise UserError(f"label_noise is for synthetic sets and tables; {self.dataset} takes 0")
         return self
 
@@ -300,6 +313,21 @@ class Protocol(BaseModel):
             facts["data"] = digest
         text = json.dumps([NUMERICS_VERSION, method, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def differences(self, stored: Mapping[str, Any], method: str = "") -> list[str]:
+        """Return where a stored protocol does something else in a run: "lr 0.01, stored 0.001".
+
+        Settings are those of `method`, none by default.
+        """
+        here, there = self._of_a_run(self.to_dict(), method), self._of_a_run(stored, method)
+        return [f"{k} {v}, stored {there[k]}" for k, v in here.items() if there.get(k, v) != v]
+
+    @staticmethod
+    def _of_a_run(protocol: Mapping[str, Any], method: str) -> dict[str, Any]:
+        """Return the fields and settings that decide what one run of `method` does."""
+        fields_ = {k: v for k, v in protocol.items() if k not in NOT_HASHED}
+        settings = protocol["settings"].get(method, {})
+        return fields_ | {f"settings.{method}.{k}": v for k, v in settings.items()}
 
     def cliff_note(self, methods: Sequence[str] | None = None) -> str | None:
         """Return a sentence where grids of `methods` cross θ = ln 2, where accuracy falls off; else None."""

@@ -8,7 +8,6 @@ stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the 
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import json
 import logging
@@ -224,13 +223,14 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     datasets, methods = _names(args.dataset), _names(args.method)
     changes, profile = given.parse(args.changes), args.profile
     new = getattr(args, "new_profile", None)
-    prepared = work.prepare(profile, datasets, methods, changes, **options)
+    prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
     if new is not None:
-        work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)
-    if new is not None and not args.dry_run:
-        derived = work.prepare(new, list(prepared.protocols), methods, **options)
-        prepared, changes = dataclasses.replace(derived, left_out=prepared.left_out), {}
-    for line in [*work.notes(prepared, methods), *_doubts(prepared)]:
+        files = work.derived_profile(profile, new, datasets, methods, changes)
+        if not args.dry_run:
+            work.write_profiles(files)
+            changes = {}
+    doubts = [] if options.get("stored") else _doubts(prepared)
+    for line in [*work.notes(prepared, methods), *doubts]:
         say(f"note: {line}")
     return prepared, changes
 
@@ -346,7 +346,7 @@ def _execute(
 
 def _finish(outcomes: "Sequence[notebooks.Outcome]", started: float, profile: str) -> int:
     """Say how the execution of pages ended; return the exit status."""
-    from softadlib.results.store import outputs
+    from softadlib.results.files import outputs
 
     lacking = [outcome.page for outcome in outcomes if outcome.lacks_results]
     if lacking:
@@ -419,19 +419,17 @@ def add_train(commands: Commands) -> None:
 
 def train(args: argparse.Namespace) -> int:
     """Train what is left of a profile."""
-    from softadlib.results.store import outputs
+    from softadlib.results.files import outputs
     from softadlib.workbook import show
 
     started = time.monotonic()
     shard, jobs = _shard(args.shard), _jobs(args.jobs)
-    if args.fresh and shard != (1, 1):
-        raise UserError("--fresh deletes what other shards did; leave one of the two out")
     prepared, _ = _prepare(args, shard=shard, fresh=args.fresh)
     _check_devices(prepared)
     if args.dry_run:
         print(show.progress(prepared))
         return 0
-    _train(prepared, args.scheduler, jobs, shard, resume=not args.fresh)
+    _train(prepared, args.scheduler, jobs)
     if shard != (1, 1):
         say(
             f"shard {args.shard} is trained; when all {shard[1]} are, and their outputs/ in one folder, "
@@ -450,21 +448,13 @@ def _shard(text: str | None) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _train(
-    work: "Work",
-    scheduler: str | None,
-    jobs: int,
-    shard: tuple[int, int] = (1, 1),
-    *,
-    resume: bool = True,
-) -> None:
+def _train(work: "Work", scheduler: str | None, jobs: int) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
     from softadlib.training.study import run_study
 
     with _cluster(scheduler) as executor:
         for study in work.studies:
-            options: dict[str, Any] = {"jobs": jobs, "executor": executor, "shard": shard}
-            run_study(study.protocol, study.method, resume=resume, **options)
+            run_study(study, jobs=jobs, executor=executor)
 
 
 # softad show
@@ -518,7 +508,7 @@ def add_report(commands: Commands) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Write a profile's results."""
-    from softadlib.results.store import outputs
+    from softadlib.results.files import outputs
 
     output = Path(args.output) if args.output else None
     if args.format == "html":

@@ -21,9 +21,10 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import UserError
-from softadlib.results.store import outputs, stored_facts
+from softadlib.results.files import outputs
+from softadlib.results.read import stored_studies
+from softadlib.training.plan import Study
 from softadlib.training.profiles import datasets_of, load
-from softadlib.workbook.work import Study
 
 TRAIN = "train"
 """The notebook executed once per dataset × method; all others draw."""
@@ -152,7 +153,7 @@ def _time(path: Path) -> int:
 
 def stored_datasets(profile: str) -> list[str]:
     """Return the datasets of a profile that have a finished result."""
-    found = {facts.dataset for facts in stored_facts(profile)}
+    found = {study.dataset for study in stored_studies(profile)}
     return [name for name in datasets_of(profile) if name in found]
 
 

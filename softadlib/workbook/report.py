@@ -13,7 +13,8 @@ import pandas as pd
 from softadlib import __version__, _workspace
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS
-from softadlib.results.store import finished, outputs, provenances
+from softadlib.results.files import outputs
+from softadlib.results.read import finished, provenances
 from softadlib.workbook.notebooks import (
     Page,
     pages_of_no_profile,

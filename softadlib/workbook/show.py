@@ -9,13 +9,14 @@ from softadlib._validation import UserError, describe_range
 from softadlib._workspace import params_dir, write
 from softadlib.methods import METHODS
 from softadlib.models import MODELS
-from softadlib.results.store import finished, outputs
-from softadlib.training.profiles import datasets_of, profile_names, read_yaml
+from softadlib.results.read import stored_studies
+from softadlib.training.plan import Study
+from softadlib.training.profiles import datasets_of, profile_names
 from softadlib.training.protocol import Protocol
-from softadlib.workbook.work import Study, Work
+from softadlib.workbook.work import Work
 
 MOST_LINES = 20
-"""Studies that are listed one by one; of more, datasets are: a screen has 24 lines."""
+"""Studies that are listed one by one: a screen has 24 lines."""
 MARKS = ("<!-- parameters -->", "<!-- end of parameters -->")
 """Lines of `params/README.md` between which its tables stand: `python -m softadlib.workbook.show`."""
 
@@ -29,7 +30,7 @@ def profiles() -> str:
         except UserError:
             datasets = "none: no DATASET.yaml"
         try:
-            count = str(len(finished(name)) if outputs(name).is_dir() else 0)
+            count = str(len(stored_studies(name)))
         except UserError:  # `softad show NAME` says which file
             count = "broken"
         lines.append((name, count, datasets))
@@ -43,7 +44,7 @@ def facts(work: Work) -> list[dict[str, Any]]:
             "profile": work.profile,
             "dataset": study.protocol.dataset,
             "method": study.method,
-            "fingerprint": study.store.fingerprint,
+            "fingerprint": study.fingerprint,
             "runs": len(study.plan.runs),
             "trained": study.plan.trained,
             "left": study.plan.left,
@@ -55,77 +56,79 @@ def facts(work: Work) -> list[dict[str, Any]]:
 
 
 def progress(work: Work) -> str:
-    """Return a table of the studies: values, trials, runs, epochs, share done, hours it took.
+    """Return a table of the studies: which values, trials and runs are there, and of how many epochs.
 
-    Of more than `MOST_LINES` studies a line is a dataset. Selected runs whose curves are missing are
+    Of more than `MOST_LINES` studies, those of a dataset that are all finished, or of which nothing is
+    done, are one line. Selected runs whose curves are missing are
     trained again, and count as work left.
     """
-    if not work.studies:
-        return "\n".join(_also_stored(work))
-    groups: dict[tuple[str, str], list[Study]] = {}
-    by_method = len(work.studies) <= MOST_LINES
+    by_dataset: dict[str, list[Study]] = {}
     for study in work.studies:
-        key = (study.protocol.dataset, study.method if by_method else "")
-        groups.setdefault(key, []).append(study)
-    what = "method" if by_method else "methods"
-    head = ("dataset", what, "values", "trials", "runs", "epochs", "done", "hours so far")
+        by_dataset.setdefault(study.protocol.dataset, []).append(study)
+    groups: dict[tuple[str, str], list[Study]] = {}
+    for dataset, studies in by_dataset.items():
+        alike = all(s.finished for s in studies) or not any(s.plan.trained for s in studies)
+        if alike and len(work.studies) > MOST_LINES:
+            groups[dataset, f"{len(studies)} methods"] = studies
+        else:
+            groups |= {(dataset, study.method): [study] for study in studies}
+    head = ("dataset", "method", "values", "trials", "runs", "epochs", "done", "hours so far")
     lines: list[tuple[str, ...]] = [head]
     for (dataset, method), studies in groups.items():
-        protocol = studies[0].protocol
-        trials = len({(run.label_noise, run.trial) for run in studies[0].plan.runs})
-        runs = [len(study.plan.runs) for study in studies]
-        values = sorted({count // max(trials, 1) for count in runs})
         trained = sum(study.plan.trained for study in studies)
         left = sum(study.plan.left for study in studies)
         seconds = [session.seconds for study in studies for session in study.store.sessions()]
         line = (
             dataset,
-            method or str(len(studies)),
-            "–".join(dict.fromkeys(str(count) for count in (values[0], values[-1]))),
-            str(trials),
-            str(sum(runs)),
-            str(protocol.epochs),
+            method,
+            _values(studies),
+            _trials(studies),
+            _of(trained, sum(len(study.plan.runs) for study in studies)),
+            str(studies[0].protocol.epochs),
             f"{100 * trained // max(trained + left, 1)}%",
             f"{sum(seconds) / 3600:.1f}" if seconds else "–",
         )
         lines.append(line)
     left = sum(study.plan.left for study in work.studies)
     total = f"{left:,} trainings are left" if left else "everything is trained"
-    if not left and work.left_out:
-        total = "everything else is trained"
-    return "\n".join([table(lines), total, *_also_stored(work)])
+    return "\n".join([*([table(lines)] if groups else []), total, *_also_stored(work)])
+
+
+def _of(there: int, wanted: int) -> str:
+    """Return "3 of 10", or "10" where all are there."""
+    return f"{there:,}" if there == wanted else f"{there:,} of {wanted:,}"
+
+
+def _values(studies: Sequence[Study]) -> str:
+    """Return how many values of the grid have a run: "3 of 10", of several methods "6–10"."""
+    words = []
+    for study in studies:
+        wanted = {run.knob for run in study.plan.runs}
+        words.append(_of(len({run.knob for run in study.plan.done}), len(wanted)))
+    words.sort(key=len)
+    return "–".join(dict.fromkeys((words[0], words[-1])))
+
+
+def _trials(studies: Sequence[Study]) -> str:
+    """Return how many trials have runs: "2 of 5", of several methods the fewest."""
+    wanted = max(len({run.trial for run in study.plan.runs}) for study in studies)
+    return _of(min(len({run.trial for run in study.plan.done}) for study in studies), wanted)
 
 
 def _also_stored(work: Work) -> list[str]:
-    """Return lines on finished results of other parameters, or of data that are not on this machine.
-
-    Of a dataset that is not whole, results of the profiles that extend this one are listed too.
-    """
-    asked = {(study.protocol.dataset, study.method): study.store for study in work.studies}
-    own = finished(work.profile) if outputs(work.profile).is_dir() else {}
-    found = []
-    for study, facts in own.items():
-        known = asked.get((study.dataset, study.method), study)
-        protocol = work.protocols.get(study.dataset)
-        unknown = protocol is not None and study.method not in protocol.methods
-        if known != study or unknown or study.dataset in work.left_out:
-            found.append((study, facts))
-    partial = {study.protocol.dataset for study in work.studies if not study.finished}
-    for dataset in sorted(partial | set(work.left_out)):
-        for path in sorted(params_dir().glob(f"*/{dataset}.yaml")):
-            name, extends = path.parent.name, f"{work.profile}/{dataset}"
-            if outputs(name).is_dir() and read_yaml(path).get("extends") == extends:
-                found += [pair for pair in finished(name).items() if pair[0].dataset == dataset]
-    others: dict[tuple[str, str, str], list[str]] = {}
-    for study, facts in found:
-        trials, epochs = facts.protocol["trials"], facts.protocol["epochs"]
-        what = f"{trials} trial{'s' * (trials > 1)} of {epochs} epochs"
-        where = "" if study.profile == work.profile else f" (profile {study.profile})"
-        others.setdefault((study.dataset, what, where), []).append(study.method)
-    return [
-        f"also stored: {dataset}, {what} of {', '.join(methods)}{where}"
-        for (dataset, what, where), methods in others.items()
+    """Return lines on stored runs that nobody asked for: of other values, or of methods without a grid."""
+    lines = [
+        f"also stored: {study.name}, {study.plan.others} runs of other values, trials or label noises"
+        for study in work.studies
+        if study.plan.others
     ]
+    protocols = work.protocols
+    for store, provenance in stored_studies(work.profile).items():
+        protocol = protocols.get(store.dataset)
+        if protocol is not None and store.method not in protocol.methods:
+            name = f"{store.dataset} × {store.method}"
+            lines.append(f"also stored: {name}, {provenance.protocol['trials']} trials")
+    return lines
 
 
 def parameters(work: Work, methods: Sequence[str] | None) -> str:

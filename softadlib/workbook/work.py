@@ -2,35 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
-from softadlib.results.store import StudyStore, merge, merge_losses, outputs, stored_facts
+from softadlib.results.files import outputs
+from softadlib.results.read import stored_studies
 from softadlib.training.inputs import load_splits
+from softadlib.training.plan import Study, other_protocol, refuse_other_protocol
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
-from softadlib.training.study import Plan, is_finished, plan_study, store_of
 
 OTHER_FOLDERS = ("bench", "book", "fig12", "figures")
 """Folders of `outputs/` that hold something else than the results of a profile."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """One dataset × method: its protocol, its files, and what is left of it."""
-
-    protocol: Protocol
-    method: str
-    store: StudyStore
-    plan: Plan
-    finished: bool
-
-    @property
-    def name(self) -> str:
-        """The study in words."""
-        return f"{self.protocol.dataset} × {self.method}"
 
 
 @dataclass(frozen=True)
@@ -53,63 +39,83 @@ def prepare(
     methods: Sequence[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
+    name: str | None = None,
     shard: tuple[int, int] = (1, 1),
     fresh: bool = False,
     stored: bool = False,
 ) -> Work:
     """Check a part of a profile and return its studies; None stands for all datasets or methods.
 
-    A dataset whose data are missing is left out, but one that is named raises UserError, as any bad
-    input does. `fresh`: stored results are going to be deleted, so a broken file is no error.
-    `stored`: finished results will do, so that there may be no study whose data are here.
+    A dataset whose data are missing is left out where something is left to train. One that is named
+    raises UserError, as any bad input does, and a folder with results of another protocol.
+
+    Args:
+        profile: a folder under `params/`.
+        datasets: those to take.
+        methods: those to take.
+        changes: parameters on top of the profile's, as `profiles.merge` puts them.
+        name: of the profile that these parameters become; None for `profile` itself.
+        shard: (i, N) takes every N-th trial, from the i-th on.
+        fresh: stored results are going to be deleted, so a broken file is no error.
+        stored: nothing is going to be trained, so the data need not be here.
     """
     available = datasets_of(profile)
-    for name in datasets or ():
-        choose("dataset", name, available)
+    for dataset in datasets or ():
+        choose("dataset", dataset, available)
     studies: list[Study] = []
     left_out: dict[str, str] = {}
     for dataset in dict.fromkeys(available if datasets is None else datasets):
         try:
             protocol = load(profile, dataset, changes)
-            for noise in protocol.label_noise:
-                splits = load_splits(protocol, noise, trials=1)
+            protocol = protocol.replace(profile=name) if name else protocol
+            of_dataset = [
+                Study(protocol, method, shard, fresh) for method in protocol.select_methods(methods)
+            ]
+            if not stored:
+                check(of_dataset)
         except MissingData as error:
             if datasets is not None:
                 raise
             left_out[dataset] = str(error)
-            continue
-        build(protocol.model, splits.shape, splits.classes, seed=0)
-        for method in protocol.select_methods(methods):
-            store = store_of(protocol, method)
-            rows = merge([]) if fresh else store.rows()
-            losses = merge_losses([]) if fresh else store.losses()
-            plan = plan_study(protocol, method, rows, losses, shard)
-            done = not fresh and is_finished(protocol, method, plan, store)
-            studies.append(Study(protocol, method, store, plan, done))
-    if not studies and not (stored and stored_facts(profile)):
+        else:
+            studies += of_dataset
+    if not studies and not (stored and stored_studies(profile)):
         more = f"; and so for {len(left_out) - 1} more" if len(left_out) > 1 else ""
         first = next(iter(left_out.values()))
         raise UserError(f"profile {profile!r} has no data here: {first}{more}")
-    return Work(profile, studies, left_out)
+    return Work(name or profile, studies, left_out)
 
 
-def derive_profile(
+def check(studies: Sequence[Study]) -> None:
+    """Check that the studies of a dataset can be trained: protocol, data and network.
+
+    Raises UserError, and MissingData where data are missing that a study needs.
+    """
+    for study in studies:
+        refuse_other_protocol(study)
+    if all(study.finished for study in studies):
+        return
+    protocol = studies[0].protocol
+    for noise in protocol.label_noise:
+        splits = load_splits(protocol, noise, trials=1)
+    build(protocol.model, splits.shape, splits.classes, seed=0)
+
+
+def derived_profile(
     profile: str,
     name: str,
     datasets: Sequence[str] | None,
     methods: Sequence[str] | None,
     changes: Mapping[str, Any],
-    *,
-    write: bool = True,
-) -> None:
-    """Write params/<name>/<dataset>.yaml, which extends the files of `profile` by the changes.
+) -> dict[Path, dict[str, Any]]:
+    """Return what params/<name>/<dataset>.yaml hold to extend the files of `profile` by the changes.
 
     Other data sets of a profile of that name stay. Raises UserError for a name that cannot be one, and
-    where such a file exists with other parameters; then nothing is written. `write=False` checks alone.
+    where such a file exists with other parameters.
     """
     if outputs(name).name in OTHER_FOLDERS:
         raise UserError(f"--as {name}: {outputs(name)} has other contents; choose another name")
-    folder, files = _workspace.params_dir() / name, {}
+    files = {}
     for dataset in datasets or datasets_of(profile):
         protocol = load(profile, dataset, changes)
         values: dict[str, Any] = {"extends": f"{profile}/{dataset}", **changes}
@@ -122,14 +128,19 @@ def derive_profile(
             values |= {name: None for name in sorted(swept) if name in unused}
             grids = {m: protocol.grids[m] for m in chosen if m in protocol.grids}
             protocol = protocol.replace(grids=grids)
-        path, derived = folder / f"{dataset}.yaml", protocol.replace(profile=name)
+        path = _workspace.params_dir() / name / f"{dataset}.yaml"
+        derived = protocol.replace(profile=name)
         if not path.exists():
             files[path] = values
         elif load(name, dataset) != derived:
             raise UserError(f"{path} has other parameters; choose another name for --as")
-    if write:
-        for path, values in files.items():
-            write_profile(path, values)
+    return files
+
+
+def write_profiles(files: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Write the files of a derived profile."""
+    for path, values in files.items():
+        write_profile(path, values)
 
 
 def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
@@ -142,16 +153,9 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     for dataset, (trained, total) in stored.items():
         if 0 < trained < total:
             lines.append(f"{dataset}: {trained:,} of {total:,} runs are trained already")
-    others = [
-        study.name
-        for study in work.studies
-        if not study.store.exists() and study.store.of_other_protocols()
-    ]
-    if others:
-        lines.append(
-            f"results with other parameters are stored of {', '.join(others)} and stay; pages show those "
-            "that were asked for last"
-        )
+    for study in work.studies:
+        if differing := other_protocol(study):
+            lines.append(f"{study.name}: results of another protocol are stored ({differing})")
     crossing: dict[str, list[str]] = {}
     for dataset, protocol in work.protocols.items():
         if note := protocol.cliff_note(list(methods) if methods else None):

@@ -3,13 +3,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.protocols import tiny
+from helpers.protocols import tiny, train
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.analysis import tables
 from softadlib.results.schema import MEASURES
-from softadlib.training.study import run_study
 
 
 def rows_of(entries):
@@ -39,11 +38,11 @@ ROWS = rows_of(
 
 def test_methods_of_different_protocols_are_warned_of(home):
     for method, epochs in (("erm", 2), ("softad", 3)):
-        run_study(tiny(epochs=epochs, curves="none"), method)
+        train(tiny(epochs=epochs, curves="none"), method)
     with pytest.warns(UserWarning, match="tiny, gaussian: methods .* different epochs, so") as seen:
         tables.read("tiny")
     assert len(seen) == 1
-    run_study(tiny(epochs=3, curves="none"), "erm")
+    train(tiny(epochs=3, curves="none"), "erm")
     tables.read("tiny")  # a warning is an error in tests
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.engines import ENGINES, SEEDS, TRIALS, identical, make_engines, weights
-from helpers.protocols import tiny
+from helpers.protocols import store_of, tiny
 from torch import nn
 
 from softadlib import functional as F
@@ -19,7 +19,6 @@ from softadlib.training.checkpoint import Checkpoint
 from softadlib.training.chunk import train_runs
 from softadlib.training.heldout import held_out_losses
 from softadlib.training.recipe import Recipe
-from softadlib.training.study import store_of
 
 EPOCHS = 10
 RECIPES = {

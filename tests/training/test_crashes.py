@@ -8,11 +8,11 @@ import time
 import pandas as pd
 import psutil
 import pytest
+from helpers.protocols import store_of, train
 from helpers.workspace import SECONDS, make_home
 
 from softadlib import results
 from softadlib.training.profiles import load
-from softadlib.training.study import run_study, store_of
 
 TRAIN = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad", "-j")
 
@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("whole")
         patch.setenv("SOFTAD_HOME", str(make_home(folder, gaussian=SECONDS)))
-        return run_study(load("tiny", "gaussian"), "softad")
+        return train(load("tiny", "gaussian"), "softad")
 
 
 def start(*command):

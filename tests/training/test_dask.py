@@ -8,11 +8,11 @@ import time
 import pandas as pd
 import pytest
 from distributed import Client
+from helpers.protocols import store_of, train
 from helpers.workspace import SECONDS, make_home
 
 from softadlib import results
 from softadlib.training.profiles import load
-from softadlib.training.study import run_study, store_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,7 @@ pytestmark = [
 def whole(tmp_path, monkeypatch):
     """Return the rows of an undisturbed study; a workbook in which nothing is trained is left set."""
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "whole", gaussian=SECONDS)))
-    rows = run_study(load("tiny", "gaussian"), "softad")
+    rows = train(load("tiny", "gaussian"), "softad")
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "tiny", gaussian=SECONDS)))
     return rows
 
@@ -83,5 +83,5 @@ def test_the_command_whose_scheduler_is_killed_says_so_in_a_line_and_resumes(who
     assert status == 2
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith(f"softad: the dask scheduler at {address!r} is gone;")
-    rows = run_study(load("tiny", "gaussian"), "softad")
+    rows = train(load("tiny", "gaussian"), "softad")
     pd.testing.assert_frame_equal(rows, whole, check_exact=True)

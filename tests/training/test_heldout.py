@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.plain_loop import plain_loop
-from helpers.protocols import tiny
+from helpers.protocols import store_of, tiny, train
 from torch import nn
 
 from softadlib import functional as F
@@ -14,7 +14,6 @@ from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.chunk import train_runs
 from softadlib.training.heldout import held_out_losses, stored_samples
 from softadlib.training.inputs import load_splits
-from softadlib.training.study import run_study, store_of
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -128,7 +127,7 @@ def test_leave_one_out_is_one_step_from_the_mean_gradient_of_the_others():
 
 def test_a_gamma_of_1_is_erm_row_for_row():
     made = protocol(grids={"adaflood": 1.0}, model="mlp1x1000", epochs=8)
-    ours, erm = run_study(made, "adaflood"), run_study(made, "erm")
+    ours, erm = train(made, "adaflood"), train(made, "erm")
     assert (F.flood_levels(torch.rand(9), 1.0) == 0).all()
     assert len(ours) == len(erm) == 10
     np.testing.assert_allclose(ours[list(MEASURES)], erm[list(MEASURES)], rtol=1e-10)
@@ -137,7 +136,7 @@ def test_a_gamma_of_1_is_erm_row_for_row():
 def test_rows_do_not_depend_on_the_order_of_the_runs():
     made = protocol()
     runs = list(made.runs("adaflood"))
-    run_study(made, "adaflood")
+    train(made, "adaflood")
     samples = stored_samples(made, 0.0, [0, 1], store_of(made, "adaflood"))
     rows, _ = train_runs(made, runs, {4}, samples=samples)
     again, _ = train_runs(made, runs[::-1], {4}, samples=samples)
@@ -147,14 +146,14 @@ def test_rows_do_not_depend_on_the_order_of_the_runs():
 def test_a_model_that_diverged_gives_nan_and_the_run_is_lost_not_the_study():
     made = protocol(model="mlp1x1000", lr=1e200, n_train=50, batch_size=10)
     assert np.isnan(held_out_losses(made, 0.0, 0)).any()
-    rows = run_study(made, "adaflood")
+    rows = train(made, "adaflood")
     assert rows[rows["epoch"] == 4]["acc_val"].isna().all()
 
 
 def test_a_fold_that_leaves_a_last_batch_of_one_is_refused():
     made = protocol(n_train=44, batch_size=7)  # 35 + 1 without the fold of 8
     with pytest.raises(UserError, match=r"with these aux_folds, batch_size 7 leaves a last batch"):
-        run_study(made, "adaflood")
+        train(made, "adaflood")
 
 
 def test_more_folds_than_images_are_refused(images):
@@ -180,13 +179,13 @@ def built(monkeypatch):
 
 def test_they_are_found_once_and_kept_beside_the_results(built):
     made = protocol(label_noise=[0.0, 0.1], model="counted", curves="none")
-    rows = run_study(made, "adaflood")
+    rows = train(made, "adaflood")
     assert len(built) == 4 * (5 * 2 + 2), "of 4 trials: 5 folds, trained and asked; 2 runs"
     store = store_of(made, "adaflood")
     assert set(store.held_out()) == {"0.0 0", "0.0 1", "0.1 0", "0.1 1"}
     assert [path.suffix for path in store.folder.glob("*-held-out*")] == [".npz"]
     built.clear()
-    more = run_study(made.replace(trials=3, grids={"adaflood": [0.2, 0.5, 0.7]}), "adaflood")
+    more = train(made.replace(trials=3, grids={"adaflood": [0.2, 0.5, 0.7]}), "adaflood")
     assert len(built) == 4 * 1 + 2 * (5 * 2 + 3)
     both = more.merge(rows, on=[*RUN_KEY, "epoch"], suffixes=("", "_old"))
     assert len(both) == len(rows)
@@ -197,7 +196,7 @@ def test_they_are_found_once_and_kept_beside_the_results(built):
 @pytest.mark.parametrize("damage", ["cut", "empty", "other", "gone"])
 def test_a_broken_file_is_found_again(damage):
     made = protocol()
-    run_study(made, "adaflood")
+    train(made, "adaflood")
     store = store_of(made, "adaflood")
     whole, content = store.held_out(), store.held_out_file.read_bytes()
     if damage == "gone":
@@ -206,7 +205,7 @@ def test_a_broken_file_is_found_again(damage):
         broken = {"cut": content[:100], "empty": b"", "other": b"x" * 500}[damage]
         store.held_out_file.write_bytes(broken)
     assert store.held_out() == {}
-    run_study(made.replace(grids={"adaflood": [0.2, 0.5, 0.7]}), "adaflood")
+    train(made.replace(grids={"adaflood": [0.2, 0.5, 0.7]}), "adaflood")
     found = store.held_out()
     assert sorted(found) == sorted(whole)
     assert all(np.array_equal(found[trial], whole[trial]) for trial in whole)

@@ -74,14 +74,14 @@ def test_killed_at_any_file_operation_the_same_call_ends_with_the_same_rows(outc
 
 def run(case, kill_at=None):
     """Make a call in a child process, killed right before its `kill_at`-th operation; return its status."""
-    from softadlib.training.study import run_study
+    from helpers.protocols import train
 
     child = os.fork()
     if not child:
         try:
             if kill_at is not None:
                 kill_before(kill_at)
-            run_study(protocol(case), case["method"], shard=case.get("shard", (1, 1)))
+            train(protocol(case), case["method"], shard=case.get("shard", (1, 1)))
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -113,8 +113,9 @@ def protocol(case):
 
 def stored(case):
     """Describe all that is stored, numbers to the last digit."""
+    from helpers.protocols import store_of
+
     from softadlib import results
-    from softadlib.training.study import store_of
 
     store = store_of(protocol(case), case["method"])
     sessions = store.sessions()
@@ -132,7 +133,7 @@ def stored(case):
 
 def stored_numbers(case):
     """Return how many rows, losses and held-out losses are stored."""
-    from softadlib.training.study import store_of
+    from helpers.protocols import store_of
 
     store = store_of(protocol(case), case["method"])
     return len(store.rows()), len(store.losses()), len(store.held_out())
@@ -140,13 +141,12 @@ def stored_numbers(case):
 
 def import_everything(folder):
     """Train every method once here: modules that a training imports late are not imported by each child."""
+    from helpers.protocols import train
     from helpers.workspace import make_home
-
-    from softadlib.training.study import run_study
 
     os.environ["SOFTAD_HOME"] = str(make_home(folder))
     for case in CASES.values():
-        run_study(protocol(case), case["method"])
+        train(protocol(case), case["method"])
 
 
 def sweep(case, folder):

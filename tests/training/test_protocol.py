@@ -8,7 +8,7 @@ from helpers.workspace import REPOSITORY, TINY
 
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS, PAPER
-from softadlib.results.store import finished
+from softadlib.results.read import finished
 from softadlib.training.profiles import (
     datasets_of,
     load,

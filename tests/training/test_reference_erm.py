@@ -14,12 +14,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from helpers.protocols import train
 from helpers.workspace import make_home
 
 from softadlib.training.chunk import make_engine
 from softadlib.training.inputs import load_splits
 from softadlib.training.profiles import load
-from softadlib.training.study import run_study
 
 FILE = Path(__file__).with_name("reference_erm.csv")
 MEASURES = ["loss_test", "acc_test", "model_norm"]
@@ -59,7 +59,7 @@ def test_a_trial_ends_where_the_recorded_one_does(recorded, tmp_path, monkeypatc
     """The recorded trials are of an engine of autograd, which ends within 1e-13 of this one."""
     one = protocol(trials=1)
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path)))
-    rows = run_study(one, "erm").set_index(["epoch", "trial"])[MEASURES]
+    rows = train(one, "erm").set_index(["epoch", "trial"])[MEASURES]
     assert len(rows) == 2
     for at, row in rows.iterrows():
         assert row.tolist() == pytest.approx(recorded.loc[at].tolist(), rel=1e-6), at
@@ -69,5 +69,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         all_trials = protocol()
         os.environ["SOFTAD_HOME"] = str(make_home(Path(folder)))
-        trained = run_study(all_trials, "erm")
+        trained = train(all_trials, "erm")
     trained[["trial", "epoch", *MEASURES]].to_csv(FILE, index=False)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.engines import ENGINES, TRIALS, make_engines, networks, splits
 from helpers.plain_loop import plain_loop
+from helpers.protocols import store_of, train
 from helpers.protocols import tiny as protocol
 from scipy.special import log_softmax
 
@@ -17,7 +18,6 @@ from softadlib.results.schema import LOSS_COLUMNS, run_keys
 from softadlib.training.evaluation import loss_summary
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Run
-from softadlib.training.study import run_study, store_of
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -54,7 +54,7 @@ def assert_calibrated(row, pair, val):
 
 def test_stored_losses_are_those_of_a_plain_loop():
     made = protocol()
-    chosen = results.select(run_study(made, "softad"))
+    chosen = results.select(train(made, "softad"))
     stored = store_of(made, "softad").losses()
     assert set(run_keys(stored)) == set(run_keys(chosen))
     for key in run_keys(chosen):
@@ -76,7 +76,7 @@ def test_stored_losses_are_those_of_a_plain_loop():
 
 def test_calibration_at_the_best_epoch_is_that_of_a_plain_loop():
     made = protocol(best_epoch=True, lr=2.0, epochs=20, curves="none")
-    rows = run_study(made, "softad")
+    rows = train(made, "softad")
     stored = store_of(made, "softad").losses()
     assert set(run_keys(stored)) == set(run_keys(rows)), "of every run"
     best = results.best(rows)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers.protocols import store_of, train
 from helpers.protocols import tiny as protocol
 from helpers.workspace import make_home, tree
 
@@ -18,7 +19,6 @@ from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.training.chunk import train_runs
-from softadlib.training.study import run_study, store_of
 
 pytestmark = pytest.mark.usefixtures("home")
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
@@ -26,7 +26,8 @@ ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_fo
 
 def trained(made, method="softad"):
     """Return how many runs and replays each call has trained."""
-    return [(s.runs_trained, s.runs_replayed) for s in store_of(made, method).facts().sessions]
+    sessions = store_of(made, method).provenance().sessions
+    return [(session.runs_trained, session.runs_replayed) for session in sessions]
 
 
 def assert_equal(a, b):
@@ -37,16 +38,15 @@ def assert_equal(a, b):
 
 
 def test_losses_that_are_not_stored_are_made_by_a_replay():
-    run_study(protocol(curves="all"), "softad")
-    for _ in ("no losses yet", "their file is lost"):
-        assert results.read_losses("tiny").empty
-        run_study(protocol(), "softad")
-        assert len(results.read_losses("tiny")) == 18
-        store_of(protocol(), "softad").losses_file.unlink()
+    rows = train(protocol(curves="all"), "softad")
+    assert results.read_losses("tiny").empty
+    assert_equal(train(protocol(), "softad"), rows)
+    assert len(results.read_losses("tiny")) == 18
+    assert trained(protocol()) == [(4, 0), (0, 2)]
 
 
 def test_every_run_ends_and_the_selected_have_curves_and_losses():
-    rows = run_study(protocol(), "softad")
+    rows = train(protocol(), "softad")
     assert_equal(rows, results.read("tiny"))
     chosen = set(run_keys(results.select(rows)))
     assert len(chosen) == 2
@@ -66,14 +66,13 @@ def test_every_run_ends_and_the_selected_have_curves_and_losses():
     ("curves", "count", "losses"), [("none", 4, 0), ("all", 12, 0), ("selected", 8, 18)]
 )
 def test_curves_are_measured_where_asked(curves, count, losses):
-    assert len(run_study(protocol(curves=curves), "softad")) == count
+    assert len(train(protocol(curves=curves), "softad")) == count
     assert len(results.read_losses("tiny")) == losses
-    assert store_of(protocol(), "softad").losses_file.exists() == bool(losses)
 
 
 @pytest.mark.parametrize("method", ["erm", "sam"])
 def test_a_grid_of_one_value_is_measured_along_the_way_at_once(method):
-    rows = run_study(protocol(), method)
+    rows = train(protocol(), method)
     assert rows["epoch"].tolist() == [0, 2, 4] * 2
     assert trained(protocol(), method) == [(2, 0)]
     assert len(results.read_losses("tiny")) == 18
@@ -83,8 +82,8 @@ def test_a_grid_of_one_value_is_measured_along_the_way_at_once(method):
 def test_replayed_rows_are_those_of_measuring_everything(method):
     changes = {"model": "mlp1x1000", "dtype": "float32", "epochs": 6,
                "grids": {"softad": [0.05, 0.1, 0.3], "sam": [0.02, 0.05]}}  # fmt: skip
-    selected = run_study(protocol(**changes), method)
-    every = run_study(protocol(**changes, curves="all", profile="every"), method)
+    selected = train(protocol(**changes), method)
+    every = train(protocol(**changes, curves="all", profile="every"), method)
     keys = [*RUN_KEY, "epoch"]
     both = selected[keys].merge(every, on=keys)[selected.columns]
     assert len(both) > len(changes["grids"][method]) * 2
@@ -94,14 +93,14 @@ def test_replayed_rows_are_those_of_measuring_everything(method):
 def test_a_replay_that_ends_elsewhere_warns_and_the_last_epoch_stays():
     """As where the first pass was trained on another machine."""
     made = protocol(curves="none")
-    first = run_study(made, "softad")
+    first = train(made, "softad")
     store = store_of(made, "softad")
     elsewhere = first.assign(loss_test=first["loss_test"] + 0.01)
-    store.finish(elsewhere, store.losses(), store.facts())
+    store.finish(elsewhere, store.losses(), store.provenance())
     with pytest.warns(
         UserWarning, match=r"2 of 2 runs, trained again .* up to 0.01 nats of test loss"
     ):
-        rows = run_study(protocol(), "softad")
+        rows = train(protocol(), "softad")
     assert_equal(results.final(rows)[first.columns], elsewhere)
     assert len(rows) == 8
     assert len(results.read_losses("tiny")) == 18
@@ -119,27 +118,27 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
             raise KeyboardInterrupt
         return train_runs(made.replace(device="cpu"), runs, *rest)
 
-    devices = {"cpu": "cuda", "cuda": "cpu"}  # planned for a GPU, trained on the CPU
+    monkeypatch.setattr("softadlib.training.study.pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(
-        "softadlib.training.study.pick_device", lambda name: torch.device(devices[name])
+        "softadlib.training.study.machine", lambda device: {"device": "a GPU", "torch": "2"}
     )
     monkeypatch.setattr("softadlib.training.study.train_runs", on_cpu)
     with pytest.raises(KeyboardInterrupt):
-        run_study(made, "softad")
+        train(made, "softad")
     assert len(parts()) == 2
 
 
 def test_methods_share_data_and_initial_weights_in_a_trial():
     made = protocol(grids={"softad": [0.1], "sam": [0.1]})
-    starts = [run_study(made, method).query("epoch == 0") for method in ("erm", "sam", "softad")]
+    starts = [train(made, method).query("epoch == 0") for method in ("erm", "sam", "softad")]
     for start in starts[1:]:
         np.testing.assert_array_equal(start[list(MEASURES)], starts[0][list(MEASURES)])
     assert (starts[0]["loss_train"].nunique(), starts[0]["model_norm"].nunique()) == (2, 2)
 
 
 def test_label_noises_are_separate_data_in_one_file():
-    rows = run_study(protocol(label_noise=[0.0, 0.2], epochs=40), "erm")
-    clean = run_study(protocol(profile="clean", epochs=40), "erm")
+    rows = train(protocol(label_noise=[0.0, 0.2], epochs=40), "erm")
+    clean = train(protocol(profile="clean", epochs=40), "erm")
     assert_equal(rows[rows["label_noise"] == 0].reset_index(drop=True), clean)
     means = results.final(rows).groupby("label_noise")["acc_test"].mean()
     assert means[0.2] < means[0.0] - 0.1, "flipped test labels cap the accuracy"
@@ -147,23 +146,23 @@ def test_label_noises_are_separate_data_in_one_file():
 
 def test_a_diverged_run_is_recorded_and_disturbs_nobody():
     changes = {"dtype": "float32", "model": "mlp1x1000", "curves": "none"}
-    rows = run_study(protocol(**changes, grids={"sam": [0.05, 1e30]}), "sam")
+    rows = train(protocol(**changes, grids={"sam": [0.05, 1e30]}), "sam")
     lost = rows[rows["knob"] == 1e30]
     assert not np.isfinite(lost[["loss_train", "loss_val", "loss_test"]]).any(axis=None)
     assert lost[["acc_train", "acc_val", "acc_test"]].isna().all(axis=None)
-    alone = run_study(protocol(**changes, profile="alone", grids={"sam": [0.05]}), "sam")
+    alone = train(protocol(**changes, profile="alone", grids={"sam": [0.05]}), "sam")
     assert_equal(rows[rows["knob"] == 0.05].reset_index(drop=True), alone)
     assert results.select(rows)["knob"].tolist() == [0.05, 0.05]
     assert results.provenances("tiny")["diverged"].tolist() == [2]
 
 
-def test_the_facts_say_where_the_numbers_come_from():
+def test_the_provenance_says_where_the_numbers_come_from():
     made = protocol()
-    run_study(made, "erm")
-    facts = store_of(made, "erm").facts()
-    assert facts.protocol == made.to_dict()
-    assert facts.seeds == [17716, 961412]
-    (session,) = facts.sessions
+    train(made, "erm")
+    provenance = store_of(made, "erm").provenance()
+    assert provenance.protocol == made.to_dict()
+    assert provenance.seeds == [17716, 961412]
+    (session,) = provenance.sessions
     assert (session.torch, session.jobs, session.runs_trained) == (torch.__version__, 1, 2)
     assert session.seconds > 0
 
@@ -172,34 +171,35 @@ def test_the_facts_say_where_the_numbers_come_from():
 
 
 def test_nothing_is_trained_or_written_twice(home):
-    first = run_study(protocol(), "softad")
+    first = train(protocol(), "softad")
     before = tree(home / "outputs")
-    assert_equal(run_study(protocol(), "softad"), first)
+    assert_equal(train(protocol(), "softad"), first)
     assert tree(home / "outputs") == before
-    run_study(protocol(), "softad", resume=False)
+    train(protocol(), "softad", fresh=True)
     assert trained(protocol()) == [(4, 2)], "from nothing"
 
 
 @pytest.mark.parametrize("larger", [{"trials": 3}, {"grids": {"softad": [0.05, 0.3, 0.6]}}])
-def test_a_larger_study_keeps_earlier_rows_and_a_smaller_one_is_read_without_more(larger):
-    small = run_study(protocol(), "softad")
-    large = run_study(protocol(**larger), "softad")
+def test_a_larger_study_keeps_earlier_rows_and_a_smaller_one_takes_nothing_away(larger):
+    small = train(protocol(), "softad")
+    large = train(protocol(**larger), "softad")
     keys = [*RUN_KEY, "epoch"]
     assert_equal(small[keys].merge(large, on=keys)[small.columns], small)
-    whole = run_study(protocol(**larger, profile="whole"), "softad")
+    whole = train(protocol(**larger, profile="whole"), "softad")
     assert_equal(whole[keys].merge(large, on=keys)[whole.columns], whole)
     assert [runs for runs, _ in trained(protocol())] == [4, 2]
-    assert_equal(run_study(protocol(), "softad")[keys], results.read("tiny")[keys])
-    assert len(results.read("tiny", final=True)) == 4
-    assert len(trained(protocol())) == 2, "the smaller study again trains nothing"
-    assert_equal(run_study(protocol(**larger), "softad"), large)
-    assert_equal(results.read("tiny"), large)
+    every = results.read("tiny")
+    before = tree(store_of(protocol(), "softad").folder)
+    smaller = train(protocol(), "softad")
+    assert set(run_keys(smaller)) == set(run_keys(small))
+    assert_equal(results.read("tiny"), every)
+    assert tree(store_of(protocol(), "softad").folder) == before
 
 
 def test_ties_changed_later_train_the_missing_curves_alone():
     chosen = {}
     for ties in ("largest", "smallest", "largest"):
-        rows = run_study(protocol(ties=ties), "softad")
+        rows = train(protocol(ties=ties), "softad")
         chosen[ties] = set(run_keys(results.select(rows, ties)))
         assert set(run_keys(results.read_losses("tiny"))) == chosen[ties]
     moved = len(chosen["smallest"] - chosen["largest"])
@@ -207,25 +207,56 @@ def test_ties_changed_later_train_the_missing_curves_alone():
     assert trained(protocol()) == [(4, 2), (0, moved)]
 
 
-def test_of_two_protocols_the_one_that_was_asked_for_last_is_read(home):
-    first, second = protocol(), protocol(lr=0.2)
-    rows = {made.lr: run_study(made, "softad") for made in (first, second)}
-    assert not rows[0.1].equals(rows[0.2])
-    for made in (first, second, first, first):
-        assert_equal(run_study(made, "softad"), rows[made.lr])
-        assert_equal(results.read("tiny"), rows[made.lr])
-        assert trained(made) == [(4, 2)], "going back trains nothing"
+@pytest.mark.parametrize(
+    ("method", "changes", "differing"),
+    [
+        ("softad", {"lr": 0.2}, "lr 0.2, stored 0.1"),
+        ("erm", {"epochs": 3, "lr": 0.2}, "lr 0.2, stored 0.1; epochs 3, stored 4"),
+        (
+            "softad",
+            {"settings": {"softad": {"sigma": 2.0}}},
+            "settings.softad.sigma 2.0, stored 1.0",
+        ),
+    ],
+)
+def test_a_folder_has_one_protocol(home, method, changes, differing):
+    """Also of a method that is not stored there yet."""
+    first = train(protocol(), "softad")
     before = tree(home / "outputs")
-    run_study(first, "softad")
+    with pytest.raises(UserError) as refused:
+        train(protocol(**changes), method)
+    for words in (f"gaussian × {method}", f"({differing})", "--as NAME", "--fresh"):
+        assert words in str(refused.value)
     assert tree(home / "outputs") == before
+    assert not train(protocol(**changes, profile="mine"), "softad").equals(first)
+    assert_equal(results.read("tiny"), first)
+
+
+def test_what_is_under_way_has_one_protocol_too(home):
+    train(protocol(), "softad", shard=(1, 2))
+    with pytest.raises(UserError, match=r"lr 0\.2, stored 0\.1"):
+        train(protocol(lr=0.2), "softad")
+    train(protocol(lr=0.2), "softad", fresh=True)
+    assert store_of(protocol(), "softad").provenance().protocol["lr"] == 0.2
+    assert trained(protocol()) == [(4, 2)]
 
 
 def test_a_setting_of_one_method_leaves_the_results_of_the_others():
-    for changes in ({}, {"settings": {"softad": {"sigma": 2.0}}}):
-        for method in ("erm", "softad"):
-            run_study(protocol(**changes), method)
-    assert len(list(store_of(protocol(), "softad").folder.glob("*[0-9a-f].parquet"))) == 2
+    train(protocol(), "softad")
+    train(protocol(settings={"softad": {"sigma": 2.0}}), "erm")
     assert trained(protocol(), "erm") == [(2, 0)]
+
+
+def test_a_finished_study_in_a_folder_that_cannot_be_written_is_read(home):
+    rows = train(protocol(), "softad")
+    folder = store_of(protocol(), "softad").folder
+    folder.chmod(0o500)
+    before = tree(home / "outputs")
+    try:
+        assert_equal(train(protocol(), "softad"), rows)
+    finally:
+        folder.chmod(0o700)
+    assert tree(home / "outputs") == before
 
 
 # Processes and shards
@@ -238,19 +269,19 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch,
     for i in (1, 2):
         folder = make_home(tmp_path_factory.mktemp("shard"))
         monkeypatch.setenv("SOFTAD_HOME", str(folder))
-        run_study(made, method, shard=(i, 2))
+        train(made, method, shard=(i, 2))
         shutil.copytree(folder / "outputs", home / "outputs", dirs_exist_ok=True)
     monkeypatch.setenv("SOFTAD_HOME", str(home))
     assert results.read("tiny").empty
-    rows = run_study(made, method)
+    rows = train(made, method)
     assert sorted(trained(made, method)) == [(2, 1), (4, 2)]
     assert not store_of(made, method).parts.exists()
-    assert_equal(run_study(made.replace(profile="whole"), method), rows)
+    assert_equal(train(made.replace(profile="whole"), method), rows)
     assert_equal(results.read_losses("whole"), results.read_losses("tiny"))
     held = [store_of(p, method).held_out() for p in (made, made.replace(profile="whole"))]
     assert [sorted(h) for h in held] == [["0.0 0", "0.0 1", "0.0 2"] if changes else []] * 2
     with pytest.raises(UserError, match="deletes what other shards did"):
-        run_study(made, method, shard=(1, 2), resume=False)
+        train(made, method, shard=(1, 2), fresh=True)
 
 
 @pytest.mark.parametrize(
@@ -260,12 +291,12 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch,
 def test_two_processes_change_nothing(home, tmp_path, monkeypatch, method, changes):
     """The second workbook's processes are those of the first."""
     made = protocol(trials=3, **changes)
-    one = run_study(made, method)
+    one = train(made, method)
     assert np.isfinite(results.final(one)["loss_test"]).all()
     losses = results.read_losses("tiny")
     for name in ("first", "second"):
         monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / name)))
-        assert_equal(run_study(made, method, jobs=2), one)
+        assert_equal(train(made, method, jobs=2), one)
         assert_equal(results.read_losses("tiny"), losses)
         assert trained(made, method) == [(6, 3)]
 
@@ -273,7 +304,7 @@ def test_two_processes_change_nothing(home, tmp_path, monkeypatch, method, chang
 def test_a_second_process_on_the_same_study_is_refused_in_one_line(home):
     code = (
         "from softadlib.results.store import StudyStore\n"
-        f"with StudyStore('tiny', 'gaussian', 'softad', '{protocol().fingerprint('softad')}').lock():\n"
+        "with StudyStore('tiny', 'gaussian', 'softad').lock():\n"
         "    print('locked', flush=True)\n"
         "    input()\n"
     )
@@ -284,21 +315,21 @@ def test_a_second_process_on_the_same_study_is_refused_in_one_line(home):
         assert other.stdout.readline() == "locked\n"
         before = tree(home / "outputs")
         with pytest.raises(UserError, match=r"^tiny: gaussian × softad is under way in another"):
-            run_study(protocol(), "softad")
+            train(protocol(), "softad")
         assert tree(home / "outputs") == before
-        run_study(protocol(), "erm")
-        run_study(protocol(lr=0.2), "softad")
+        train(protocol(), "erm")
+        train(protocol(profile="mine"), "softad")
         other.kill()
-    run_study(protocol(), "softad")  # a killed process holds nothing
+    train(protocol(), "softad")  # a killed process holds nothing
 
 
 def test_what_killed_processes_left_half_written_goes_with_the_next_call():
     parts = store_of(protocol(), "softad").parts
     parts.mkdir(parents=True)
-    left = parts / f".{protocol().fingerprint('softad')}-0.0-1-0.3.pt.4711"
+    left = parts / ".0.0-1-0.3.pt.4711"
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
-    run_study(protocol(), "softad")
+    train(protocol(), "softad")
     assert not parts.exists()
 
 
@@ -308,9 +339,9 @@ def test_what_killed_processes_left_half_written_goes_with_the_next_call():
 def test_an_output_folder_that_cannot_be_written_is_refused_before_training(home):
     (home / "outputs").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
-        run_study(protocol(), "erm")
+        train(protocol(), "erm")
     os.remove(home / "outputs")
-    run_study(protocol(), "erm")
+    train(protocol(), "erm")
 
 
 def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_differ(home):
@@ -319,8 +350,8 @@ def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_d
     for call in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         subprocess.run([*git, *call], check=True)
     for trials in (1, 2, 3):
-        run_study(protocol(trials=trials), "erm")
-        marks.append(store_of(protocol(), "erm").facts().sessions[-1].commit[-1] == "+")
+        train(protocol(trials=trials), "erm")
+        marks.append(store_of(protocol(), "erm").provenance().sessions[-1].commit[-1] == "+")
         subprocess.run([*git, "add", "-A"], check=True)
         if trials == 2:
             changed.write_text("# another line\n" + changed.read_text())

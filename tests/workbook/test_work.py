@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.protocols import train
 from helpers.workspace import REPOSITORY, TINY, make_home, tree
 
 from softadlib._validation import UserError
 from softadlib.models import MODELS
 from softadlib.training.profiles import load, parse_yaml, read_yaml, write_profile
-from softadlib.training.study import run_study
 from softadlib.workbook import work
 
 
@@ -37,7 +37,7 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
 
 
 def test_stored_results_are_noted(home):
-    run_study(load("tiny", "gaussian", {"trials": 1}), "softad")
+    train(load("tiny", "gaussian", {"trials": 1}), "softad")
     assert work.notes(work.prepare("tiny")) == ["gaussian: 2 of 8 runs are trained already"]
     (note,) = work.notes(work.prepare("tiny", changes={"epochs": 3}))
     assert note.startswith("results with other parameters are stored of gaussian × softad and stay")
@@ -78,7 +78,7 @@ def test_results_go_to_mlflow_as_the_readme_prints_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
     make_home(tmp_path)
     write_profile(tmp_path / "params/smoke/gaussian.yaml", {"extends": "tiny/gaussian"})
-    rows = run_study(load("smoke", "gaussian"), "softad")
+    rows = train(load("smoke", "gaussian"), "softad")
     _, recipe = blocks("outputs", "python")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     run(recipe, tmp_path, MLFLOW_TRACKING_URI=uri)
