@@ -10,12 +10,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from helpers.protocols import train
 from helpers.workspace import REPOSITORY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.training.profiles import load
-from softadlib.training.study import run_study
 from softadlib.workbook import cli, notebooks
 
 DRAWING = "from softadlib import results; print(len(results.read(profile, final=True)))"
@@ -51,11 +51,10 @@ def test_run_trains_every_study_then_draws_and_redoes_no_training(home, capsys):
     assert "done: 3 notebooks in" in capsys.readouterr().err.splitlines()[-1]
     folder = home / "outputs/tiny"
     assert visible(folder) == ["figures", "gaussian"]
-    assert visible(folder / "gaussian") == ["erm", "softad"]
+    files = ["erm.ipynb", "erm.parquet", "softad.ipynb", "softad.parquet"]
+    assert visible(folder / "gaussian") == files
     for method in ("erm", "softad"):
-        (trained,) = (folder / "gaussian" / method).glob("*.ipynb")
-        assert len(visible(trained.parent)) == 3, "rows, losses and the page"
-        assert f"{method} on gaussian: " in texts(trained)[0]
+        assert f"{method} on gaussian: " in texts(folder / f"gaussian/{method}.ipynb")[0]
     assert texts(folder / "figures/count.ipynb") == ["3"]
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
@@ -225,8 +224,7 @@ def test_run_draws_what_is_missing_and_draw_draws_all(tmp_path, monkeypatch, cap
     assert planned("run", *erm) == ["none"], "what cannot be drawn is not tried again"
     assert planned("draw", "tiny") == every
     assert planned("draw", "tiny", "--dataset", "gaussian") == ["count", "each-gaussian", "lacking"]
-    (rows,) = (home / "outputs/tiny/gaussian").rglob("*[!s].parquet")
-    os.utime(rows)
+    os.utime(home / "outputs/tiny/gaussian/erm.parquet")
     assert planned("run", *erm) == ["count", "each-gaussian", "lacking"], "its results are newer"
     os.utime(home / "notebooks/each.ipynb")
     assert planned("run", *erm) == every
@@ -336,6 +334,6 @@ def test_papermill_trains_with_changed_parameters_under_another_name(home):
     rows = results.read("tiny-epochs-2-softad-0.2-lr-0.01-trials-1", final=True)
     assert rows[["epoch", "trial", "knob"]].to_numpy().tolist() == [[2, 0, 0.2]]
     changes = {"lr": 0.01, "epochs": 2, "trials": 1, "grids.softad": 0.2}
-    again = run_study(load("tiny", "gaussian", changes).replace(profile="other"), "softad")
+    again = train(load("tiny", "gaussian", changes).replace(profile="other"), "softad")
     assert rows["loss_test"].tolist() == results.final(again)["loss_test"].tolist()
     assert cli.main(["draw", "tiny-epochs-2-softad-0.2-lr-0.01-trials-1"]) == 0
