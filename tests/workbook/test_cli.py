@@ -14,7 +14,7 @@ from helpers.workspace import TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
-from softadlib.results.read import finished
+from softadlib.results.read import stored_studies
 from softadlib.training.profiles import load
 from softadlib.workbook import cli
 
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words)
 def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
     capsys.readouterr()
-    (path,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
+    path = home / "outputs/tiny/gaussian/erm.parquet"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     again = (
         "delete it, then train what is missing: softad train tiny --dataset gaussian --method erm"
@@ -145,15 +145,17 @@ def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsy
     erm = ["train", "tiny", "--method", "erm", "-j", "1"]
     assert cli.main(erm) == 0
     first = results.read("tiny")
-    assert cli.main([*erm, "-p", "lr=0.5"]) == 0
-    assert (
-        "results with other parameters are stored of gaussian × erm and stay"
-        in capsys.readouterr().err
-    )
-    faster = results.read("tiny")
+    capsys.readouterr()
+    before = tree(home)
+    for command in ("run", "train"):
+        line = refused(capsys, command, *erm[1:], "-p", "lr=0.5")
+        assert "has results of another protocol (lr" in line
+        assert "--as NAME" in line
+    assert tree(home) == before
+    assert cli.main([*erm, "-p", "lr=0.5", "--as", "faster"]) == 0
+    faster = results.read("faster")
     assert list(faster["epoch"]) == list(first["epoch"])
     assert (faster["loss_train"] != first["loss_train"])[faster["epoch"] > 0].all()
-    assert cli.main(erm) == 0
     pd.testing.assert_frame_equal(results.read("tiny"), first)
 
 
@@ -273,7 +275,7 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         home = make_home(tmp_path / str(status), gaussian=values)
         fresh = ["--fresh"] if number == signal.SIGINT else []
         command = start(home, "train", "tiny", "--method", "softad", "-j", "2", *fresh)
-        parts = home / "outputs/tiny/gaussian/softad/parts"
+        parts = home / "outputs/tiny/gaussian/parts/softad"
         while not list(parts.glob("*.parquet")) and command.poll() is None:
             time.sleep(0.01)
         os.killpg(command.pid, number)
@@ -288,8 +290,8 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
         (line,) = results.provenances("tiny").to_dict("records")
         assert (line["runs"], line["runs_without_session"]) == (48, 0)
-        (provenance,) = finished("tiny").values()
-        assert sum(session.runs_trained for session in provenance.sessions) == 48, "none twice"
+        (facts,) = stored_studies("tiny").values()
+        assert sum(session.runs_trained for session in facts.sessions) == 48, "none twice"
 
 
 def test_a_reader_that_closes_ends_the_command_without_a_word(home):
