@@ -74,8 +74,8 @@ def test_a_captured_training_resumes_to_the_same_bits(recipe, tmp_path):
     how = {"eval_epochs": {0, 1, 4}, "best_epoch": True}
     expected = train(CapturedEngine(make_batch("softad")), RECIPES[recipe], SEEDS, **how)
     file = tmp_path / "state.pt"
+    first = CapturedEngine(make_batch("softad"))
     with pytest.raises(Stop):
-        first = CapturedEngine(make_batch("softad"))
         train(first, RECIPES[recipe], SEEDS, **how, checkpoint=Stopping(file, {}, 2))
     second = CapturedEngine(make_batch("softad"))
     resumed = train(second, RECIPES[recipe], SEEDS, **how, checkpoint=Checkpoint(file, {}, 2))
