@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from softadlib import _workspace
@@ -100,7 +101,7 @@ def check(studies: Sequence[Study]) -> None:
     build(protocol.model, splits.shape, splits.classes, seed=0)
 
 
-def derive_profile(
+def derived_profile(
     profile: str,
     name: str,
     datasets: Sequence[str] | None,
