@@ -225,9 +225,12 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     new = getattr(args, "new_profile", None)
     prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
     if new is not None:
-        work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)
-        changes = {}
-    for line in [*work.notes(prepared, methods), *_doubts(prepared)]:
+        files = work.derived_profile(profile, new, datasets, methods, changes)
+        if not args.dry_run:
+            work.write_profiles(files)
+            changes = {}
+    doubts = [] if options.get("stored") else _doubts(prepared)
+    for line in [*work.notes(prepared, methods), *doubts]:
         say(f"note: {line}")
     return prepared, changes
 
