@@ -6,9 +6,9 @@ import jsonschema
 import pytest
 from helpers.workspace import REPOSITORY, TINY
 
-from softadlib import results
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
+from softadlib.results.read import stored_studies
 from softadlib.training.profiles import read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli, show
@@ -95,8 +95,8 @@ def test_json_for_programs(home, capsys):
     assert (erm["trained"], erm["left"], erm["finished"]) == (2, 0, True)
     assert (softad["trained"], softad["left"], softad["finished"]) == (0, 6, False)
     assert softad["protocol"]["grids"] == TINY["grids"]
-    (stored,) = (p for s, p in results.provenances("tiny").items() if s.method == "erm")
-    assert stored.fingerprint == erm["fingerprint"]
+    stored = stored_studies("tiny", "gaussian").values()
+    assert [study.fingerprint for study in stored] == [erm["fingerprint"]]
 
 
 # params/
