@@ -33,7 +33,7 @@ TRAINING = (
     ("loop", "protocol"),
     ("profiles", "inputs"),
     ("chunk",),
-    ("heldout", "many"),
+    ("heldout", "many", "plan"),
     ("study",),
 )
 """The modules of training/, each of which may import those above it."""

@@ -45,7 +45,7 @@ class ClosureOptimizer(Optimizer):
     def _checked_base(self, base: Optimizer | Sequence[Optimizer]) -> Optimizer:
         """Return the optimizer to step: several are joined. UserError for what cannot be one."""
         name = type(self).__name__
-        bases = list(base) if isinstance(base, (list, tuple)) else [base]
+        bases: list[Any] = list(base) if isinstance(base, (list, tuple)) else [base]
         for one in bases:
             given = type(one).__name__
             if not isinstance(one, Optimizer):
@@ -162,7 +162,8 @@ class ClosureOptimizer(Optimizer):
             scaler.unscale_(self.base)  # before the step, so that hooks of `base` can clip
             scaler.step(self.base)
             scaler.update()
-        return passes.loss
+        loss: Tensor = passes.loss
+        return loss
 
     def _check_call(self, closure: object, scaler: object) -> None:
         """Raise UserError where `step` cannot be made like this."""

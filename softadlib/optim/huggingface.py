@@ -55,7 +55,7 @@ class SAMTrainerMixin:
         if not trainer.accelerator.sync_gradients:
             return loss
         batches, self.__dict__["_micro_batches"] = kept, []
-        named = {n: p for n, p in model.named_parameters() if p.grad is not None}
+        named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.grad is not None}
         if any(p.dtype in HALF for p in named.values()):
             raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(

@@ -37,7 +37,7 @@ METADATA_KEY = b"softad"
 """Key of a parquet file's metadata under which a `Provenance` stands as JSON."""
 CHECKSUM_KEY = b"softad-checksum"
 """Key of the checksum of that JSON and of the names of the columns, of which parquet keeps none."""
-OF_ALL_PARTS = ("plain_temperature", "prior_temperature")
+OF_ALL_PARTS = ("plain_temperature", "prior_temperature", "linked_best_epoch")
 """Columns of losses that are the same on every part of the data."""
 IN_FILES = {"loss": "mean_loss"}
 """Columns of losses that have another name in files, where rows have a `loss_test` of their own."""
@@ -170,9 +170,8 @@ def losses_of(wide: pd.DataFrame) -> pd.DataFrame:
         frame = wide[LOSS_ROW[:-1]].assign(part=part)
         for column in MEASURED_OF_LOSSES:
             names = _file_columns(column)
-            name = names[i % len(names)]
             missing = None if column == "quantiles" else np.nan
-            frame[column] = wide[name] if name in wide else missing
+            frame[column] = wide.get(names[i % len(names)], missing)
         frames.append(frame)
     return merge_losses(frames)
 

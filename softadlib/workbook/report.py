@@ -150,7 +150,7 @@ def build(profile: str, target: Path | None = None) -> Path:
     sections = [_with_links(part, sections) for part in sections]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(_resource("page.html"))
-    commits = {s.commit for facts in finished(profile).values() for s in facts.sessions} - {None}
+    commits = {s.commit for of in finished(profile).values() for s in of.sessions} - {None}
     text = template.render(
         profile=profile,
         css=Markup(_resource("page.css")),
