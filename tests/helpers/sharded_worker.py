@@ -37,6 +37,11 @@ def fully_sharded(rule):
     return model, RULES[rule](SGD(model.parameters(), **SGD_SETTINGS))
 
 
+def data_parallel(rule):
+    model = DistributedDataParallel(network())
+    return model, RULES[rule](SGD(model.parameters(), **SGD_SETTINGS))
+
+
 def zero_redundancy(rule):
     model = DistributedDataParallel(network())
     base = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=SGD, **SGD_SETTINGS)
@@ -45,6 +50,7 @@ def zero_redundancy(rule):
 
 SHARDED = [
     *[(fully_sharded, rule) for rule in ("sam", "asam", "msam")],
+    (data_parallel, "msam"),
     *[(zero_redundancy, rule) for rule in ("sam", "asam")],
 ]
 
