@@ -8,6 +8,7 @@ from helpers.workspace import REPOSITORY, TINY
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
+from softadlib.results.read import stored_studies
 from softadlib.training.profiles import read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli, show
@@ -29,16 +30,16 @@ def test_profiles_and_how_much_of_each_is_finished(home, capsys):
         ["empty", "0", "none: no DATASET.yaml"],
         ["tiny", "1", "gaussian"],
     ]
-    (stored,) = (home / "outputs/tiny").rglob("*[0-9a-f].parquet")
+    stored = home / "outputs/tiny/gaussian/erm.parquet"
     stored.write_bytes(b"no parquet")
     assert printed(capsys)[-1].split() == ["tiny", "broken", "gaussian"]
 
 
 def test_what_is_done_and_what_is_left(home, capsys):
     assert printed(capsys, "tiny")[1:] == [
-        "gaussian  erm     1       2       2     4       0%    –",
-        "gaussian  sam     1       2       2     4       0%    –",
-        "gaussian  softad  2       2       4     4       0%    –",
+        "gaussian  erm     0 of 1  0 of 2  0 of 2  4       0%    –",
+        "gaussian  sam     0 of 1  0 of 2  0 of 2  4       0%    –",
+        "gaussian  softad  0 of 2  0 of 2  0 of 4  4       0%    –",
         "10 trainings are left",  # 8 runs, and the curves of softad's two selected ones
     ]
     softad = ["train", "tiny", "--method", "softad", "-j", "1"]
@@ -46,7 +47,7 @@ def test_what_is_done_and_what_is_left(home, capsys):
     line = printed(capsys, "tiny", "--method", "softad")[1].split()
     assert line[6] == "66%", "4 of 4 runs without their 2 curves"
     lines = printed(capsys, "tiny", "--method", "softad", "-p", "epochs=3")
-    assert lines[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
+    assert lines[-1] == "6 trainings are left", "what is stored has 4 epochs"
     assert cli.main(softad) == 0
     lines = printed(capsys, "tiny", "--method", "softad")
     assert lines[1].split()[6:] == ["100%", "0.0"]
@@ -56,16 +57,25 @@ def test_what_is_done_and_what_is_left(home, capsys):
         assert lines[-1] == "everything is trained", "what is of another method changes nothing"
     values = read_yaml(home / "params/tiny/gaussian.yaml") | {"grids": {"sam": [0.1]}}
     (home / "params/tiny/gaussian.yaml").write_text(json.dumps(values))
-    assert printed(capsys, "tiny")[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
+    assert printed(capsys, "tiny")[-1] == "also stored: gaussian × softad, 2 trials"
 
 
-def test_results_of_profiles_that_extend_it(home, capsys):
+def test_a_study_may_hold_a_part_of_its_grid_and_values_beside_it(home, capsys):
+    part = ["-p", "grids.softad=[0.05]", "-p", "trials=1", "-j", "1"]
+    assert cli.main(["train", "tiny", "--method", "softad", *part]) == 0
+    line = printed(capsys, "tiny", "--method", "softad")[1]
+    assert line.startswith("gaussian  softad  1 of 2  1 of 2  1 of 4")
+    lines = printed(capsys, "tiny", "--method", "softad", "-p", "grids.softad=[0.3]")
+    assert lines[1].startswith("gaussian  softad  0 of 1  0 of 2  0 of 2")
+    other = "also stored: gaussian × softad, 1 runs of other values, trials or label noises"
+    assert lines[-1] == other
+
+
+def test_a_profile_that_extends_another_has_results_of_its_own(home, capsys):
     shorter = ["-p", "epochs=3", "--as", "short", "-j", "1"]
     assert cli.main(["train", "tiny", "--method", "erm", *shorter]) == 0
-    line = "also stored: gaussian, 2 trials of 3 epochs of erm"
-    assert printed(capsys, "tiny")[-1] == f"{line} (profile short)"
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
-    assert printed(capsys, "tiny")[-1] == "everything is trained"
+    assert printed(capsys, "short")[-1] == "everything is trained"
+    assert printed(capsys, "tiny")[-1] == "10 trainings are left"
 
 
 def test_parameters_are_those_that_differ_from_the_default(home, capsys):
@@ -85,8 +95,8 @@ def test_json_for_programs(home, capsys):
     assert (erm["trained"], erm["left"], erm["finished"]) == (2, 0, True)
     assert (softad["trained"], softad["left"], softad["finished"]) == (0, 6, False)
     assert softad["protocol"]["grids"] == TINY["grids"]
-    (file,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
-    assert file.stem == erm["fingerprint"]
+    stored = stored_studies("tiny", "gaussian").values()
+    assert [study.fingerprint for study in stored] == [erm["fingerprint"]]
 
 
 # params/
