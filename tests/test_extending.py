@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import protocols
 from helpers.protocols import tiny
+from helpers.protocols import train as train_study
 from torch import nn
 
 from softadlib.data.images import IMAGES, Images, ImageSet
@@ -25,7 +25,7 @@ def make_protocol(**changes):
 
 def train(method="erm", **changes):
     protocol = make_protocol(**changes)
-    rows = protocols.train(protocol, method)
+    rows = train_study(protocol, method)
     assert np.isfinite(rows["loss_test"]).all()
     ends = rows[rows["epoch"] == protocol.epochs]
     return ends.groupby("knob", dropna=False)["loss_train"].mean().to_dict()

@@ -13,7 +13,7 @@ from softadlib._validation import UserError, choose
 from softadlib.methods import METHODS, get_method
 from softadlib.training.profiles import load, parse_yaml
 from softadlib.training.protocol import Protocol
-from softadlib.workbook.work import derived_profile, write_profiles
+from softadlib.workbook.work import derive_profile
 
 NUMBER = r"[-+]?[\d.]+(?:[eE][-+]?\d+)?"
 NUMBERS = re.compile(rf"\s*{NUMBER}(?:\s*,\s*{NUMBER})+\s*")
@@ -90,7 +90,7 @@ def changed_protocol(
     name = as_profile or (name_of(profile, wanted) if wanted else profile)
     if name == profile:
         return protocol
-    write_profiles(derived_profile(profile, name, [dataset], None, wanted))
+    derive_profile(profile, name, [dataset], None, wanted)
     return load(name, dataset)
 
 

@@ -217,18 +217,19 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
 
 def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str, Any]]":
     """Return the checked work of a command line, and its changes of parameters."""
+    from softadlib.results.files import outputs
     from softadlib.workbook import changes as given
     from softadlib.workbook import work
 
     datasets, methods = _names(args.dataset), _names(args.method)
     changes, profile = given.parse(args.changes), args.profile
     new = getattr(args, "new_profile", None)
+    if new is not None:
+        outputs(new)  # refuses what is no plain name
     prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
     if new is not None:
-        files = work.derived_profile(profile, new, datasets, methods, changes)
-        if not args.dry_run:
-            work.write_profiles(files)
-            changes = {}
+        work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)
+        changes = {}
     doubts = [] if options.get("stored") else _doubts(prepared)
     for line in [*work.notes(prepared, methods), *doubts]:
         say(f"note: {line}")
@@ -278,8 +279,14 @@ def run(args: argparse.Namespace) -> int:
     _check_devices(prepared)
     if args.dry_run:
         print(show.progress(prepared))
-        datasets = _drawable(prepared.profile, prepared.protocols)
-        _print_pages(_pages_to_draw(prepared.profile, datasets, args))
+        if (
+            args.new_profile
+        ):  # it is not there yet, and has the pages of the profile that it is made from
+            pages = notebooks.pages_of_profile(args.profile, list(prepared.protocols))
+        else:
+            datasets = _drawable(prepared.profile, prepared.protocols)
+            pages = _pages_to_draw(prepared.profile, datasets, args)
+        _print_pages(pages)
         return 0
     outcomes = []
     if args.scheduler:

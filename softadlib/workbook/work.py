@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from softadlib import _workspace
@@ -101,17 +100,19 @@ def check(studies: Sequence[Study]) -> None:
     build(protocol.model, splits.shape, splits.classes, seed=0)
 
 
-def derived_profile(
+def derive_profile(
     profile: str,
     name: str,
     datasets: Sequence[str] | None,
     methods: Sequence[str] | None,
     changes: Mapping[str, Any],
-) -> dict[Path, dict[str, Any]]:
-    """Return what params/<name>/<dataset>.yaml hold to extend the files of `profile` by the changes.
+    *,
+    write: bool = True,
+) -> None:
+    """Write params/<name>/<dataset>.yaml, which extends the files of `profile` by the changes.
 
     Other data sets of a profile of that name stay. Raises UserError for a name that cannot be one, and
-    where such a file exists with other parameters.
+    where such a file exists with other parameters; then nothing is written. `write=False` checks alone.
     """
     if outputs(name).name in OTHER_FOLDERS:
         raise UserError(f"--as {name}: {outputs(name)} has other contents; choose another name")
@@ -133,13 +134,9 @@ def derived_profile(
             files[path] = values
         elif load(name, dataset) != derived:
             raise UserError(f"{path} has other parameters; choose another name for --as")
-    return files
-
-
-def write_profiles(files: Mapping[Path, Mapping[str, Any]]) -> None:
-    """Write the files of a derived profile."""
-    for path, values in files.items():
-        write_profile(path, values)
+    if write:
+        for path, values in files.items():
+            write_profile(path, values)
 
 
 def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
