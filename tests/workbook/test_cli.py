@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from helpers.workspace import TINY, heed_ctrl_c, make_home, tree, write_notebook
+from helpers.workspace import SECONDS, TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
@@ -296,6 +296,39 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         assert (line["runs"], line["runs_without_session"]) == (48, 0)
         (provenance,) = finished("tiny").values()
         assert sum(session.runs_trained for session in provenance.sessions) == 48, "none twice"
+
+
+def test_a_command_ends_by_itself_before_its_time_and_goes_on_also_after_a_kill(
+    tmp_path, monkeypatch, capsys
+):
+    longer = {**SECONDS, "epochs": 1000, "curve_every": 500, "checkpoint_every": 20}
+    train = ["train", "tiny", "--method", "softad", "-j", "1"]
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "whole", gaussian=longer)))
+    assert cli.main(train) == 0
+    whole = results.read("tiny")
+    home = make_home(tmp_path / "parts", gaussian=longer)
+    killed = start(home, *train, "--until", "1h")
+    while not list(home.glob("outputs/tiny/gaussian/parts/softad/*.pt")):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    monkeypatch.setenv("SOFTAD_HOME", str(home))
+    stopped = 0
+    while not (home / "outputs/tiny/gaussian/softad.parquet").exists():
+        capsys.readouterr()
+        assert cli.main([*train, "--until", "2s"]) == 0
+        line = capsys.readouterr().err.splitlines()[-1]
+        if "2s are nearly over" in line:
+            assert "trainings are left; the same command goes on" in line
+            stopped += 1
+    assert stopped > 0
+    pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)
+
+
+@pytest.mark.parametrize("time_limit", ["9", "m", "0m", "-1h", "soon"])
+def test_a_time_that_is_none_is_refused(capsys, home, time_limit):
+    assert f"got {time_limit!r}" in refused(capsys, "train", "tiny", f"--until={time_limit}")
 
 
 def test_a_reader_that_closes_ends_the_command_without_a_word(home):
