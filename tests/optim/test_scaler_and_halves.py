@@ -91,6 +91,20 @@ def test_a_pass_that_overflows_skips_the_step_and_halves_the_scale(bad):
     assert torch.equal(weights(model), weights(twin))
 
 
+def test_hooks_of_the_step_clip_unscaled_gradients():
+    ends = []
+    for scaler in (None, torch.amp.GradScaler("cpu")):
+        model = network()
+        optimizer = SAM(SGD(model.parameters(), lr=1.0), 0.2)
+        optimizer.register_step_pre_hook(
+            lambda *_, model=model: nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        )
+        optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+        ends.append(weights(model))
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    assert (ends[0] - weights(network())).norm() == pytest.approx(0.01, rel=1e-3)
+
+
 # Two halves
 
 
