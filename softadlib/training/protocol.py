@@ -205,23 +205,6 @@ class Protocol(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _training_is_consistent(self) -> "Protocol":
-        """Refuse momentum, precision, batches and folds that do not fit the rest."""
-        check_momentum(self.optimizer, self.momentum, self.grids)
-        if self.linked and not self.best_epoch:
-            raise UserError("linked is measured at the best epoch too; set best_epoch: true")
-        if self.precision != "fp32" and self.dtype != "float32":
-            raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
-        check_batches(self.n_train, self.batch_size)
-        folds = self.settings_of("adaflood").get("aux_folds", 0)
-        if self.n_train and folds > self.n_train and "adaflood" in self.grids:
-            raise UserError(
-                f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "
-                "give at most that"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _sizes_and_noise_fit_the_data(self) -> "Protocol":
         """Refuse numbers of samples and label noise that a kind of data cannot have."""
         is_synthetic = self.dataset in SYNTHETIC
@@ -236,6 +219,23 @@ class Protocol(BaseModel):
         is_table = bool(table_of(self.dataset, self.folder, self.table))
         if any(self.label_noise) and not (is_table or is_synthetic):
             raise UserError(f"label_noise is for synthetic sets and tables; {self.dataset} takes 0")
+        return self
+
+    @model_validator(mode="after")
+    def _training_is_consistent(self) -> "Protocol":
+        """Refuse momentum, precision, batches and folds that do not fit the rest."""
+        check_momentum(self.optimizer, self.momentum, self.grids)
+        if self.linked and not self.best_epoch:
+            raise UserError("linked is measured at the best epoch too; set best_epoch: true")
+        if self.precision != "fp32" and self.dtype != "float32":
+            raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
+        check_batches(self.n_train, self.batch_size)
+        folds = self.settings_of("adaflood").get("aux_folds", 0)
+        if self.n_train and folds > self.n_train and "adaflood" in self.grids:
+            raise UserError(
+                f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "
+                "give at most that"
+            )
         return self
 
     @classmethod

@@ -90,6 +90,8 @@ class Pass:
     epochs: set[int]
     loss_epochs: set[int]
     is_replay: bool
+    left: int
+    """Trainings that are left at most, those of a later pass included."""
 
 
 @dataclass
@@ -115,6 +117,13 @@ class SessionLog:
     def commit(self) -> str | None:
         """The repository's commit."""
         return commit()
+
+    def count(self, runs: Sequence[Run], planned: Pass) -> None:
+        """Count runs of a pass that are trained."""
+        if planned.is_replay:
+            self.runs_replayed += len(runs)
+        else:
+            self.runs_trained += len(runs)
 
     def session(self) -> Session:
         """Describe it as it is stored."""
@@ -162,21 +171,19 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
         log = SessionLog(useful_jobs(study, protocol.device, jobs))
         with workers(log.jobs, executor) as pool, progress_bar(study) as bar:
             for planned in passes(study):
-                bar.total = bar.n + study.as_it_is_now().plan.left
+                bar.total = bar.n + planned.left
                 hold_out(study, protocol, planned.runs, pool, log)
-                replayed = []
+                ends = []
                 tasks = training_tasks(study, protocol, planned, log.jobs)
                 for task, (rows, losses) in as_they_end(tasks, pool, log):
-                    if planned.is_replay:
-                        log.runs_replayed += len(task.runs)
-                        replayed.append(rows)
-                    else:
-                        log.runs_trained += len(task.runs)
+                    log.count(task.runs, planned)
                     provenance = study.provenance([log.session()])
                     store.save_part(rows, losses, provenance, replay=planned.is_replay)
                     bar.update(len(task.runs))
                     announce(bar, log)
-                warn_of_other_ends(merge(replayed), store)
+                    ends.append(rows[rows["epoch"] == protocol.epochs])
+                if planned.is_replay:
+                    warn_of_other_ends(merge(ends), store)
         if study.is_whole:
             put_together(study, log)
     return stored_rows(study)
@@ -189,9 +196,12 @@ def passes(study: Study) -> Iterator[Pass]:
     along_the_way = protocol.curves == "selected" and epochs == protocol.curve_epochs
     loss_epochs = protocol.loss_epochs if along_the_way else set()
     # Planned now that nobody else works on it: another command may have since the study was planned.
-    yield Pass(study.as_it_is_now().plan.todo, epochs, loss_epochs, is_replay=False)
-    replays = study.as_it_is_now().plan.replays
-    yield Pass(replays, protocol.curve_epochs, protocol.loss_epochs, is_replay=True)
+    plan = study.as_it_is_now().plan
+    yield Pass(plan.todo, epochs, loss_epochs, is_replay=False, left=plan.left)
+    if plan.todo:
+        plan = study.as_it_is_now().plan
+    measured = (protocol.curve_epochs, protocol.loss_epochs)
+    yield Pass(plan.replays, *measured, is_replay=True, left=plan.left)
 
 
 def stored_rows(study: Study) -> pd.DataFrame:

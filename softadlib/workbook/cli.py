@@ -46,6 +46,10 @@ class SigTerm(KeyboardInterrupt):
     status = 143
 
 
+class TimeIsUp(KeyboardInterrupt):
+    """The time that --until gives is nearly over: ends a command as Ctrl-C does, with status 0."""
+
+
 def say(line: str) -> None:
     """Print a line for the person, beside the results on stdout."""
     print(f"softad: {line}", file=sys.stderr, flush=True)
@@ -223,6 +227,8 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     datasets, methods = _names(args.dataset), _names(args.method)
     changes, profile = given.parse(args.changes), args.profile
     new = getattr(args, "new_profile", None)
+    if new is not None:
+        work.derive_profile(profile, new, datasets, methods, changes, write=False)
     prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
     if new is not None:
         work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)
@@ -412,6 +418,9 @@ def add_train(commands: Commands) -> None:
     add_execution(command)
     command.add_argument("--shard", metavar="i/N", help="train every N-th trial, from the i-th on")
     command.add_argument("--fresh", action="store_true", help="delete earlier results first")
+    command.add_argument(
+        "--until", metavar="TIME", help="stop before this much time is over: 90s, 9m, 2h"
+    )
 
 
 def train(args: argparse.Namespace) -> int:
@@ -420,13 +429,21 @@ def train(args: argparse.Namespace) -> int:
     from softadlib.workbook import show
 
     started = time.monotonic()
-    shard, jobs = _shard(args.shard), _jobs(args.jobs)
+    shard, jobs, until = _shard(args.shard), _jobs(args.jobs), _seconds(args.until)
     prepared, _ = _prepare(args, shard=shard, fresh=args.fresh)
     _check_devices(prepared)
     if args.dry_run:
         print(show.progress(prepared))
         return 0
-    _train(prepared, args.scheduler, jobs)
+    try:
+        with time_limit(until, started):
+            _train(prepared, args.scheduler, jobs)
+    except TimeIsUp:
+        left = sum(study.as_it_is_now().plan.left for study in prepared.studies)
+        say(
+            f"stopped since {args.until} are nearly over, {left:,} trainings are left; the same command goes on"
+        )
+        return 0
     if shard != (1, 1):
         say(
             f"shard {args.shard} is trained; when all {shard[1]} are, and their outputs/ in one folder, "
@@ -435,6 +452,36 @@ def train(args: argparse.Namespace) -> int:
     seconds, folder = time.monotonic() - started, outputs(prepared.profile)
     say(f"done: {len(prepared.studies)} datasets × methods in {seconds:.0f} s, {folder}")
     return 0
+
+
+def _seconds(text: str | None) -> float | None:
+    """Read a time such as 90s, 9m or 2h. Raises UserError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) == 0:
+        raise UserError(f"--until must be a time such as 90s, 9m or 2h, got {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None, started: float) -> Iterator[None]:
+    """Raise TimeIsUp shortly before `seconds` have passed since `started`; None is no limit."""
+    if seconds is None:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    rest = started + 0.95 * seconds - time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, max(rest, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _shard(text: str | None) -> tuple[int, int]:

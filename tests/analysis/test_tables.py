@@ -38,11 +38,11 @@ ROWS = rows_of(
 
 def test_methods_of_different_protocols_are_warned_of(home):
     for method, epochs in (("erm", 2), ("softad", 3)):
-        train(tiny(epochs=epochs, curves="none"), method)
+        train(tiny(epochs=epochs, curves="none"), method, fresh=True)
     with pytest.warns(UserWarning, match="tiny, gaussian: methods .* different epochs, so") as seen:
         tables.read("tiny")
     assert len(seen) == 1
-    train(tiny(epochs=3, curves="none"), "erm")
+    train(tiny(epochs=3, curves="none"), "erm", fresh=True)
     tables.read("tiny")  # a warning is an error in tests
 
 

@@ -14,7 +14,12 @@ from helpers.workspace import SECONDS, make_home
 from softadlib import results
 from softadlib.training.profiles import load
 
-TRAIN = ("-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad", "-j")
+WITH_WORKERS = (
+    "from softadlib.training import study; from softadlib.workbook import cli; import sys; "
+    "study.WORTH_WORKERS = 0; sys.exit(cli.main())"
+)
+"""The command, which starts workers for a study of seconds, too."""
+TRAIN = ("-c", WITH_WORKERS, "train", "tiny", "--method", "softad", "-j")
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def said(command):
 
 def await_parts(store, count, command):
     """Wait until `count` chunks of runs are stored."""
-    while sum("losses" not in path.name for path in store.parts.glob("*.parquet")) < count:
+    while len(list(store.parts.glob("*.parquet"))) < count:
         assert command.poll() is None, command.communicate()
         time.sleep(0.005)
 
@@ -79,7 +84,7 @@ def test_a_full_disk_is_one_line_and_once_there_is_room_the_command_goes_on(stud
     status, lines = said(start(*limited, *TRAIN, "1"))
     assert status == 2
     (line,) = [line for line in lines if line.startswith("softad:")]
-    assert line.startswith(f"softad: {study.parts}{os.sep}{study.fingerprint}-")
+    assert line.startswith(f"softad: {study.parts}{os.sep}first-")
     assert line.endswith("cannot be written: File too large")
     assert not any("Traceback" in line for line in lines)
     assert list(study.parts.iterdir()) == [], "nothing half-written"

@@ -32,10 +32,10 @@ CASES = {
         "earlier": [{"changes": ONE | AUX}],
         "changes": TWO | AUX,
     },
-    "a protocol asked for again": {
-        "method": "erm",
-        "earlier": [{"changes": ONE}, {"changes": ONE | {"lr": 0.2}}],
-        "changes": ONE,
+    "more trials of a finished study": {
+        "method": "softad",
+        "earlier": [{"changes": ONE}],
+        "changes": TWO,
     },
     "a shard beside another": {
         "method": "erm",

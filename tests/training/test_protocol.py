@@ -9,6 +9,7 @@ from helpers.workspace import REPOSITORY, TINY
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS, PAPER
 from softadlib.results.read import finished
+from softadlib.results.schema import FIELDS_ADDED
 from softadlib.training.profiles import (
     datasets_of,
     load,
@@ -25,6 +26,7 @@ OTHER_SETTINGS = {
     "gnp": {"bn_update": "first", "radius": 0.2, "mixing": "official"},
     "fdgr": {"bn_update": "first", "step_size": 0.1, "scheme": "centered"},
     "adaflood": {"aux_folds": 4},
+    "softad-width": {"theta": 0.1},
 }
 FROZEN = REPOSITORY / "tests/training/fingerprints.json"
 
@@ -55,7 +57,7 @@ def test_runs_are_noise_times_trials_times_grid():
 
 
 def test_every_method_with_a_hyperparameter_takes_a_grid():
-    grids = {name: [0.0, 0.5] for name, method in METHODS.items() if method.knob}
+    grids = {name: [0.25, 0.5] for name, method in METHODS.items() if method.knob}
     made = protocol(grids=grids, momentum=0.9)
     assert made.methods == tuple(METHODS)
     for name, method in METHODS.items():
@@ -140,24 +142,37 @@ def test_fingerprints_of_the_profiles_do_not_move():
     assert found == frozen
 
 
-@pytest.mark.parametrize("profile", ["smoke", "paper", "label-noise", "beyond", "rivals", "images"])
-def test_stored_results_keep_their_fingerprint(profile, monkeypatch):
-    """Read again, the protocol that a file stores has the fingerprint in the file's name.
+STORED = ["smoke", "paper", "fashion-40", "label-noise", "beyond", "rivals", "images"]
 
-    So has the profile's, but where it is stored at other epochs: `paper` has FashionMNIST at 40 of 500.
-    """
+
+@pytest.mark.parametrize("profile", STORED)
+def test_stored_results_have_the_protocol_of_their_profile(profile, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(REPOSITORY))
     studies = finished(profile)
     assert studies
-    for study, facts in studies.items():
-        stored, asked = Protocol(**facts.protocol), load(profile, facts.dataset)
-        assert stored.fingerprint(facts.method) == study.fingerprint == facts.fingerprint
-        same = asked.fingerprint(facts.method) == study.fingerprint
-        assert same == (facts.protocol["epochs"] == asked.epochs), study
-        assert same or (profile, facts.dataset) in {
-            ("paper", "fashionmnist"),
-            ("beyond", "fashionmnist"),
-        }
+    for study, provenance in studies.items():
+        stored, asked = Protocol(**provenance.protocol), load(profile, study.dataset)
+        assert stored.fingerprint(study.method) == provenance.fingerprint
+        assert asked.fingerprint(study.method) == provenance.fingerprint, study
+        assert asked.differences(provenance.protocol, study.method) == []
+
+
+def test_fields_that_a_stored_protocol_may_lack_have_their_default():
+    for name, value in FIELDS_ADDED.items():
+        assert Protocol.model_fields[name].default == value
+
+
+def test_differences_are_said_by_name_and_value():
+    stored = protocol().to_dict()
+    assert protocol(trials=9, grids={"sam": [1.0]}, device="cpu").differences(stored) == []
+    changed = protocol(lr=0.2, dtype="float32", settings={"softad": {"sigma": 2.0}})
+    common = ["lr 0.2, stored 0.1", "dtype float32, stored float64"]
+    assert changed.differences(stored) == common
+    assert changed.differences(stored, "sam") == common
+    assert changed.differences(stored, "softad") == [
+        *common,
+        "settings.softad.sigma 2.0, stored 1.0",
+    ]
 
 
 def test_the_committed_profiles_are_the_papers():
@@ -248,9 +263,9 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"precision": "bf16"}, "precision bf16 is for dtype float32, got float64"),
         ({"n_train": 21}, "n_train must be even for gaussian"),
         ({"n_train": 21, "dataset": "sinusoid"}, "batch_size 10 leaves a last batch of one of 21"),
-        ({"table": "a.csv"}, "table is for data of your own, 'gaussian' is a known set"),
+        ({"table": "a.csv"}, "table is for your own data, 'gaussian' is a known set"),
         ({"target": "y"}, "target is the class column of a table; gaussian has none"),
-        ({"folder": "a"}, "folder is for data of your own, 'gaussian' is a known set"),
+        ({"folder": "a"}, "folder is for your own data, 'gaussian' is a known set"),
         ({"dataset": "pets", "folder": "a", "table": "b"}, "folder and table are two sets of data"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),
         ({"grids": {"softad": {"linspace": [-1, 1, 3]}}}, "theta in grids.softad must be .* least 0"),

@@ -19,6 +19,8 @@ from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.training.chunk import train_runs
+from softadlib.training.plan import Study
+from softadlib.training.study import useful_jobs
 
 pytestmark = pytest.mark.usefixtures("home")
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
@@ -290,6 +292,7 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch,
 )
 def test_two_processes_change_nothing(home, tmp_path, monkeypatch, method, changes):
     """The second workbook's processes are those of the first."""
+    monkeypatch.setattr("softadlib.training.study.WORTH_WORKERS", 0.0)
     made = protocol(trials=3, **changes)
     one = train(made, method)
     assert np.isfinite(results.final(one)["loss_test"]).all()
@@ -299,6 +302,17 @@ def test_two_processes_change_nothing(home, tmp_path, monkeypatch, method, chang
         assert_equal(train(made, method, jobs=2), one)
         assert_equal(results.read_losses("tiny"), losses)
         assert trained(made, method) == [(6, 3)]
+
+
+def test_workers_are_started_where_they_save_time():
+    """A linear classifier of 20 samples trains in seconds, a perceptron for 500 epochs does not."""
+    seconds, hours = (
+        Study(protocol(), "softad"),
+        Study(protocol(model="mlp4x500", epochs=9999), "softad"),
+    )
+    assert useful_jobs(seconds, "cpu", 8) == 1
+    assert useful_jobs(hours, "cpu", 8) == 8
+    assert useful_jobs(hours, "cuda", 8) == 1
 
 
 def test_a_second_process_on_the_same_study_is_refused_in_one_line(home):

@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from helpers.workspace import TINY, heed_ctrl_c, make_home, tree, write_notebook
+from helpers.workspace import SECONDS, TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words)
 def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
     capsys.readouterr()
-    (path,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
+    path = home / "outputs/tiny/gaussian/erm.parquet"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     again = (
         "delete it, then train what is missing: softad train tiny --dataset gaussian --method erm"
@@ -136,7 +136,7 @@ def test_data_that_are_missing_are_not_called_trained(home, capsys):
     assert cli.main(["show", "tiny", "--method", "erm"]) == 0
     out, err = capsys.readouterr()
     assert "left out: fashionmnist" in err
-    assert out.endswith("everything else is trained\n")
+    assert out.splitlines()[-1] == "2 trainings are left"
     line = refused(capsys, "train", "tiny", "--dataset", "fashionmnist")
     assert "get it: softad data prepare fashionmnist" in line
 
@@ -145,15 +145,14 @@ def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsy
     erm = ["train", "tiny", "--method", "erm", "-j", "1"]
     assert cli.main(erm) == 0
     first = results.read("tiny")
-    assert cli.main([*erm, "-p", "lr=0.5"]) == 0
-    assert (
-        "results with other parameters are stored of gaussian × erm and stay"
-        in capsys.readouterr().err
-    )
-    faster = results.read("tiny")
+    capsys.readouterr()
+    line = refused(capsys, *erm, "-p", "lr=0.5")
+    assert "lr 0.5, stored 0.1" in line
+    assert "--as NAME" in line
+    assert cli.main([*erm, "-p", "lr=0.5", "--as", "faster"]) == 0
+    faster = results.read("faster")
     assert list(faster["epoch"]) == list(first["epoch"])
     assert (faster["loss_train"] != first["loss_train"])[faster["epoch"] > 0].all()
-    assert cli.main(erm) == 0
     pd.testing.assert_frame_equal(results.read("tiny"), first)
 
 
@@ -214,7 +213,22 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
     before = tree(home)
     assert cli.main([command, "tiny", "--dry-run", "-p", "epochs=2", "--as", "short"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3].split() == ["gaussian", "softad", "2", "2", "4", "2", "0%", "–"]
+    assert lines[3].split() == [
+        "gaussian",
+        "softad",
+        "0",
+        "of",
+        "2",
+        "0",
+        "of",
+        "2",
+        "0",
+        "of",
+        "4",
+        "2",
+        "0%",
+        "–",
+    ]
     assert "10 trainings are left" in lines, "8 runs, and of softad's two selected the curves"
     assert ("notebooks to draw: page" in lines) == (command == "run")
     assert tree(home) == before
@@ -264,7 +278,7 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         home = make_home(tmp_path / str(status), gaussian=values)
         fresh = ["--fresh"] if number == signal.SIGINT else []
         command = start(home, "train", "tiny", "--method", "softad", "-j", "2", *fresh)
-        parts = home / "outputs/tiny/gaussian/softad/parts"
+        parts = home / "outputs/tiny/gaussian/parts/softad"
         while not list(parts.glob("*.parquet")) and command.poll() is None:
             time.sleep(0.01)
         os.killpg(command.pid, number)
@@ -281,6 +295,39 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(tmp_path, monkeypatc
         assert (line["runs"], line["runs_without_session"]) == (48, 0)
         (provenance,) = finished("tiny").values()
         assert sum(session.runs_trained for session in provenance.sessions) == 48, "none twice"
+
+
+def test_a_command_ends_by_itself_before_its_time_and_goes_on_also_after_a_kill(
+    tmp_path, monkeypatch, capsys
+):
+    longer = {**SECONDS, "epochs": 1000, "curve_every": 500, "checkpoint_every": 20}
+    train = ["train", "tiny", "--method", "softad", "-j", "1"]
+    monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "whole", gaussian=longer)))
+    assert cli.main(train) == 0
+    whole = results.read("tiny")
+    home = make_home(tmp_path / "parts", gaussian=longer)
+    killed = start(home, *train, "--until", "1h")
+    while not list(home.glob("outputs/tiny/gaussian/parts/softad/*.pt")):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    monkeypatch.setenv("SOFTAD_HOME", str(home))
+    stopped = 0
+    while not (home / "outputs/tiny/gaussian/softad.parquet").exists():
+        capsys.readouterr()
+        assert cli.main([*train, "--until", "2s"]) == 0
+        line = capsys.readouterr().err.splitlines()[-1]
+        if "2s are nearly over" in line:
+            assert "trainings are left; the same command goes on" in line
+            stopped += 1
+    assert stopped > 0
+    pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)
+
+
+@pytest.mark.parametrize("time_limit", ["9", "m", "0m", "-1h", "soon"])
+def test_a_time_that_is_none_is_refused(capsys, home, time_limit):
+    assert f"got {time_limit!r}" in refused(capsys, "train", "tiny", f"--until={time_limit}")
 
 
 def test_a_reader_that_closes_ends_the_command_without_a_word(home):

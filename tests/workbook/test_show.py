@@ -8,7 +8,7 @@ from helpers.workspace import REPOSITORY, TINY
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
-from softadlib.training.profiles import read_yaml
+from softadlib.training.profiles import load, read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli, show
 
@@ -29,24 +29,23 @@ def test_profiles_and_how_much_of_each_is_finished(home, capsys):
         ["empty", "0", "none: no DATASET.yaml"],
         ["tiny", "1", "gaussian"],
     ]
-    (stored,) = (home / "outputs/tiny").rglob("*[0-9a-f].parquet")
+    (stored,) = (home / "outputs/tiny").rglob("erm.parquet")
     stored.write_bytes(b"no parquet")
     assert printed(capsys)[-1].split() == ["tiny", "broken", "gaussian"]
 
 
 def test_what_is_done_and_what_is_left(home, capsys):
     assert printed(capsys, "tiny")[1:] == [
-        "gaussian  erm     1       2       2     4       0%    –",
-        "gaussian  sam     1       2       2     4       0%    –",
-        "gaussian  softad  2       2       4     4       0%    –",
+        "gaussian  erm     0 of 1  0 of 2  0 of 2  4       0%    –",
+        "gaussian  sam     0 of 1  0 of 2  0 of 2  4       0%    –",
+        "gaussian  softad  0 of 2  0 of 2  0 of 4  4       0%    –",
         "10 trainings are left",  # 8 runs, and the curves of softad's two selected ones
     ]
     softad = ["train", "tiny", "--method", "softad", "-j", "1"]
     assert cli.main([*softad, "-p", "curves=none"]) == 0
     line = printed(capsys, "tiny", "--method", "softad")[1].split()
+    assert line[5] == "4"
     assert line[6] == "66%", "4 of 4 runs without their 2 curves"
-    lines = printed(capsys, "tiny", "--method", "softad", "-p", "epochs=3")
-    assert lines[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
     assert cli.main(softad) == 0
     lines = printed(capsys, "tiny", "--method", "softad")
     assert lines[1].split()[6:] == ["100%", "0.0"]
@@ -56,16 +55,28 @@ def test_what_is_done_and_what_is_left(home, capsys):
         assert lines[-1] == "everything is trained", "what is of another method changes nothing"
     values = read_yaml(home / "params/tiny/gaussian.yaml") | {"grids": {"sam": [0.1]}}
     (home / "params/tiny/gaussian.yaml").write_text(json.dumps(values))
-    assert printed(capsys, "tiny")[-1] == "also stored: gaussian, 2 trials of 4 epochs of softad"
+    assert printed(capsys, "tiny")[-1] == "also stored: gaussian × softad, 2 trials"
 
 
-def test_results_of_profiles_that_extend_it(home, capsys):
-    shorter = ["-p", "epochs=3", "--as", "short", "-j", "1"]
-    assert cli.main(["train", "tiny", "--method", "erm", *shorter]) == 0
-    line = "also stored: gaussian, 2 trials of 3 epochs of erm"
-    assert printed(capsys, "tiny")[-1] == f"{line} (profile short)"
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
-    assert printed(capsys, "tiny")[-1] == "everything is trained"
+def test_a_study_with_fewer_trials_or_more_values_than_its_profile_asks_for(home, capsys):
+    few = ["-p", "trials=1", "-p", "grids.softad=[0.05, 0.6]"]
+    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1", *few]) == 0
+    capsys.readouterr()
+    table = printed(capsys, "tiny", "--method", "softad")
+    assert table[1:] == [
+        "gaussian  softad  1 of 2  1 of 2  1 of 4  4       16%   0.0",
+        "5 trainings are left",
+        "also stored: gaussian × softad, 1 runs of other values, trials or label noises",
+    ]
+
+
+def test_results_of_another_protocol_are_said_and_not_counted(home, capsys):
+    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
+    capsys.readouterr()
+    assert cli.main(["show", "tiny", "--method", "softad", "-p", "epochs=3"]) == 0
+    out, err = capsys.readouterr()
+    assert "0 of 2" in out.splitlines()[1]
+    assert "gaussian × softad: results of another protocol are stored (epochs 3, stored 4)" in err
 
 
 def test_parameters_are_those_that_differ_from_the_default(home, capsys):
@@ -85,8 +96,7 @@ def test_json_for_programs(home, capsys):
     assert (erm["trained"], erm["left"], erm["finished"]) == (2, 0, True)
     assert (softad["trained"], softad["left"], softad["finished"]) == (0, 6, False)
     assert softad["protocol"]["grids"] == TINY["grids"]
-    (file,) = (home / "outputs/tiny/gaussian/erm").glob("*[!s].parquet")
-    assert file.stem == erm["fingerprint"]
+    assert erm["fingerprint"] == load("tiny", "gaussian").fingerprint("erm")
 
 
 # params/
