@@ -13,6 +13,7 @@ from torch import Tensor
 
 from softadlib._validation import UserError, real, whole
 
+__all__ = ["expected_calibration_error", "fit_temperature"]
 BOUNDS = (1e-3, 1e3)
 """1/T is sought between these."""
 
@@ -44,22 +45,26 @@ def fit_temperature(
         >>> round(fit_temperature([[3.0, 0.0], [0.0, 3.0]], [0, 1]), 2)
         0.84
     """
-    z, y = _check(logits, targets, at_least=2)
+    z, y = _check(logits, targets)
     if y.min() == y.max():
         raise UserError(
             f"targets are all of class {y[0]}; a temperature needs two classes at least"
         )
     prior = real("prior", prior, low=0)
     # Beyond 1e15 a square overflows float32, and no probability is left anyway.
-    z, y = (z - z.amax(1, keepdim=True)).clamp_min(-1e15), y[:, None]
+    gap = (z - z.amax(1, keepdim=True)).clamp_min(-1e15)
     low, high = BOUNDS
     scale = 1.0
     for step in range(60):
-        slope, curvature = (value + prior * more for value, more in
-                            zip(_slopes(z, y, scale), (1 - 1 / scale, 1 / scale**2)))  # fmt: skip
-        low, high = (scale, high) if slope < 0 else (low, scale)
-        newton = scale - slope / curvature if curvature > 0 else math.nan
+        slope, curvature = _slopes(gap, y[:, None], scale)
+        slope += prior * (1 - 1 / scale)
+        curvature += prior * (1 / scale**2)
+        if slope < 0:
+            low = scale
+        else:
+            high = scale
         before = scale
+        newton = scale - slope / curvature if curvature > 0 else math.nan
         # Newton crawls where the loss falls exponentially, and may leave the bracket: halve that.
         inside = low < newton < high and step < 20
         scale = newton if inside else math.sqrt(low * high)
@@ -100,7 +105,7 @@ def expected_calibration_error(
         >>> round(expected_calibration_error([[3.0, 0.0], [0.0, 3.0]], [0, 0]), 3)
         0.453
     """
-    z, y = _check(logits, targets, at_least=1)
+    z, y = _check(logits, targets)
     bins = whole("bins", bins, 1)
     confidence, predicted = z.double().softmax(1).max(1)
     hits = (predicted == y).double()
@@ -111,59 +116,40 @@ def expected_calibration_error(
     return float(sums.abs().sum()) / len(y)
 
 
-def _check(
-    logits: ArrayLike | Tensor, targets: ArrayLike | Tensor, at_least: int
-) -> tuple[Tensor, Tensor]:
+def _check(logits: ArrayLike | Tensor, targets: ArrayLike | Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (n, K), of float32 or float64, and targets (n,) as tensors on the CPU."""
-    z, y = _as_tensor("logits", logits), _as_tensor("targets", targets)
-    if z.ndim != 2 or z.shape[1] < 2:
+    z = _as_tensor(logits)
+    y = _as_tensor(targets)
+    if z.ndim != 2 or z.shape[1] < 2 or not len(z):
         raise UserError(
             f"logits must have shape (n, K), a column for each class, got {tuple(z.shape)}; "
             "for one logit z of two classes pass the columns 0 and z"
         )
-    n, classes = z.shape
-    if n < at_least:
-        raise UserError(f"logits of {n} samples; at least {at_least} are needed")
-    if y.shape != (n,):
-        raise UserError(f"targets must have shape ({n},), one per sample, got {tuple(y.shape)}")
-    if y.is_floating_point() or y.dtype == torch.bool:
-        kind = str(y.dtype).removeprefix("torch.")
-        raise UserError(f"targets must be class indices, whole numbers, got {kind}")
-    if y.min() < 0 or y.max() >= classes:
+    if y.shape != z.shape[:1] or y.is_floating_point():
         raise UserError(
-            f"targets run from {y.min()} to {y.max()}; they must lie in 0 to {classes - 1}"
+            f"targets must be class indices of shape ({len(z)},), got {y.dtype} of shape {tuple(y.shape)}"
         )
+    y = y.long()
+    if y.min() < 0 or y.max() >= z.shape[1]:
+        raise UserError(
+            f"targets run from {y.min()} to {y.max()}; they must lie in 0 to {z.shape[1] - 1}"
+        )
+    if not z.isfinite().all():
+        raise UserError(f"logits hold NaN or infinity in {int((~z.isfinite()).sum())} places")
     rounding = torch.finfo(z.dtype).eps if z.is_floating_point() else 0.0
-    z = z if z.dtype == torch.float64 else z.float() if z.is_floating_point() else z.double()
+    z = z.float() if z.is_floating_point() and z.dtype != torch.float64 else z.double()
     # Rounding of a probability, to three digits or by its dtype, grows with the classes added up.
-    tolerance = max(1e-3, 4 * rounding) * math.sqrt(classes)
-    for whole_row in (1, 100):
-        if z.min() >= 0 and (z.sum(1) / whole_row - 1).abs().max() < tolerance:
-            raise UserError(
-                f"logits are probabilities, rows that sum to {whole_row}; pass the logits that softmax "
-                "was given, or the logarithms of the probabilities"
-            )
-    return z, y.long()
-
-
-def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
-    """Return `values` as a tensor on the CPU without gradient; `UserError` for NaN and no numbers."""
-    if not isinstance(values, Tensor):
-        try:
-            array = np.asarray(values)
-        except (RuntimeError, TypeError, ValueError) as error:  # ragged, or tensors with gradients
-            raise UserError(f"{name} must be one array or tensor of numbers ({error})") from None
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-            raise UserError(f"{name} must be numbers of at most 64 bits, got {array.dtype}")
-        # torch has few unsigned types; negative strides and read-only memory are no tensor's
-        wide = array.dtype.kind == "u" and array.dtype.itemsize > 1
-        values = torch.from_numpy(np.array(array, dtype=np.int64 if wide else None))
-    if values.is_complex() or values.layout is not torch.strided:
-        raise UserError(f"{name} must be dense real numbers, got {values.dtype}, {values.layout}")
-    values = values.detach().cpu()
-    if values.is_floating_point() and not (finite := values.isfinite()).all():
-        first = ", ".join(map(str, (~finite).nonzero()[0].tolist()))
+    tolerance = max(1e-3, 4 * rounding) * math.sqrt(z.shape[1])
+    if z.min() >= 0 and (z.sum(1) - 1).abs().max() < tolerance:
         raise UserError(
-            f"{name} hold NaN or infinity in {int((~finite).sum())} places, first at [{first}]"
+            "logits are probabilities, rows that sum to 1; pass the logits that softmax was given, or the "
+            "logarithms of the probabilities"
         )
-    return values
+    return z, y
+
+
+def _as_tensor(values: ArrayLike | Tensor) -> Tensor:
+    """Return `values` as a tensor on the CPU without gradient."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    return torch.from_numpy(np.ascontiguousarray(values))  # torch has no negative strides

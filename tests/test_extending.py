@@ -58,7 +58,8 @@ def test_a_method_with_a_knob_and_a_setting_of_its_own(monkeypatch):
     monkeypatch.setitem(METHODS, "powered", method)
     grids = {"powered": [0.0, 1.0]}
     squares = train("powered", grids=grids)
-    first = train("powered", grids=grids, settings={"powered": {"power": 1.0}})
+    changed = {"profile": "first-power", "settings": {"powered": {"power": 1.0}}}
+    first = train("powered", grids=grids, **changed)
     assert first[0.0] == pytest.approx(first[1.0], rel=1e-12), "the first power is the mean"
     assert squares[0.0] == pytest.approx(first[0.0], rel=1e-12)
     assert squares[1.0] != pytest.approx(first[1.0], rel=1e-6)

@@ -71,6 +71,7 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
         ticks: marked ratios.
     """
     labels = list(dict.fromkeys(table["set"]))
+    fig: Figure
     fig, ax = plt.subplots(figsize=(plots.WIDTH, 0.9 + 0.44 * len(labels)))
     for place, (method, side) in enumerate(ENTRIES):
         of = table[(table["method"] == method) & (table["side"] == side)].set_index("set")
@@ -96,5 +97,7 @@ def _handle(method: str, side: str) -> Line2D:
     colour = plots.PALETTE[method]
     face = "white" if side == LAST else colour
     label = f"{METHODS[method].label}, {side}"
-    style = {"color": colour, "marker": plots.MARKS[method], "markerfacecolor": face}
-    return Line2D([], [], linestyle="", label=label, **style)
+    mark = plots.MARKS[method]
+    return Line2D(
+        [], [], linestyle="", color=colour, marker=mark, markerfacecolor=face, label=label
+    )

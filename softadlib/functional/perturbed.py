@@ -43,7 +43,8 @@ def start_perturbed(optimizer: object, params: Iterable[Tensor]) -> None:
     """Mark the losses that depend on `params`, until `end_perturbed` or the end of `optimizer`.
 
     Between `first_step` and `second_step` the loop may do anything else, such as train another
-    model. So losses are marked by what they depend on, and not by when they are computed.
+    model. So losses are marked by what they depend on, and not by when they are computed. FSDP2
+    computes with copies of its parameters, whose losses stay unmarked.
     """
     _this_thread.between_halves[optimizer] = list(params)
 

@@ -53,9 +53,9 @@ class PerSampleCriterion(nn.Module):
 
         `losses` (n,) are those of the base, detached. `counts` (n,) say how much each counts, None
         where all count 1. θ is a float, (n,) or None. Calls without gradients and empty batches are
-        left out, as are the later passes of SAM, whose weights are not the model's. A criterion
-        inside a checkpointed function is called again when that is computed anew, and so is the hook:
-        call the criterion outside of it. `handle.remove()` ends it.
+        left out, as are the later passes of SAM, whose weights are not the model's. Call the
+        criterion outside of checkpointed functions: inside, a batch may be seen a second time, when
+        the function is computed anew. `handle.remove()` ends it.
 
         >>> from softadlib import SoftAD
         >>> criterion, seen = SoftAD(0.1), []

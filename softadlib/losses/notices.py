@@ -1,6 +1,6 @@
 """The warnings of the criteria, and the line that they point to."""
 
-import sys
+import inspect
 import warnings
 from pathlib import Path
 
@@ -25,8 +25,11 @@ class CalibrationWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the caller's line outside this package and torch; Python 3.11 names a line in here."""
-    if sys.version_info >= (3, 12):
-        warnings.warn(message, category, skip_file_prefixes=OURS_AND_TORCHS)
-    else:
-        warnings.warn(message, category, stacklevel=2)
+    """Warn at the caller's line outside this package and torch."""
+    # From Python 3.12 on, skip_file_prefixes=OURS_AND_TORCHS does the same.
+    level = 1
+    frame = inspect.currentframe()
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(OURS_AND_TORCHS):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)

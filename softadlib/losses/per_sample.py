@@ -145,6 +145,8 @@ class PerSampleOfClasses(PerSample):
                 "last, and cross-entropy takes them second: give logits.movedim(-1, 1), or "
                 "logits.flatten(0, -2) and targets.flatten()"
             )
+        if target.is_floating_point() and self.class_weights is not None:
+            raise UserError(weights_inside("class probabilities"))
         if target.dtype == torch.uint8:  # takes -100 for 156, and as an index is a mask
             target = target.long()
         return input, target
@@ -161,14 +163,12 @@ class PerSampleOfClasses(PerSample):
         return self.loss(input, target)
 
     def _counts(self, losses: Tensor, input: Tensor, target: Tensor) -> Tensor | None:
-        class_weights = self.class_weights
         if target.is_floating_point():  # probabilities all count
-            if class_weights is not None:
-                raise UserError(weights_inside("class probabilities"))
             return None
+        class_weights = self.class_weights
         if class_weights is None:
             return None if _all_count(target, self.ignore_index) else target != self.ignore_index
-        classes = input.shape[min(1, input.ndim - 1)]
+        classes = input.shape[_class_axis(input)]
         if class_weights.shape != (classes,):
             raise UserError(
                 f"the base's class weights must have shape ({classes},), one per class of the logits, "
@@ -189,7 +189,7 @@ class PerSampleOfClasses(PerSample):
             )
         if not self.takes_log_probabilities or not input.numel() or is_hidden(input):
             return
-        sums = input.detach().double().exp().sum(min(1, input.ndim - 1))
+        sums = input.detach().double().exp().sum(_class_axis(input))
         if (sums - 1).abs().max() > 0.05:
             raise UserError(
                 "NLLLoss takes log-probabilities, whose exponentials sum to one, and these sum to "
@@ -199,16 +199,20 @@ class PerSampleOfClasses(PerSample):
     def levels(self, input: Tensor, target: Tensor) -> Levels | None:
         if is_hidden(target) or not target.numel():
             return None
-        class_axis = min(1, input.ndim - 1)
-        classes = input.shape[class_axis]
+        classes = input.shape[_class_axis(input)]
         if target.is_floating_point():
             mixed = target.detach().float()
             mixed = mixed * (1 - self.label_smoothing) + self.label_smoothing / classes
-            least = torch.special.entr(mixed).sum(class_axis).median().item()
+            least = torch.special.entr(mixed).sum(_class_axis(input)).median().item()
             return Levels(least, math.inf, math.inf, math.log(classes))
         if self.label_smoothing and classes > 1:
             return cross_entropy_levels(classes, self.label_smoothing)
         return None
+
+
+def _class_axis(input: Tensor) -> int:
+    """Return the axis of the classes: the second, or the only one of a single sample."""
+    return min(1, input.ndim - 1)
 
 
 def _checked(input: Any, target: Any) -> tuple[Tensor, Tensor]:

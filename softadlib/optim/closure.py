@@ -1,4 +1,4 @@
-"""What the optimizers here share: several passes of a closure, and one step of a `torch.optim` optimizer.
+"""What the optimizers here share: the passes of a step, and the `torch.optim` optimizer that steps.
 
 A step is: the closure at w, climb to other weights, the closure there, come back, `base.step()`.
 """
@@ -42,47 +42,45 @@ class ClosureOptimizer(Optimizer):
         self.model = model
         self._check_groups()
 
-    def _checked_base(self, base: Optimizer | Sequence[Optimizer]) -> Optimizer:
-        """Return the optimizer to step: several are joined. UserError for what cannot be one."""
-        name = type(self).__name__
-        bases = list(base) if isinstance(base, (list, tuple)) else [base]
-        for one in bases:
-            given = type(one).__name__
-            if not isinstance(one, Optimizer):
-                raise UserError(
-                    f"{name} takes an optimizer that has its own settings, such as "
-                    f"{name}(torch.optim.SGD(model.parameters(), lr=0.1)), got {given}"
-                )
-            if isinstance(one, torch.optim.LBFGS) or hasattr(one, "first_step"):
-                raise UserError(
-                    f"{name} cannot wrap {given}, which calls the closure itself; "
-                    "take an optimizer whose step needs no closure, such as SGD or Adam"
-                )
-        return bases[0] if len(bases) == 1 else JointOptimizer(bases)
+    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        """Return the gradients to step with, by name.
 
-    def _check_groups(self) -> None:
-        """Raise UserError for parameters at which no gradient can be taken, or not the right one."""
-        name = type(self).__name__
-        for group in self.param_groups:
-            if group.get("maximize"):
-                raise UserError(
-                    f"{name} climbs up the loss, and so does an optimizer with maximize=True: "
-                    "minimise the negative loss instead"
-                )
-            for p in group["params"]:
-                if p.dtype in HALF:
-                    raise UserError(
-                        f"{name} takes no parameters in {p.dtype}, in which a perturbation is lost "
-                        "in rounding; use float32 parameters, under torch.autocast with bfloat16"
-                    )
-                # Set by FSDP1, also with use_orig_params=True. There is no public way to ask.
-                if getattr(p, "_fsdp_flattened", False):
-                    raise UserError(
-                        f"{name} cannot step FullyShardedDataParallel, where a process sees the "
-                        "gradient of its shard alone; shard with torch.distributed.fsdp.fully_shard"
-                    )
+        Args:
+            gradient: `gradient(weights)` is one pass, see `Passes.gradient`.
+            params: the parameters by name.
+        """
+        raise NotImplementedError
 
-    # Everything an Optimizer has is that of `base`.
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # torch's closures give floats; users' give tensors
+        self, closure: Callable[[], Tensor] | None = None, *, scaler: Any = None
+    ) -> Tensor:
+        """Make one update. Return the loss of the closure's first call.
+
+        Args:
+            closure: zeroes the gradients, computes the loss, calls `backward()` and returns the
+                loss. It is called once per pass.
+            scaler: the `torch.amp.GradScaler` by which the closure scales: it calls
+                `scaler.scale(loss).backward()` and returns `loss`. Leave out `scaler.unscale_`,
+                `scaler.step` and `scaler.update`: a step in which a pass overflows is skipped, and
+                the scale is updated once.
+        """
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        self._check_call(closure, scaler)
+        passes = Passes(self, closure, scaler)
+        with contextlib.suppress(NothingToStepWith):  # the scaler finds an overflow once more
+            passes.put_gradients(self.combine(passes.gradient, passes.params))
+        if scaler is None or not passes.with_gradient:
+            self.base.step()
+        else:
+            scaler.unscale_(self.base)  # before the step, so that hooks of `base` can clip
+            scaler.step(self.base)
+            scaler.update()
+        loss: Tensor = passes.loss
+        return loss
+
+    # All else that an Optimizer has is that of `base`.
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -124,60 +122,7 @@ class ClosureOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
 
-    # The step
-
-    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        """Return the gradient to step with, by name. `gradient(weights)` is one pass."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def step(  # type: ignore[override]  # torch's closures give floats; users' give tensors
-        self, closure: Callable[[], Tensor] | None = None, *, scaler: Any = None
-    ) -> Tensor:
-        """Make one update. Return the loss of the closure's first call.
-
-        Args:
-            closure: zeroes the gradients, computes the loss, calls `backward()` and returns the
-                loss. It is called once per pass.
-            scaler: the `torch.amp.GradScaler` by which the closure scales: it calls
-                `scaler.scale(loss).backward()` and returns `loss`. Leave out `scaler.unscale_`,
-                `scaler.step` and `scaler.update`: a step in which a pass overflows is skipped, and
-                the scale is updated once.
-        """
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
-        self._check_call(closure, scaler)
-        passes = Passes(self, closure, scaler)
-        try:
-            combined = self.combine(passes.gradient, passes.params)
-        except NothingToStepWith:
-            pass  # the gradients are as the last pass left them: none, or an overflow
-        else:
-            if scaler is not None:
-                scaler.unscale_(self)  # no gradient is there yet: raises if the closure unscaled
-            passes.put_gradients(combined)
-        if scaler is None or not passes.with_gradient:
-            self.base.step()
-        else:
-            scaler.unscale_(self.base)  # before the step, so that hooks of `base` can clip
-            scaler.step(self.base)
-            scaler.update()
-        return passes.loss
-
-    def _check_call(self, closure: object, scaler: object) -> None:
-        """Raise UserError where `step` cannot be made like this."""
-        name = type(self).__name__
-        if not callable(closure):
-            raise UserError(
-                f"{name}.step needs a closure, and with a GradScaler step(closure, scaler=scaler); "
-                "in Lightning use precision 'bf16-mixed', since '16-mixed' gives none; "
-                "in Hugging Face's Trainer use softadlib.SAMTrainerMixin"
-            )
-        if scaler is not None and not self.first_sync:
-            raise UserError(
-                "first_sync=False with a GradScaler: a process whose part overflows would leave out "
-                "the step alone; leave out first_sync=False, or train in bfloat16 without a scaler"
-            )
+    # Parameters, and what is refused
 
     def _params(self) -> Grads:
         """Return the parameters that can have a gradient, by name."""
@@ -188,6 +133,61 @@ class ClosureOptimizer(Optimizer):
     def _names(self, params: list[Tensor]) -> list[str]:
         return [str(i) for i in range(len(params))]
 
+    def _checked_base(self, base: Optimizer | Sequence[Optimizer]) -> Optimizer:
+        """Return the optimizer to step; several are joined. UserError for what cannot be one."""
+        name = type(self).__name__
+        bases: list[Any] = list(base) if isinstance(base, (list, tuple)) else [base]
+        for one in bases:
+            given = type(one).__name__
+            if not isinstance(one, Optimizer):
+                raise UserError(
+                    f"{name} takes an optimizer that has its own settings, such as "
+                    f"{name}(torch.optim.SGD(model.parameters(), lr=0.1)), got {given}"
+                )
+            calls_closure = isinstance(one, (ClosureOptimizer, torch.optim.LBFGS))
+            if calls_closure or hasattr(one, "first_step"):  # as in SAM of other packages
+                raise UserError(
+                    f"{name} cannot wrap {given}, which calls the closure itself; "
+                    "take an optimizer whose step needs no closure, such as SGD or Adam"
+                )
+        return bases[0] if len(bases) == 1 else JointOptimizer(bases)
+
+    def _check_groups(self) -> None:
+        """Raise UserError for parameters whose gradient would not be the one to climb by."""
+        name = type(self).__name__
+        for group in self.param_groups:
+            if group.get("maximize"):
+                raise UserError(
+                    f"{name} climbs up the loss, and so does an optimizer with maximize=True: "
+                    "minimise the negative loss instead"
+                )
+            for p in group["params"]:
+                if p.dtype in HALF:
+                    raise UserError(
+                        f"{name} takes no parameters in {p.dtype}, in which a perturbation is lost "
+                        "in rounding; use float32 parameters, under torch.autocast with bfloat16"
+                    )
+                # FSDP1 sets this, also with use_orig_params=True. There is no public way to ask.
+                if getattr(p, "_fsdp_flattened", False):
+                    raise UserError(
+                        f"{name} cannot step FullyShardedDataParallel, where a process sees the "
+                        "gradient of its shard alone; shard with torch.distributed.fsdp.fully_shard"
+                    )
+
+    def _check_call(self, closure: object, scaler: object) -> None:
+        """Raise UserError where `step` cannot be made like this."""
+        if not callable(closure):
+            raise UserError(
+                f"{type(self).__name__}.step needs a closure, and with a GradScaler "
+                "step(closure, scaler=scaler); in Lightning use precision 'bf16-mixed', since "
+                "'16-mixed' gives none; in Hugging Face's Trainer use softadlib.SAMTrainerMixin"
+            )
+        if scaler is not None and not self.first_sync:
+            raise UserError(
+                "first_sync=False with a GradScaler: a process whose part overflows would leave out "
+                "the step alone; leave out first_sync=False, or train in bfloat16 without a scaler"
+            )
+
     def _no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return DDP's context in which processes do not exchange gradients."""
         if not hasattr(self.model, "no_sync"):
@@ -196,52 +196,8 @@ class ClosureOptimizer(Optimizer):
         return context
 
 
-class RadiusOptimizer(ClosureOptimizer):
-    """A rule that perturbs the weights by a radius, which stands in every parameter group."""
-
-    def __init__(
-        self,
-        base: Optimizer | Sequence[Optimizer],
-        radius: float,
-        bn_update: str,
-        model: nn.Module | None,
-    ):
-        super().__init__(base, bn_update, model)
-        self._radius = real("radius", radius, low=0)
-        for group in self.param_groups:
-            group.setdefault("radius", self._radius)
-        self._check_radii({radius, *(group["radius"] for group in self.param_groups)})
-
-    @property
-    def radius(self) -> float:
-        """Size of the perturbation. Schedules, logs and checkpoints see it in the groups."""
-        radii = {group["radius"] for group in self.param_groups if "radius" in group}
-        self._check_radii(radii)
-        if radii:  # else the state of a plain optimizer has been loaded
-            self._radius = real("radius", radii.pop(), low=0)
-        self.radius = self._radius
-        return self._radius
-
-    @radius.setter
-    def radius(self, value: float) -> None:
-        self._radius = real("radius", value, low=0)
-        for group in self.param_groups:
-            group["radius"] = self._radius
-
-    def _check_radii(self, radii: set[float]) -> None:
-        if len(radii) > 1:
-            raise UserError(
-                f"parameter groups have the radii {sorted(radii)}; {type(self).__name__} perturbs "
-                "all parameters together: give every group the same"
-            )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to `base`, with the radius of the others."""
-        super().add_param_group({"radius": self.radius, **param_group})
-
-
 class NothingToStepWith(Exception):
-    """A pass left no gradient, or one that is not finite: there is nothing to combine."""
+    """A pass left no gradient, or one that is not finite. The gradients are as it left them."""
 
 
 class Passes:
@@ -258,8 +214,9 @@ class Passes:
         self._called = False
 
     def gradient(self, at: Grads, track: bool = True) -> Grads:
-        """Return the gradients at the weights `at`, by name. The parameters come back.
+        """Run the closure at the weights `at`. Return the gradients there, by name.
 
+        The parameters come back. `at` is emptied on the way, unless it is `params` itself.
         `track=False` brings back batch norm's running statistics, too.
         """
         if at is self.params:
@@ -269,6 +226,15 @@ class Passes:
             with weights.moved_to(at):
                 self._call_closure()
         return self._take_gradients()
+
+    def put_gradients(self, grads: Grads) -> None:
+        """Give each parameter its gradient; none to those that had none in any pass."""
+        if self.scaler is not None:
+            # The gradients are taken, so nothing is unscaled; but it raises if the closure did that.
+            self.scaler.unscale_(self.optimizer)
+        for name in self.with_gradient:
+            grad = grads[name]
+            self.params[name].grad = grad if self.scale == 1.0 else grad * self.scale
 
     def _call_closure(self) -> None:
         if self._called:
@@ -297,26 +263,18 @@ class Passes:
     def _take_gradients(self) -> Grads:
         """Take the gradients off the parameters, so that the next pass cannot add to them."""
         self.with_gradient |= {name for name, p in self.params.items() if p.grad is not None}
-        if not self.with_gradient or (self.scaler is not None and not self._finite()):
+        if not self.with_gradient:
             raise NothingToStepWith
-        grads = {}
-        for name, p in self.params.items():
-            grad = dense_gradient(p)
+        grads = {name: dense_gradient(p) for name, p in self.params.items()}
+        if self.scaler is not None and not all_finite(grads):
+            raise NothingToStepWith
+        for name, grad in grads.items():
             if grad._is_view():  # into a bucket of DDP, which the next pass overwrites
-                grad = grad.clone()
-            grads[name] = grad if self.scale == 1.0 else grad / self.scale
-            p.grad = None
+                grads[name] = grad.clone()
+            if self.scale != 1.0:
+                grads[name] = grad / self.scale
+            self.params[name].grad = None
         return grads
-
-    def _finite(self) -> bool:
-        found = [p.grad.isfinite().all() for p in self.params.values() if p.grad is not None]
-        return all(finite.item() for finite in found)
-
-    def put_gradients(self, grads: Grads) -> None:
-        """Give each parameter its gradient; none to those that had none in any pass."""
-        for name in self.with_gradient:
-            grad = grads[name]
-            self.params[name].grad = grad if self.scale == 1.0 else grad * self.scale
 
 
 class MovedWeights:
@@ -358,8 +316,55 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     return [b for name, b in model.named_buffers() if name.rpartition(".")[2] in STATISTICS]
 
 
+def all_finite(grads: Grads) -> bool:
+    """Tell whether no gradient overflowed. Waits for the device once."""
+    finite = [grad.isfinite().all() for grad in grads.values()]
+    return bool(torch.stack([one.to(finite[0].device) for one in finite]).all())
+
+
 def dense_gradient(p: Tensor) -> Tensor:
     """Return the gradient of `p` as a dense tensor; zeros where there is none."""
     if p.grad is None:
         return torch.zeros_like(p)
     return p.grad.to_dense() if p.grad.is_sparse else p.grad
+
+
+class RadiusOptimizer(ClosureOptimizer):
+    """A rule that perturbs the weights by a radius, which stands in every parameter group."""
+
+    def __init__(
+        self,
+        base: Optimizer | Sequence[Optimizer],
+        radius: float,
+        bn_update: str,
+        model: nn.Module | None,
+    ):
+        super().__init__(base, bn_update, model)
+        radius = real("radius", radius, low=0)
+        self._check_radii({radius, *(group.get("radius", radius) for group in self.param_groups)})
+        self.radius = radius
+
+    @property
+    def radius(self) -> float:
+        """Size of the perturbation. Schedules, logs and checkpoints see it in the groups."""
+        radii = {group["radius"] for group in self.param_groups if "radius" in group}
+        self._check_radii(radii)
+        self.radius = radii.pop() if radii else self._radius  # a plain optimizer's state has none
+        return self._radius
+
+    @radius.setter
+    def radius(self, value: float) -> None:
+        self._radius = real("radius", value, low=0)
+        for group in self.param_groups:
+            group["radius"] = self._radius
+
+    def _check_radii(self, radii: set[float]) -> None:
+        if len(radii) > 1:
+            raise UserError(
+                f"parameter groups have the radii {sorted(radii)}; {type(self).__name__} perturbs "
+                "all parameters together: give every group the same"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to `base`, with the radius of the others."""
+        super().add_param_group({"radius": self.radius, **param_group})

@@ -47,31 +47,34 @@ class SAMTrainerMixin:
         if all(p.grad is None for p in model.parameters()):
             kept.clear()  # of a batch that was given up
         kept.append((copy.copy(inputs), args, settings))
-        try:
-            loss: Tensor = parent(model, inputs, *args, **settings)
-        except BaseException:
-            kept.clear()  # the Trainer may start anew, with smaller batches
-            raise
+        loss: Tensor = parent(model, inputs, *args, **settings)
         if not trainer.accelerator.sync_gradients:
             return loss
-        batches, self.__dict__["_micro_batches"] = kept, []
-        named = {n: p for n, p in model.named_parameters() if p.grad is not None}
-        if any(p.dtype in HALF for p in named.values()):
-            raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
-        if getattr(trainer, "is_deepspeed_enabled", False) or getattr(
-            trainer, "is_fsdp_enabled", False
-        ):
-            raise UserError(
-                "SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP"
-            )
-        found = {n: p.grad for n, p in named.items() if p.grad is not None}
-        if trainer.accelerator.scaler and not F.global_norm(found).isfinite():
+        micro_batches = list(kept)
+        kept.clear()
+        params: dict[str, Tensor] = {}
+        grads: dict[str, Tensor] = {}
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                params[name] = p
+                grads[name] = p.grad
+        _check(self, params)
+        if trainer.accelerator.scaler and not F.global_norm(grads).isfinite():
             return loss  # the scaler sees the overflow and skips the step
-        point = F.perturb(named, found, self.sam_radius)
-        del found
-        for p in named.values():
+        point = F.perturb(params, grads, self.sam_radius)
+        grads.clear()
+        for p in params.values():
             p.grad = None
-        with MovedWeights(named).moved_to(point), perturbed_pass():
-            for inputs, args, settings in batches:
+        with MovedWeights(params).moved_to(point), perturbed_pass():
+            for inputs, args, settings in micro_batches:
                 parent(model, inputs, *args, **settings)
         return loss
+
+
+def _check(trainer: object, params: dict[str, Tensor]) -> None:
+    if any(p.dtype in HALF for p in params.values()):
+        raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
+    if getattr(trainer, "is_deepspeed_enabled", False) or getattr(
+        trainer, "is_fsdp_enabled", False
+    ):
+        raise UserError("SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP")

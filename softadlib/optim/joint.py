@@ -43,8 +43,13 @@ class JointOptimizer(Optimizer):
         return {"optimizers": [part.state_dict() for part in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore each; ValueError for another number of optimizers."""
-        for part, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+        """Restore each; ValueError for the state of another number of optimizers."""
+        states = state_dict.get("optimizers", [state_dict])
+        if len(states) != len(self.optimizers):
+            raise UserError(
+                f"the state is of {len(states)} optimizers, and {len(self.optimizers)} are joined here"
+            )
+        for part, state in zip(self.optimizers, states):
             part.load_state_dict(state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

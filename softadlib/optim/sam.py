@@ -279,6 +279,11 @@ class MSAM(RadiusOptimizer):
                 f"MSAM perturbs along the momentum, and {type(base).__name__} has none: give it one, "
                 "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), or take Adam"
             )
+        if hasattr(self.base, "consolidate_state_dict"):
+            raise UserError(
+                "MSAM cannot step ZeroRedundancyOptimizer, where a process knows the momentum of its "
+                "shard alone; take SAM, or shard with torch.distributed.fsdp.fully_shard"
+            )
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
         momentum = {}

@@ -66,7 +66,8 @@ def train_many(
         networks: also return the trained networks, on the CPU and in evaluation mode, one per run.
 
     Returns a data frame; with `networks` a pair of it and a list of modules. It has one row per run and
-    measured epoch: `run` (its position in `runs`), the keys of its dict, `epoch`, `loss_train`, `loss_val` and `loss_test` (cross-entropy, nats), `acc_train` …, `model_norm`.
+    measured epoch: `run` (its position in `runs`), the keys of its dict, `epoch`,
+    `loss_train`, `loss_val` and `loss_test` (cross-entropy, nats), `acc_train` …, `model_norm`.
 
     Raises UserError for an unknown method, a hyperparameter that is missing, foreign or out of bounds,
     and for data that do not fit together.

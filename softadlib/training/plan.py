@@ -159,9 +159,11 @@ def make_plan(study: Study) -> Plan:
     protocol, method, store = study.protocol, study.method, study.store
     which, count = study.shard
     runs = [run for run in protocol.runs(method) if run.trial % count == which - 1]
-    finished = store.provenance()
-    stored = [*([finished] if finished else []), *store.provenances_of_parts()]
-    counts = not (study.fresh or any(study.differences(of) for of in stored))
+    counts = not study.fresh  # then nothing is read: a file may be broken
+    if counts:
+        finished = store.provenance()
+        stored = [*([finished] if finished else []), *store.provenances_of_parts()]
+        counts = not any(study.differences(of) for of in stored)
     rows = store.rows() if counts else merge([])
     losses = store.keys_of_losses() if counts else merge([])
     first = first_epochs(protocol, method)

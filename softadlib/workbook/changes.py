@@ -84,7 +84,7 @@ def changed_protocol(
     wanted = {name: value for name, value in given.items() if value is not None}
     wanted |= _as_mapping(changes)
     if "theta" in wanted:
-        wanted[_grid_of_theta(method)] = _values(wanted.pop("theta"))
+        wanted[_name_of_theta(method)] = _values(wanted.pop("theta"))
     protocol = load(profile, dataset, wanted)
     protocol.select_methods([method])
     name = as_profile or (name_of(profile, wanted) if wanted else profile)
@@ -116,16 +116,17 @@ def _as_mapping(changes: Mapping[str, Any] | str | None) -> dict[str, Any]:
     return dict(values)
 
 
-def _grid_of_theta(method: str) -> str:
-    """Return the parameter that holds a method's thresholds. Raises UserError where it has none."""
-    knob = get_method(method).knob
-    if knob == "theta":
+def _name_of_theta(method: str) -> str:
+    """Return the parameter that holds a method's θ. Raises UserError where it has none."""
+    chosen = get_method(method)
+    if chosen.knob == "theta":
         return f"grids.{method}"
-    if knob is None:
+    if "theta" in chosen.settings:
+        return f"settings.{method}.theta"
+    if chosen.knob is None:
         raise UserError(f"theta: {method} has no hyperparameter; leave theta out")
-    raise UserError(
-        f"theta: {method} has {knob} in place of it; give changes={{grids.{method}: …}}"
-    )
+    instead = f"changes={{grids.{method}: VALUES}}"
+    raise UserError(f"theta: {method} has {chosen.knob} in place of it; give {instead}")
 
 
 def _values(theta: Any) -> Any:

@@ -233,7 +233,8 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     if new is not None:
         work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)
         changes = {}
-    for line in [*work.notes(prepared, methods), *_doubts(prepared)]:
+    doubts = [] if options.get("stored") else _doubts(prepared)
+    for line in [*work.notes(prepared, methods), *doubts]:
         say(f"note: {line}")
     return prepared, changes
 
@@ -281,8 +282,14 @@ def run(args: argparse.Namespace) -> int:
     _check_devices(prepared)
     if args.dry_run:
         print(show.progress(prepared))
-        datasets = _drawable(prepared.profile, prepared.protocols)
-        _print_pages(_pages_to_draw(prepared.profile, datasets, args))
+        if (
+            args.new_profile
+        ):  # it is not there yet, and has the pages of the profile that it is made from
+            pages = notebooks.pages_of_profile(args.profile, list(prepared.protocols))
+        else:
+            datasets = _drawable(prepared.profile, prepared.protocols)
+            pages = _pages_to_draw(prepared.profile, datasets, args)
+        _print_pages(pages)
         return 0
     outcomes = []
     if args.scheduler:

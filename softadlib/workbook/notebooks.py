@@ -135,8 +135,8 @@ def missing_pages(profile: str, pages: Sequence[Page]) -> list[Page]:
     """Return the pages that were never drawn, or whose notebook or results have changed since."""
     missing = []
     for page in pages:
-        folder = outputs(profile) / page.parameters.get("dataset", "")
-        inputs = [page.source, *folder.rglob("*.parquet")]
+        dataset = page.parameters.get("dataset", "*")
+        inputs = [page.source, *outputs(profile).glob(f"{dataset}/*.parquet")]
         changed = max(_time(path) for path in inputs)
         if max(_time(page.target), _time(page.reason)) < changed:
             missing.append(page)

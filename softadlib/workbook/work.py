@@ -150,7 +150,7 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
         if 0 < trained < total:
             lines.append(f"{dataset}: {trained:,} of {total:,} runs are trained already")
     for study in work.studies:
-        if differing := other_protocol(study):
+        if not study.fresh and (differing := other_protocol(study)):
             lines.append(f"{study.name}: results of another protocol are stored ({differing})")
     crossing: dict[str, list[str]] = {}
     for dataset, protocol in work.protocols.items():

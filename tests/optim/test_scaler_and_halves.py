@@ -1,13 +1,12 @@
 """GradScaler, the two-call form and MSAM: held against loops written out here, in float64."""
 
-import contextlib
 import copy
 
 import pytest
 import torch
 from helpers.plain_loop import msam_step
 from torch import nn
-from torch.optim import ASGD, SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW
 
 from softadlib import ASAM, FDGR, GNP, MSAM, SAM
 from softadlib import functional as F
@@ -92,22 +91,18 @@ def test_a_pass_that_overflows_skips_the_step_and_halves_the_scale(bad):
     assert torch.equal(weights(model), weights(twin))
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_a_scaled_closure_without_the_scaler_is_found_out(name):
-    model = network()
-    optimizer = RULES[name](SGD(model.parameters(), lr=0.1), model)
-    before, scale = weights(model), torch.amp.GradScaler.scale
-    for enabled in (True, False):
-        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-        step = closure_of(model, optimizer, scaler)
-        if not enabled:  # as mixed precision is turned off: nothing is scaled
-            optimizer.step(step)
-            assert not torch.equal(weights(model), before)
-            continue
-        with pytest.raises(ValueError, match=r"call optimizer\.step\(closure, scaler=scaler\)"):
-            optimizer.step(step)
-        assert torch.equal(weights(model), before)
-    assert torch.amp.GradScaler.scale is scale
+def test_hooks_of_the_step_clip_unscaled_gradients():
+    ends = []
+    for scaler in (None, torch.amp.GradScaler("cpu")):
+        model = network()
+        optimizer = SAM(SGD(model.parameters(), lr=1.0), 0.2)
+        optimizer.register_step_pre_hook(
+            lambda *_, model=model: nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        )
+        optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+        ends.append(weights(model))
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    assert (ends[0] - weights(network())).norm() == pytest.approx(0.01, rel=1e-3)
 
 
 # Two halves
@@ -182,50 +177,6 @@ def test_a_closure_that_fails_in_its_second_pass_leaves_no_trace_in_the_scaler()
     torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("target", ["optimizer", "base"])
-@pytest.mark.parametrize("wrap", [MSAM, SAM])
-def test_a_closure_that_unscales_is_refused(wrap, target):
-    model, scaler = network(), torch.amp.GradScaler("cpu")
-    optimizer = wrap(SGD(model.parameters(), lr=0.1, momentum=0.9))
-    step, before = closure_of(model, optimizer, scaler), weights(model)
-
-    def closure():
-        loss = step()
-        scaler.unscale_(optimizer if target == "optimizer" else optimizer.base)
-        return loss
-
-    with pytest.raises(
-        ValueError, match=r"the closure unscales the gradients, .* leave out scaler"
-    ):
-        optimizer.step(closure, scaler=scaler)
-    assert torch.equal(weights(model), before)
-
-
-def test_a_scaler_needs_the_first_exchange():
-    model, scaler = network(), torch.amp.GradScaler("cpu")
-    model.no_sync = contextlib.nullcontext  # as DDP has it
-    optimizer = SAM(SGD(model.parameters(), lr=0.1), model=model, first_sync=False)
-    with pytest.raises(ValueError, match=r"first_sync=False with a GradScaler.*leave out first_sy"):
-        optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
-
-
-def test_halves_in_another_order_are_refused():
-    model = network()
-    optimizer = SAM(SGD(model.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match="second_step needs first_step before it"):
-        optimizer.second_step()
-    with pytest.raises(RuntimeError, match=r"first_step needs gradients: call loss\.backward"):
-        optimizer.first_step()
-    loss_of(model).backward()
-    optimizer.first_step()
-    with pytest.raises(RuntimeError, match="first_step was called twice"):
-        optimizer.first_step()
-    with pytest.raises(RuntimeError, match="step was called between first_step and second_step"):
-        optimizer.step(closure_of(model, optimizer))
-    with pytest.raises(RuntimeError, match=r"second_step needs gradients: call loss\.backward"):
-        optimizer.zero_grad() or optimizer.second_step()
-
-
 # MSAM
 
 
@@ -251,7 +202,7 @@ def test_twenty_steps_of_msam_are_the_plain_loop(adam):
     assert (weights(model) - msam_loop(network(), 0.0, adam)).norm() > 1e-3
 
 
-def test_msam_takes_adamw_and_a_scaler_and_refuses_what_has_no_momentum():
+def test_msam_takes_adamw_and_a_scaler():
     ends = []
     for scaler in (None, torch.amp.GradScaler("cpu")):
         model = network()
@@ -260,15 +211,6 @@ def test_msam_takes_adamw_and_a_scaler_and_refuses_what_has_no_momentum():
             optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
         ends.append(weights(model))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match=r"SGD has none: give it one, .*momentum=0\.9"):
-        MSAM(SGD(network().parameters(), lr=0.1))
-    model = network()
-    unknown = MSAM(ASGD([{"params": model.parameters(), "momentum": 0.9}]))
-    unknown.step(closure_of(model, unknown))
-    with pytest.raises(
-        ValueError, match="neither momentum_buffer nor exp_avg in the state of ASGD"
-    ):
-        unknown.step(closure_of(model, unknown))
 
 
 def test_the_rule_of_msam_by_hand():

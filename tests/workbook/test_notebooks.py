@@ -92,6 +92,54 @@ def test_a_notebook_is_a_page(path):
     assert path.stat().st_size < 1_500_000
 
 
+TABLE = re.compile(r"^\|[ :|-]+\|$", re.M)
+"""The line below the head of a table in Markdown."""
+
+
+def shows_picture_or_table(cell):
+    if cell.cell_type == "markdown":
+        return bool(TABLE.search(cell.source))
+    data = [output.get("data", {}) for output in cell.get("outputs", [])]
+    return any("image/png" in d or "<table" in d.get("text/html", "") for d in data)
+
+
+NAMES = r"(?:CIFAR|ResNet)-\d+"
+
+
+def sentences(markdown):
+    """Sentences of a cell's prose, without names of data and networks; a table has none."""
+    for pattern in (*numbers_in_text.NOT_PROSE, NAMES):
+        markdown = re.sub(pattern, " ", markdown, flags=re.S)
+    lines = ["" if line.startswith("|") else line for line in markdown.splitlines()]
+    ends = r"\n\s*\n|\n(?=\s*[-*] )|(?<=[.?!])[*_)]*\s+(?=[^a-z0-9])"
+    return re.split(ends, "\n".join(lines))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_page_answers_first(path):
+    cells = nbformat.read(path, as_version=4).cells
+    first = cells[0].source
+    title = first.splitlines()[0]
+    assert title.endswith("?") or title.startswith("# Figure"), title
+    assert len(first.split()) <= 120, "the first cell is a question and its answer"
+    assert any(shows_picture_or_table(cell) for cell in cells[:4]), "in the first four cells"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_sentence_has_four_numbers_at_most(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            for sentence in sentences(cell.source):
+                without_names = numbers_in_text.REFERENCE.sub(" ", sentence)
+                assert len(numbers_in_text.numbers(without_names)) <= 4, sentence
+
+
+def test_a_sentence_of_five_numbers_is_found():
+    text = "In Table 1 of 2024, 1.5 and 2 of 3.\n\nThere are 1, 2, 3, 4\nand 5. Then 6.\n| 7 | 8 |"
+    found = [numbers_in_text.numbers(sentence) for sentence in sentences(text)]
+    assert found == [[1, 2024, 1.5, 2, 3], [1, 2, 3, 4, 5], [6]]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_figure_has_numbers_beside_it(path):
     """nbval does not compare pictures: a cell with one prints something, itself or right after."""
@@ -154,5 +202,5 @@ def test_two_profiles_have_pages_of_their_own():
     names = {
         p: {page.name for page in pages_of_profile(p, [])} for p in ("images", "smoke", "quick")
     }
-    assert "image_sets" in names["images"] - names["quick"]
+    assert "figs04-10_trajectories" in names["images"] - names["quick"]
     assert len(names["smoke"]) == 1, "it is drawn in seconds"

@@ -12,7 +12,7 @@ from helpers.workspace import REPOSITORY
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from softadlib import SAM, LossMonitor, SAMTrainerMixin, SoftAD, ThetaSchedule, hf_loss
+from softadlib import SAM, LossMonitor, SAMTrainerMixin, SoftAD, hf_loss
 
 NOTEBOOK = nbformat.read(REPOSITORY / "notebooks" / "recipes.ipynb", as_version=4)
 BATCHES = 4
@@ -34,7 +34,6 @@ def recipe(tag: str, **names):
     space = {"torch": torch, "nn": nn, "SAM": SAM, "SoftAD": SoftAD, "theta": 0.1}
     space |= {
         "LossMonitor": LossMonitor,
-        "ThetaSchedule": ThetaSchedule,
         "transformers": transformers,
     }
     space |= names

@@ -28,6 +28,9 @@ def page(tmp_path_factory):
     table.to_csv(home / "own.csv", index=False)
     folder = home / "notebooks"
     write_notebook(folder / "frontier.ipynb", PICTURE, TABLE, parameters="profile = 'tiny'")
+    (folder / "_toc.yml").write_text(
+        "- part: The first part\n  pages: [{page: frontier, answer: a}, {page: absent, answer: b}]\n"
+    )
     parameters = "profile = 'tiny'\ndataset = 'gaussian'"
     write_notebook(folder / "curves.ipynb", PICTURE, PICTURE, parameters=parameters)
     for name, text in (("frontier", LINKS), ("curves", "# Curves <of> a run\n\n## End")):
@@ -36,7 +39,8 @@ def page(tmp_path_factory):
         nbformat.write(document, folder / f"{name}.ipynb")
     shared = home / "outputs/figures"
     shared.mkdir(parents=True)
-    shutil.copy(REPOSITORY / "notebooks/fig01_quadratic_gradients.ipynb", shared)
+    for place in (folder, shared):
+        shutil.copy(REPOSITORY / "notebooks/fig01_quadratic_gradients.ipynb", place)
     shutil.copy(
         REPOSITORY / "notebooks/fig03_update_directions.ipynb", shared / "fig03.error.ipynb"
     )
@@ -51,10 +55,11 @@ def page(tmp_path_factory):
 def test_the_page_opens_with_pictures_and_tables_and_links_within_itself(page):
     text = page.read_text(encoding="utf-8")
     order = [
+        "The first part",
         "The frontier",
         "<img",
         "<table",
-        'class="chapter"',
+        "Other pages",
         "Curves &lt;of&gt; a run",
         "How each was run",
     ]

@@ -8,7 +8,8 @@ from helpers.workspace import REPOSITORY, TINY
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
-from softadlib.training.profiles import load, read_yaml
+from softadlib.results.read import stored_studies
+from softadlib.training.profiles import read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli, show
 
@@ -29,7 +30,7 @@ def test_profiles_and_how_much_of_each_is_finished(home, capsys):
         ["empty", "0", "none: no DATASET.yaml"],
         ["tiny", "1", "gaussian"],
     ]
-    (stored,) = (home / "outputs/tiny").rglob("erm.parquet")
+    stored = home / "outputs/tiny/gaussian/erm.parquet"
     stored.write_bytes(b"no parquet")
     assert printed(capsys)[-1].split() == ["tiny", "broken", "gaussian"]
 
@@ -46,6 +47,8 @@ def test_what_is_done_and_what_is_left(home, capsys):
     line = printed(capsys, "tiny", "--method", "softad")[1].split()
     assert line[5] == "4"
     assert line[6] == "66%", "4 of 4 runs without their 2 curves"
+    lines = printed(capsys, "tiny", "--method", "softad", "-p", "epochs=3")
+    assert lines[-1] == "6 trainings are left", "what is stored has 4 epochs"
     assert cli.main(softad) == 0
     lines = printed(capsys, "tiny", "--method", "softad")
     assert lines[1].split()[6:] == ["100%", "0.0"]
@@ -58,25 +61,22 @@ def test_what_is_done_and_what_is_left(home, capsys):
     assert printed(capsys, "tiny")[-1] == "also stored: gaussian × softad, 2 trials"
 
 
-def test_a_study_with_fewer_trials_or_more_values_than_its_profile_asks_for(home, capsys):
-    few = ["-p", "trials=1", "-p", "grids.softad=[0.05, 0.6]"]
-    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1", *few]) == 0
-    capsys.readouterr()
-    table = printed(capsys, "tiny", "--method", "softad")
-    assert table[1:] == [
-        "gaussian  softad  1 of 2  1 of 2  1 of 4  4       16%   0.0",
-        "5 trainings are left",
-        "also stored: gaussian × softad, 1 runs of other values, trials or label noises",
-    ]
+def test_a_study_may_hold_a_part_of_its_grid_and_values_beside_it(home, capsys):
+    part = ["-p", "grids.softad=[0.05]", "-p", "trials=1", "-j", "1"]
+    assert cli.main(["train", "tiny", "--method", "softad", *part]) == 0
+    line = printed(capsys, "tiny", "--method", "softad")[1]
+    assert line.startswith("gaussian  softad  1 of 2  1 of 2  1 of 4")
+    lines = printed(capsys, "tiny", "--method", "softad", "-p", "grids.softad=[0.3]")
+    assert lines[1].startswith("gaussian  softad  0 of 1  0 of 2  0 of 2")
+    other = "also stored: gaussian × softad, 1 runs of other values, trials or label noises"
+    assert lines[-1] == other
 
 
-def test_results_of_another_protocol_are_said_and_not_counted(home, capsys):
-    assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
-    capsys.readouterr()
-    assert cli.main(["show", "tiny", "--method", "softad", "-p", "epochs=3"]) == 0
-    out, err = capsys.readouterr()
-    assert "0 of 2" in out.splitlines()[1]
-    assert "gaussian × softad: results of another protocol are stored (epochs 3, stored 4)" in err
+def test_a_profile_that_extends_another_has_results_of_its_own(home, capsys):
+    shorter = ["-p", "epochs=3", "--as", "short", "-j", "1"]
+    assert cli.main(["train", "tiny", "--method", "erm", *shorter]) == 0
+    assert printed(capsys, "short")[-1] == "everything is trained"
+    assert printed(capsys, "tiny")[-1] == "10 trainings are left"
 
 
 def test_parameters_are_those_that_differ_from_the_default(home, capsys):
@@ -96,7 +96,8 @@ def test_json_for_programs(home, capsys):
     assert (erm["trained"], erm["left"], erm["finished"]) == (2, 0, True)
     assert (softad["trained"], softad["left"], softad["finished"]) == (0, 6, False)
     assert softad["protocol"]["grids"] == TINY["grids"]
-    assert erm["fingerprint"] == load("tiny", "gaussian").fingerprint("erm")
+    stored = stored_studies("tiny", "gaussian").values()
+    assert [study.fingerprint for study in stored] == [erm["fingerprint"]]
 
 
 # params/

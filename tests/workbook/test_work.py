@@ -39,9 +39,11 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
 def test_stored_results_are_noted(home):
     train(load("tiny", "gaussian", {"trials": 1}), "softad")
     assert work.notes(work.prepare("tiny")) == ["gaussian: 2 of 8 runs are trained already"]
-    with pytest.raises(UserError, match=r"epochs 3, stored 4.* --as NAME"):
+    with pytest.raises(UserError, match=r"epochs 3, stored 4.*--as NAME"):
         work.prepare("tiny", changes={"epochs": 3})
-    assert work.notes(work.prepare("tiny", changes={"epochs": 3}, name="short")) == []
+    shown = work.prepare("tiny", methods=["softad"], changes={"epochs": 3}, stored=True)
+    (note,) = work.notes(shown)
+    assert note == "gaussian × softad: results of another protocol are stored (epochs 3, stored 4)"
     grids = {"grids": {"softad": [0.1, 0.8], "sam": [0.9]}}
     (note,) = work.notes(work.prepare("tiny", methods=["softad"], changes=grids | {"trials": 1}))
     assert note.startswith("gaussian: values of theta at or above ln 2 = 0.6931: 1 of 2 of softad;")
@@ -139,4 +141,4 @@ def test_from_csv_to_a_page_in_four_commands(tmp_path):
         ["bash", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "outputs/flowers/flowers/softad.parquet").exists()
+    assert (tmp_path / "outputs/flowers/flowers/softad.parquet").is_file()

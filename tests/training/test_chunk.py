@@ -1,4 +1,4 @@
-"""Rows of a few runs: which engine trains them, early stopping, and what happens where memory ends."""
+"""Rows of a chunk of runs: which engine trains them, early stopping, devices, and memory that runs out."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_bf16_trains_near_fp32_and_tf32_needs_cuda(model, method):
         train_runs(made.replace(precision="tf32"), runs, {4})
 
 
-def test_threads_and_precision_are_put_back():
+def test_threads_are_put_back():
     torch.set_num_threads(2)
     try:
         with numerics(torch.device("cpu"), "fp32"):
@@ -89,6 +89,37 @@ def test_threads_and_precision_are_put_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+CONVOLUTIONS = torch.backends.cudnn.conv
+
+
+def flags():
+    """What TF32 is allowed to, by PyTorch's older names and by its newer ones."""
+    older = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    return (*older, torch.backends.cuda.matmul.fp32_precision, CONVOLUTIONS.fp32_precision)
+
+
+@pytest.mark.parametrize("allowed", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_tf32_is_as_asked_on_cuda_and_put_back(allowed, precision):
+    """Whatever was set before, by the names of PyTorch before 2.9."""
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    try:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+        expected = flags()
+        with numerics(torch.device("cuda"), precision):
+            inside = {torch.backends.cuda.matmul.fp32_precision, CONVOLUTIONS.fp32_precision}
+            assert inside == {"tf32" if precision == "tf32" else "ieee"}
+        assert flags() == expected
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_a_training_on_a_cpu_touches_no_flag_of_cuda():
+    before = flags()
+    with numerics(torch.device("cpu"), "fp32"):
+        assert flags() == before
 
 
 @CPU_ONLY
