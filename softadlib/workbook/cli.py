@@ -221,7 +221,6 @@ def _cluster(address: str | None) -> Iterator[Executor | None]:
 
 def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str, Any]]":
     """Return the checked work of a command line, and its changes of parameters."""
-    from softadlib.results.files import outputs
     from softadlib.workbook import changes as given
     from softadlib.workbook import work
 
@@ -229,7 +228,7 @@ def _prepare(args: argparse.Namespace, **options: Any) -> "tuple[Work, dict[str,
     changes, profile = given.parse(args.changes), args.profile
     new = getattr(args, "new_profile", None)
     if new is not None:
-        outputs(new)  # refuses what is no plain name
+        work.derive_profile(profile, new, datasets, methods, changes, write=False)
     prepared = work.prepare(profile, datasets, methods, changes, name=new, **options)
     if new is not None:
         work.derive_profile(profile, new, datasets, methods, changes, write=not args.dry_run)

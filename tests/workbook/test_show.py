@@ -45,6 +45,7 @@ def test_what_is_done_and_what_is_left(home, capsys):
     softad = ["train", "tiny", "--method", "softad", "-j", "1"]
     assert cli.main([*softad, "-p", "curves=none"]) == 0
     line = printed(capsys, "tiny", "--method", "softad")[1].split()
+    assert line[5] == "4"
     assert line[6] == "66%", "4 of 4 runs without their 2 curves"
     lines = printed(capsys, "tiny", "--method", "softad", "-p", "epochs=3")
     assert lines[-1] == "6 trainings are left", "what is stored has 4 epochs"
