@@ -162,7 +162,7 @@ def _parse(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
         )
     if method.knob and method.knob not in run:
         raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
-    symbols = {m.knob for m in METHODS.values() if m.knob} - {method.knob}
+    symbols = {m.knob for m in METHODS.values() if m.knob} - {method.knob, *method.settings}
     for name in symbols & set(run):
         raise UserError(
             f"run {i}: {name} is no hyperparameter of {method.name}; it takes {method.knob or 'none: name a method'}"

@@ -11,7 +11,7 @@ from helpers.workspace import TINY, make_home, tree
 
 from softadlib import _workspace, results
 from softadlib._validation import UserError
-from softadlib.results.schema import ALL_COLUMNS, CALIBRATION, LEVELS, MEASURES, RUN_KEY
+from softadlib.results.schema import ALL_COLUMNS, CALIBRATION, LEVELS, LINKED, MEASURES, RUN_KEY
 from softadlib.results.store import (
     Facts,
     Session,
@@ -87,6 +87,16 @@ def test_rows_losses_and_facts_come_back_to_the_bit():
     assert study().losses()["quantiles"][0].dtype == np.float32
     assert read_facts(study().file) == [about]
     assert about.sessions[0].cores == 2
+
+
+def test_losses_from_before_the_columns_of_class_probabilities_read_as_nan():
+    of_samples = losses(rows())
+    study().finish(rows(), of_samples.drop(columns=LINKED), facts())
+    pd.testing.assert_frame_equal(study().losses(), of_samples, check_exact=True)
+    pd.testing.assert_frame_equal(results.read_losses("tiny"), of_samples, check_exact=True)
+    study().finish(rows(), of_samples.drop(columns="ece"), facts())
+    with pytest.raises(UserError, match=r"losses.parquet is broken .*ece"):
+        results.read_losses("tiny")
 
 
 def test_parts_count_until_the_study_is_finished_and_only_for_their_protocol():

@@ -55,7 +55,7 @@ def test_a_stopped_engine_ends_where_the_uninterrupted_one_does(
     whole, first, second = (
         make_engines(kind, method, trials, dtype=torch.float32)[0] for _ in range(3)
     )
-    how = {"eval_epochs": {0, 2, 5, 10}, "loss_epochs": {2, 10}, "best_epoch": True}
+    how = {"eval_epochs": {0, 2, 5, 10}, "loss_epochs": {2, 10}, "best_epoch": True, "linked": True}
     expected = whole.train(RECIPES[recipe], SEEDS, **how)
     with pytest.raises(Accident):
         first.train(RECIPES[recipe], SEEDS, **how, checkpoint=LastWords(file, facts, saved))

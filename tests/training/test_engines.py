@@ -205,10 +205,11 @@ def test_batches_are_fresh_permutations_by_seed_and_epoch_alone():
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_measuring_changes_nothing(kind):
-    """Neither curves, nor losses of single samples, nor the best epoch."""
+    """Neither curves, nor losses of single samples, nor the best epoch, nor class probabilities."""
     every, last = (make_engines(kind, "softad", (1,))[0] for _ in range(2))
     epochs = range(SGD.epochs + 1)
-    _, *measured = every.train(SGD, SEEDS, epochs, loss_epochs={2, 4}, best_epoch=True)
+    how = {"loss_epochs": {2, 4}, "best_epoch": True, "linked": True}
+    _, *measured = every.train(SGD, SEEDS, epochs, **how)
     (end,) = last.train(SGD, SEEDS, {SGD.epochs})
     assert [m["epoch"][0] for m in measured] == list(epochs)
     assert_near(row(measured[0], 0), final_measures(networks([1])[0], parts_of(splits(), 1)))

@@ -25,6 +25,7 @@ OTHER_SETTINGS = {
     "gnp": {"bn_update": "first", "radius": 0.2, "mixing": "official"},
     "fdgr": {"bn_update": "first", "step_size": 0.1, "scheme": "centered"},
     "adaflood": {"aux_folds": 4},
+    "softad-width": {"theta": 0.1},
 }
 FROZEN = REPOSITORY / "tests/training/fingerprints.json"
 
@@ -55,7 +56,7 @@ def test_runs_are_noise_times_trials_times_grid():
 
 
 def test_every_method_with_a_hyperparameter_takes_a_grid():
-    grids = {name: [0.0, 0.5] for name, method in METHODS.items() if method.knob}
+    grids = {name: [0.2, 0.5] for name, method in METHODS.items() if method.knob}
     made = protocol(grids=grids, momentum=0.9)
     assert made.methods == tuple(METHODS)
     for name, method in METHODS.items():
@@ -111,7 +112,7 @@ def test_a_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     other = [{"lr": 0.2}, {"epochs": 5}, {"dtype": "float32"}, {"batch_size": 20},
              {"dataset": "spiral"}, {"n_test": 60}, {"weight_decay": 0.1}, {"momentum": 0.9},
              {"optimizer": "adam"}, {"optimizer": "adamw"}, {"lr_schedule": "cosine"},
-             {"best_epoch": True}, {"model": "mlp4x500"}]  # fmt: skip
+             {"best_epoch": True}, {"best_epoch": True, "linked": True}, {"model": "mlp4x500"}]  # fmt: skip
     plain = {method: protocol().fingerprint(method) for method in METHODS}
     assert len(set(plain.values())) == len(METHODS)
     for method in METHODS:
@@ -253,6 +254,8 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"folder": "a"}, "folder is for data of your own, 'gaussian' is a known set"),
         ({"dataset": "pets", "folder": "a", "table": "b"}, "folder and table are two sets of data"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),
+        ({"grids": {"softad-width": [0, 1]}}, "sigma in grids.softad-width .* least 1e-12, got 0"),
+        ({"linked": True}, "linked .* set best_epoch: true"),
         ({"grids": {"softad": {"linspace": [-1, 1, 3]}}}, "theta in grids.softad must be .* least 0"),
     ],
 )  # fmt: skip
