@@ -205,7 +205,7 @@ def test_batches_are_fresh_permutations_by_seed_and_epoch_alone():
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_measuring_changes_nothing(kind):
-    """Neither curves, nor losses of single samples, nor the best epoch."""
+    """Neither curves, nor losses of single samples, nor the best epoch, nor class probabilities."""
     every, last = (make_engines(kind, "softad", (1,))[0] for _ in range(2))
     epochs = range(SGD.epochs + 1)
     measured = train(every, SGD, SEEDS, epochs, loss_epochs={2, 4}, best_epoch=True).rows

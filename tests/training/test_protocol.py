@@ -113,7 +113,7 @@ def test_a_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     other = [{"lr": 0.2}, {"epochs": 5}, {"dtype": "float32"}, {"batch_size": 20},
              {"dataset": "spiral"}, {"n_test": 60}, {"weight_decay": 0.1}, {"momentum": 0.9},
              {"optimizer": "adam"}, {"optimizer": "adamw"}, {"lr_schedule": "cosine"},
-             {"best_epoch": True}, {"model": "mlp4x500"}]  # fmt: skip
+             {"best_epoch": True}, {"best_epoch": True, "linked": True}, {"model": "mlp4x500"}]  # fmt: skip
     plain = {method: protocol().fingerprint(method) for method in METHODS}
     assert len(set(plain.values())) == len(METHODS)
     for method in METHODS:
@@ -268,6 +268,8 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"folder": "a"}, "folder is for your own data, 'gaussian' is a known set"),
         ({"dataset": "pets", "folder": "a", "table": "b"}, "folder and table are two sets of data"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),
+        ({"grids": {"softad-width": [0, 1]}}, "sigma in grids.softad-width .* least 1e-12, got 0"),
+        ({"linked": True}, "linked .* set best_epoch: true"),
         ({"grids": {"softad": {"linspace": [-1, 1, 3]}}}, "theta in grids.softad must be .* least 0"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 from softadlib import expected_calibration_error, fit_temperature, results
 from softadlib.data.splits import PARTS
 from softadlib.models import build
-from softadlib.results.schema import LOSS_COLUMNS, run_keys
+from softadlib.results.schema import LINKED, LOSS_COLUMNS, run_keys
 from softadlib.training.evaluation import loss_summary
 from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Run
@@ -86,6 +86,74 @@ def test_calibration_at_the_best_epoch_is_that_of_a_plain_loop():
         here = [k == key and e == epoch for k, e in zip(run_keys(stored), stored["epoch"])]
         for _, row in stored[here].iterrows():
             assert_calibrated(row, expected[row["part"]], expected["val"])
+
+
+def closed_form(logits, theta):
+    """ln p of SoftAD at σ = 1, by its definition."""
+    q = np.exp(log_softmax(logits, axis=1))
+    excess = -np.log(q) - theta
+    p = q / (excess / np.sqrt(1 + excess**2))
+    return np.log(p / p.sum(axis=1, keepdims=True))
+
+
+def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
+    """At the last epoch, the best one, and the one at which their own validation loss is lowest."""
+    made = protocol(
+        best_epoch=True,
+        linked=True,
+        lr=2.0,
+        epochs=20,
+        curves="none",
+        trials=1,
+        label_noise=[0.2],
+        grids={"softad": [0.0, 0.01]},
+    )
+    rows = run_study(made, "softad")
+    stored = store_of(made, "softad").losses()
+    best = dict(zip(run_keys(results.best(rows)), results.best(rows)["epoch"]))
+    earlier = 0
+    for run in made.runs("softad"):
+        pairs = {epoch: logits_and_labels(made, run, epoch) for epoch in range(1, 21)}
+        log_p = {e: {k: closed_form(z, run.knob) for k, (z, _) in pairs[e].items()} for e in pairs}
+
+        def loss(epoch, part, log_p=log_p, pairs=pairs):
+            return cross_entropies(log_p[epoch][part], pairs[epoch][part][1]).mean()
+
+        own_best = min(range(1, 21), key=lambda epoch: loss(epoch, "val"))
+        earlier += own_best < best[run.key]
+        of_run = stored[[key == run.key for key in run_keys(stored)]]
+        assert set(of_run["epoch"]) == {best[run.key], 20}
+        for row in of_run.to_dict("records"):
+            epoch, part = row["epoch"], row["part"]
+            labels = pairs[epoch][part][1]
+            assert row["linked_loss"] == pytest.approx(loss(epoch, part), rel=1e-9)
+            ece = expected_calibration_error(log_p[epoch][part], labels)
+            assert row["linked_ece"] == pytest.approx(ece, abs=1e-9)
+            if epoch < 20:
+                assert np.isnan(row["linked_best_loss"])
+                continue
+            assert row["linked_best_epoch"] == own_best
+            assert row["linked_best_loss"] == pytest.approx(loss(own_best, part), rel=1e-9)
+            ece = expected_calibration_error(log_p[own_best][part], labels)
+            assert row["linked_best_ece"] == pytest.approx(ece, abs=1e-9)
+    assert earlier, "another epoch than the best one"
+
+
+def test_cross_entropy_asks_for_the_probabilities_themselves():
+    made = protocol(best_epoch=True, linked=True, curves="none", trials=1)
+    for method in ("erm", "sam"):
+        run_study(made, method)
+        stored = store_of(made, method).losses()
+        np.testing.assert_allclose(stored["linked_loss"], stored["loss"], rtol=1e-12)
+        np.testing.assert_allclose(stored["linked_ece"], stored["ece"], atol=1e-12)
+
+
+def test_a_method_without_a_closed_form_has_no_such_columns():
+    made = protocol(best_epoch=True, linked=True, curves="none", grids={"flooding": [0.1]})
+    run_study(made, "flooding")
+    stored = store_of(made, "flooding").losses()
+    assert stored[LINKED].isna().all(axis=None)
+    assert stored["ece"].notna().all()
 
 
 def test_a_run_that_diverged_has_no_calibration_and_stops_nobody():

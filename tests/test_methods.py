@@ -1,0 +1,44 @@
+"""The registry: class probabilities in closed form are those at the minimum of the method's own objective."""
+
+import pytest
+import torch
+
+from softadlib.methods import METHODS
+
+CLASSES = torch.tensor([0] * 6 + [1] * 3 + [2])
+"""Labels of ten samples that look alike: the probabilities are 0.6, 0.3 and 0.1."""
+CLOSED = [name for name, method in METHODS.items() if method.log_probabilities]
+WITHOUT = {"flooding", "cvar", "chi2", "tilted", "adaflood"}
+"""Methods of the whole batch, and AdaFlood, whose levels are those of single training samples."""
+
+
+def test_methods_of_single_samples_have_class_probabilities():
+    assert set(METHODS) - set(CLOSED) == WITHOUT
+
+
+@pytest.mark.parametrize("knob", [0.05, 0.3])
+@pytest.mark.parametrize("name", CLOSED)
+def test_class_probabilities_are_those_at_the_minimum_of_the_objective(name, knob):
+    method = METHODS[name]
+    knob = torch.tensor(knob, dtype=torch.float64)
+    settings = {k: method.defaults[k] for k in method.settings_for("objective")}
+    logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [logits],
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        losses = method.losses(logits.expand(10, 3), CLASSES, knob)
+        value = method.objective(losses, knob, **settings)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    found = method.log_probabilities(logits.detach()[None], knob, **settings).exp()
+    expected = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
