@@ -63,8 +63,8 @@ class SAMTrainerMixin:
             return loss  # the scaler sees the overflow and skips the step
         point = F.perturb(params, grads, self.sam_radius)
         grads.clear()
-        for p in params.values():
-            p.grad = None
+        for weight in params.values():
+            weight.grad = None
         with MovedWeights(params).moved_to(point), perturbed_pass():
             for inputs, args, settings in micro_batches:
                 parent(model, inputs, *args, **settings)

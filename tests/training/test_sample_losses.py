@@ -108,7 +108,7 @@ def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
         label_noise=[0.2],
         grids={"softad": [0.0, 0.01]},
     )
-    rows = run_study(made, "softad")
+    rows = train(made, "softad")
     stored = store_of(made, "softad").losses()
     best = dict(zip(run_keys(results.best(rows)), results.best(rows)["epoch"]))
     earlier = 0
@@ -142,7 +142,7 @@ def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
 def test_cross_entropy_asks_for_the_probabilities_themselves():
     made = protocol(best_epoch=True, linked=True, curves="none", trials=1)
     for method in ("erm", "sam"):
-        run_study(made, method)
+        train(made, method)
         stored = store_of(made, method).losses()
         np.testing.assert_allclose(stored["linked_loss"], stored["loss"], rtol=1e-12)
         np.testing.assert_allclose(stored["linked_ece"], stored["ece"], atol=1e-12)
@@ -150,7 +150,7 @@ def test_cross_entropy_asks_for_the_probabilities_themselves():
 
 def test_a_method_without_a_closed_form_has_no_such_columns():
     made = protocol(best_epoch=True, linked=True, curves="none", grids={"flooding": [0.1]})
-    run_study(made, "flooding")
+    train(made, "flooding")
     stored = store_of(made, "flooding").losses()
     assert stored[LINKED].isna().all(axis=None)
     assert stored["ece"].notna().all()
