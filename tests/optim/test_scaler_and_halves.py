@@ -96,9 +96,11 @@ def test_hooks_of_the_step_clip_unscaled_gradients():
     for scaler in (None, torch.amp.GradScaler("cpu")):
         model = network()
         optimizer = SAM(SGD(model.parameters(), lr=1.0), 0.2)
-        optimizer.register_step_pre_hook(
-            lambda *_, model=model: nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        )
+
+        def clip(*_, model=model):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+        optimizer.register_step_pre_hook(clip)
         optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
         ends.append(weights(model))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
