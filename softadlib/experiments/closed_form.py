@@ -1,0 +1,67 @@
+"""Test losses of the softmax and of the class probabilities in closed form, relative to plain training."""
+
+import numpy as np
+import pandas as pd
+
+from softadlib import results
+from softadlib.experiments.many_sets import FIXED_THETA
+from softadlib.results.selection import SWEEP
+
+LAST = "last epoch"
+BEST = "stopped early"
+SOFTMAX = "softmax"
+CLOSED_FORM = "closed form"
+TEMPERATURE = "one temperature"
+RUN = [*SWEEP, "trial", "knob"]
+
+
+def relative_losses(profile: str) -> pd.DataFrame:
+    r"""Return test losses of a profile with `linked`, and their ratio to those of ERM in the same trial.
+
+    One row per run, side and form, with columns dataset, label_noise, method, trial, knob, side,
+    form, loss and ratio. The side is "last epoch" or "stopped early". The form says which class
+    probabilities the cross-entropy is that of: "softmax", "closed form" (Charoenphakdee et al. 2021,
+    for any pointwise criterion), or "one temperature" fitted on validation data. Stopped early is the
+    epoch of the lowest validation loss of that form. Every ratio has the softmax of ERM below.
+
+    Args:
+        profile: a folder of `outputs/`.
+    """
+    rows = results.read(profile)
+    losses = results.read_losses(profile)
+    test = losses[losses["part"] == "test"]
+    ends = test.merge(results.final(rows)[[*RUN, "epoch"]])
+    stopped = test.merge(results.best(rows)[[*RUN, "epoch"]])
+    columns = [
+        (LAST, SOFTMAX, ends, "loss"),
+        (LAST, CLOSED_FORM, ends, "linked_loss"),
+        (LAST, TEMPERATURE, ends, "prior_loss"),
+        (BEST, SOFTMAX, stopped, "loss"),
+        (BEST, CLOSED_FORM, ends, "linked_best_loss"),
+        (BEST, TEMPERATURE, stopped, "prior_loss"),
+    ]
+    frames = [
+        table[[*RUN, column]].rename(columns={column: "loss"}).assign(side=side, form=form)
+        for side, form, table, column in columns
+    ]
+    long = pd.concat(frames, ignore_index=True).dropna(subset="loss")
+    plain = long[(long["method"] == "erm") & (long["form"] == SOFTMAX)]
+    plain = plain.rename(columns={"loss": "erm"})[[*_trial(), "erm"]]
+    long = long.merge(plain, on=_trial())
+    return long.assign(ratio=long["loss"] / long["erm"]).drop(columns="erm")
+
+
+def at_small_theta(long: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of SoftAD at `FIXED_THETA` and σ = 1."""
+    return long[(long["method"] == "softad") & np.isclose(long["knob"], FIXED_THETA)]
+
+
+def of_sets(long: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return the geometric mean of the ratio over trials: one row per dataset and value of `by`, and n."""
+    grouped = np.log(long["ratio"]).groupby([long[name] for name in ["dataset", *by]])
+    means = grouped.agg(["mean", "size"]).rename(columns={"mean": "ratio", "size": "n"})
+    return means.assign(ratio=np.exp(means["ratio"])).reset_index()
+
+
+def _trial() -> list[str]:
+    return ["dataset", "label_noise", "trial", "side"]
