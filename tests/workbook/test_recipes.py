@@ -129,6 +129,7 @@ def test_the_probabilities_of_the_recipe_are_those_for_which_softad_is_smallest(
     space = recipe("evaluate", criterion=SoftAD(0.1), **names)
     torch.testing.assert_close(space["probabilities"], p.view(1, 3), rtol=0, atol=1e-4)
     assert space["cross_entropy"] == pytest.approx(-logits.log_softmax(1)[0, 0].item())
+    assert space["closed_form"] == pytest.approx(-math.log(0.7), abs=1e-4)
 
 
 @pytest.mark.parametrize("tag", ["plain-sam", "scaler", "halves"])
