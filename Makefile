@@ -58,7 +58,7 @@ $(BOOK): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,book]'
 	touch $(BOOK)
 
-# One of the figures' pages shows SoftAD in Lightning and Transformers.
+# One of the figures' pages shows SoftAD in Lightning, Transformers, skorch and others.
 $(RECIPES): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,recipes]'
 	touch $(RECIPES)

@@ -22,7 +22,7 @@ def test_environment_installs_what_make_installs():
     makefile = (REPOSITORY / "Makefile").read_text()
     pair = re.search(r"^TORCH \?= (.*)$", makefile, re.M)[1].split()
     (nbval,) = [line for line in PROJECT["optional-dependencies"]["test"] if "nbval" in line]
-    assert pip == [*pair, "-e .[workbook]", nbval]
+    assert pip == [*pair, "-e .[workbook,recipes]", nbval]
 
 
 def test_one_version_one_date_one_address():

@@ -1,21 +1,35 @@
 """The recipes of `notebooks/recipes.ipynb`, as they stand there, with the real packages."""
 
 import copy
+import functools
+import gc
 import logging
+import math
 
+import accelerate
 import lightning
 import nbformat
 import pytest
 import torch
 import transformers
 from helpers.workspace import REPOSITORY
+from sklearn.model_selection import GridSearchCV
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from softadlib import SAM, LossMonitor, SAMTrainerMixin, SoftAD, hf_loss
+from softadlib import SAM, LossMonitor, SoftAD, hf_loss
 
 NOTEBOOK = nbformat.read(REPOSITORY / "notebooks" / "recipes.ipynb", as_version=4)
 BATCHES = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap():
+    """The Trainer collects garbage at each start, which takes longer than the training here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +45,9 @@ def float64_and_quiet(monkeypatch):
 def recipe(tag: str, **names):
     """What the notebook's cell of that tag defines, given these names."""
     (cell,) = [c for c in NOTEBOOK.cells if tag in c.metadata.get("tags", [])]
-    space = {"torch": torch, "nn": nn, "SAM": SAM, "SoftAD": SoftAD, "theta": 0.1}
-    space |= {
-        "LossMonitor": LossMonitor,
-        "transformers": transformers,
-    }
+    space = {"torch": torch, "nn": nn, "SAM": SAM, "SoftAD": SoftAD, "LossMonitor": LossMonitor}
+    space |= {"theta": 0.1, "radius": 0.05, "epochs": 2, "loader": data(), "network": network}
+    space |= {"report": lambda model: None}
     space |= names
     exec(cell.source, space)
     return space
@@ -94,26 +106,77 @@ def network():
 
 
 def test_the_plain_loop_descends_softad():
-    model = recipe("plain", loader=data(), epochs=2, seed=0)["model"]
+    model = recipe("plain")["model"]
     torch.testing.assert_close(weights(model), by_hand(network(), softad), rtol=0, atol=1e-12)
+
+
+def test_the_probabilities_of_the_recipe_are_those_for_which_softad_is_smallest():
+    """Found by descent: of probabilities p the criterion asks for a softmax, which asks back for p."""
+    p = torch.tensor([0.7, 0.2, 0.1])
+    logits = torch.zeros(1, 3, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        losses = -logits.log_softmax(1)[0]
+        value = p @ ((1 + (losses - 0.1) ** 2).sqrt() - 1)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    names = {"model": lambda x: logits, "x_test": None, "y_test": torch.tensor([0])}
+    logits = logits.detach()
+    space = recipe("evaluate", criterion=SoftAD(0.1), **names)
+    torch.testing.assert_close(space["probabilities"], p.view(1, 3), rtol=0, atol=1e-4)
+    assert space["cross_entropy"] == pytest.approx(-logits.log_softmax(1)[0, 0].item())
+    assert space["closed_form"] == pytest.approx(-math.log(0.7), abs=1e-4)
 
 
 @pytest.mark.parametrize("tag", ["plain-sam", "scaler", "halves"])
 def test_the_plain_loop_with_sam(tag):
-    criterion = nn.CrossEntropyLoss()
-    model = recipe(tag, loader=data(), epochs=2, seed=0, radius=0.05, criterion=criterion)["model"]
-    expected = by_hand(network(), nn.functional.cross_entropy, 0.05)
+    model = recipe(tag, criterion=SoftAD(0.1))["model"]
+    expected = by_hand(network(), softad, 0.05)
     torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
 
 
 def test_the_monitor_and_the_schedule_of_the_recipe():
-    found = recipe("monitor", loader=data(), epochs=6, seed=0)
+    found = recipe("monitor", epochs=6)
     rows = found["monitor"].history
     assert [row["batches"] for row in rows] == [BATCHES * (i + 1) for i in range(6)]
     assert [row["theta"] for row in rows] == pytest.approx(
         [0.1 * min(1, (BATCHES * (i + 1) - 1) / (5 * BATCHES)) for i in range(6)]
     )
     assert found["criterion"].theta == 0.1
+
+
+def test_weights_and_targets_of_the_recipe():
+    """Each value written out, with θ = 0.1 above the smallest loss that the targets allow."""
+    x = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(128) ** 2 % 10
+    y[:10] = torch.arange(10)  # each class has a sample
+    y[64:] = (y[:64] + 1) % 10  # the pairs are of two classes
+    model = network()
+    space = recipe("weights", model=model, x=x, y=y)
+
+    def rho(losses, least):
+        return least + 0.1 + (1 + (losses - least - 0.1) ** 2).sqrt() - 1
+
+    log_q = model(x[:64]).log_softmax(1).detach()
+    picked = log_q[torch.arange(64), y[:64]]
+    losses = -0.9 * picked - 0.1 * log_q.mean(1)
+    least = -(0.91 * math.log(0.91) + 9 * 0.01 * math.log(0.01))
+    share = 1 / torch.stack([(y == y[i]).sum() for i in range(64)])
+    expected = (share * rho(losses, least)).sum() / share.sum()
+    torch.testing.assert_close(space["value"], expected, rtol=1e-12, atol=0)
+
+    log_q = model(0.9 * x[:64] + 0.1 * x[64:]).log_softmax(1)
+    losses = -0.9 * log_q[torch.arange(64), y[:64]] - 0.1 * log_q[torch.arange(64), y[64:]]
+    expected = rho(losses, -0.9 * math.log(0.9) - 0.1 * math.log(0.1)).mean()
+    torch.testing.assert_close(space["mixed_value"], expected, rtol=1e-12, atol=0)
+
+    worst = (-picked).sort(descending=True).values
+    mean = (worst[:6].sum() + 0.4 * worst[6]) / 6.4  # a tenth of 64
+    torch.testing.assert_close(space["concentrated"], rho(mean, 0.0), rtol=1e-12, atol=0)
 
 
 def test_many_networks_of_the_recipe_have_a_row_each():
@@ -125,7 +188,7 @@ def test_many_networks_of_the_recipe_have_a_row_each():
         y=torch.arange(1300) % 10,
         x_test=x[:50],
         y_test=torch.arange(50) % 10,
-        epochs=2,
+        epochs=1,
     )
     assert space["train_many"] is many.train_many
     rows = space["rows_of_runs"]
@@ -227,6 +290,128 @@ def test_lightning_averages_weights_of_sam_over_batch_norm():
     assert module.trainer.current_epoch == 4, "three, and one that refreshes batch norm"
 
 
+# skorch, accelerate, ignite, fastai
+
+
+def fitted_by_skorch():
+    pytest.importorskip("skorch", reason="needs skorch")
+    x, y = data().dataset.tensors
+    space = recipe("skorch", x=x, y=y, x_test=x)
+    return space["net"], torch.as_tensor(space["probabilities"])
+
+
+def probabilities_by_hand(logits, theta=0.1):
+    """p_k ∝ q_k/φ(−ln q_k − θ), where no q_k is near 1: there φ changes its sign."""
+    q = logits.softmax(1)
+    distance = -q.log() - theta
+    assert distance.min() > 0
+    p = q * (1 + distance**2).sqrt() / distance
+    assert (p / p.sum(1, keepdim=True) - q).abs().max() > 0.01, "not the softmax"
+    return p / p.sum(1, keepdim=True)
+
+
+def test_skorch_ends_where_the_loop_by_hand_does():
+    net, _ = fitted_by_skorch()
+    expected = by_hand(network(), softad, 0.05)
+    torch.testing.assert_close(weights(net.module_), expected, rtol=0, atol=1e-10)
+
+
+def test_skorch_gives_probabilities():
+    net, found = fitted_by_skorch()
+    with torch.no_grad():
+        expected = probabilities_by_hand(net.module_(data().dataset.tensors[0]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_skorch_searches_theta():
+    net, _ = fitted_by_skorch()
+    x, y = data().dataset.tensors
+    settings = [
+        {"criterion__theta": [theta], "predict_nonlinearity": [SoftAD(theta).probabilities]}
+        for theta in (0.02, 0.2)
+    ]
+    search = GridSearchCV(net, settings, scoring="neg_log_loss", cv=2, error_score="raise")
+    search.fit(x.numpy(), y.numpy())
+    theta = search.best_params_["criterion__theta"]
+    assert search.best_estimator_.criterion_.theta == theta
+    with torch.no_grad():
+        expected = probabilities_by_hand(search.best_estimator_.module_(x), theta)
+    found = torch.as_tensor(search.predict_proba(x.numpy()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_accelerate_takes_the_gradient_of_all_micro_batches():
+    model = recipe("accelerate")["model"]
+    expected = by_hand(network(), softad, 0.05)
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
+
+
+def test_accelerate_leaves_closures_out_where_it_accumulates():
+    """What the recipe is for."""
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = network()
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1))
+    model, optimizer, batches = accelerator.prepare(model, optimizer, data())
+    calls = []
+    for x, y in batches:
+
+        def closure(x=x, y=y):
+            calls.append(len(x))
+            optimizer.zero_grad()
+            loss = softad(model(x), y)
+            accelerator.backward(loss)
+            return loss
+
+        with accelerator.accumulate(model):
+            optimizer.step(closure)
+    assert len(calls) == 2, "two passes over the last of the four"
+
+
+def test_ignite_ends_where_the_loop_by_hand_does():
+    pytest.importorskip("ignite", reason="needs ignite")
+    model = recipe("ignite")["model"]
+    expected = by_hand(network(), softad, 0.05)
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-10)
+
+
+def test_fastai_gives_probabilities_and_classes():
+    criterion = recipe("fastai")["SoftADLoss"](0.1)
+    logits = torch.tensor([[0.75, 0.25], [0.4, 0.6]]).log()
+    p = criterion.activation(logits)
+    torch.testing.assert_close(p, SoftAD(0.1).probabilities(logits), rtol=0, atol=0)
+    assert criterion.decodes(p).tolist() == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_fastai_ends_where_the_loop_by_hand_does():
+    """In float32: fastai's Recorder takes no loss in float64."""
+    torch.set_default_dtype(torch.float32)
+    learner_module = pytest.importorskip("fastai.learner", reason="needs fastai")
+    core = pytest.importorskip("fastai.data.core", reason="needs fastai")
+    optimizers = pytest.importorskip("fastai.optimizer", reason="needs fastai")
+    dataset = data().dataset
+    loaders = core.DataLoaders.from_dsets(
+        dataset, dataset, bs=8, shuffle=False, num_workers=0, device="cpu"
+    )
+    learner = learner_module.Learner(
+        loaders,
+        network(),
+        loss_func=recipe("fastai")["SoftADLoss"](0.1),
+        opt_func=functools.partial(optimizers.SGD, mom=0.9),
+    )
+    with learner.no_logging():
+        learner.fit(2, lr=0.1)
+        p, targets, classes = learner.get_preds(with_decoded=True)
+    expected = by_hand(network(), softad)
+    torch.testing.assert_close(weights(learner.model), expected, rtol=0, atol=1e-6)
+    x, y = data().dataset.tensors
+    with torch.no_grad():
+        expected = probabilities_by_hand(learner.model(x))
+    torch.testing.assert_close(p, expected, rtol=0, atol=1e-6)
+    assert torch.equal(classes, p.argmax(1))
+    assert torch.equal(targets, y)
+
+
 # Hugging Face
 
 
@@ -258,7 +443,7 @@ def train(
     times,
     model=None,
     optimizers=(None, None),
-    mixin=object,
+    kind=transformers.Trainer,
     examples=None,
     **settings,
 ):
@@ -274,9 +459,6 @@ def train(
         disable_tqdm=True,
         use_cpu=True,
         **{"max_steps": 4, "learning_rate": 0.01, **settings},
-    )
-    kind = type(
-        "Trainer", (transformers.Trainer,) if mixin is object else (mixin, transformers.Trainer), {}
     )
     examples = examples or rows()
     trainer = kind(
@@ -333,7 +515,7 @@ def test_classifiers_take_the_gradient_of_all_labels(tmp_path, kind):
     labels = batch.pop("labels")
     softad(start(**batch).logits[labels != -100], labels[labels != -100]).backward()
     expected = torch.cat([(p - 0.5 * p.grad).detach().flatten() for p in start.parameters()])
-    loss = recipe("hugging-face-labels", hf_loss=hf_loss)["label_loss"]
+    loss = recipe("hugging-face")["label_loss"]
     optimizers = torch.optim.SGD(model.parameters(), lr=0.5), None
     once = {"examples": examples, "max_steps": 1, "max_grad_norm": 0.0}
     _, end = train(tmp_path, loss, 8, 4, model, optimizers, **once)
@@ -379,9 +561,7 @@ def test_an_optimizer_of_sam_in_the_trainer_is_refused_with_the_mixin(tmp_path):
         train(tmp_path, recipes_loss(), 8, 1, model, (optimizer, None))
 
 
-class Ordered(SAMTrainerMixin):
-    sam_radius = 0.1
-
+class Ordered(recipe("hugging-face")["SAMTrainer"]):
     def _get_train_sampler(self, *args):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
@@ -400,7 +580,7 @@ def sam_by_hand(steps, clip=0.0):
             logits = model(**batch).logits[:, :-1]
             return softad(logits[labels != -100], labels[labels != -100])
 
-        for p, g in zip(params, gradient_by_hand(params, loss, 0.1)):
+        for p, g in zip(params, gradient_by_hand(params, loss, 0.05)):
             p.grad = g
         if clip:
             nn.utils.clip_grad_norm_(params, clip)
@@ -413,7 +593,7 @@ def sam_by_hand(steps, clip=0.0):
 def test_sam_in_the_trainer_is_the_loop_by_hand_under_accumulation(tmp_path, times, clip):
     """Unequal numbers of tokens in 4 micro-batches of 8: still SAM of the 32."""
     trainer, end = train(
-        tmp_path, recipes_loss(), 32 // times, times, mixin=Ordered, max_steps=4, max_grad_norm=clip
+        tmp_path, recipes_loss(), 32 // times, times, kind=Ordered, max_steps=4, max_grad_norm=clip
     )
     torch.testing.assert_close(end, sam_by_hand(4, clip), rtol=0, atol=1e-12)
     assert (end - train(tmp_path, recipes_loss(), 32, 1)[1]).abs().max() > 1e-3
@@ -430,7 +610,7 @@ def test_a_micro_batch_of_an_interrupted_training_is_not_run_again(tmp_path):
                 model.zero_grad()
             return super().training_step(model, inputs, *args, **settings)
 
-    settings = {"mixin": Restarted, "max_steps": 2, "max_grad_norm": 0.0}
+    settings = {"kind": Restarted, "max_steps": 2, "max_grad_norm": 0.0}
     _, end = train(tmp_path, recipes_loss(), 8, 4, **settings)
     torch.testing.assert_close(end, sam_by_hand(2), rtol=0, atol=1e-12)
 
@@ -438,6 +618,6 @@ def test_a_micro_batch_of_an_interrupted_training_is_not_run_again(tmp_path):
 def test_sam_in_the_trainer_restores_every_bit_and_hides_its_second_pass(tmp_path):
     model, criterion = language_model(), SoftAD(0.1)
     monitor, before = LossMonitor(criterion), weights(model)
-    train(tmp_path, hf_loss(criterion, shift=True), 16, 2, model, mixin=Ordered, learning_rate=0.0)
+    train(tmp_path, hf_loss(criterion, shift=True), 16, 2, model, kind=Ordered, learning_rate=0.0)
     assert torch.equal(weights(model), before)
     assert monitor.summary()["batches"] == 4 * 2
