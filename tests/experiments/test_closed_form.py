@@ -30,7 +30,7 @@ def ratio(long, side, form, trial, label_noise):
     return value
 
 
-@pytest.mark.parametrize("trial, label_noise", [(0, 0.0), (3, 0.1), (9, 0.2)])
+@pytest.mark.parametrize(("trial", "label_noise"), [(0, 0.0), (3, 0.1), (9, 0.2)])
 def test_a_ratio_is_that_of_the_losses_in_the_files(long, trial, label_noise):
     erm = stored("erm", trial, label_noise)
     softad = stored("softad", trial, label_noise)
