@@ -33,7 +33,7 @@ class Setting:
     above: float = -math.inf
     """The number is above this."""
     used_by: Literal["objective", "rule", "held-out"] = "objective"
-    """What is given the value; "held-out" makes the losses that `Method.samples` names."""
+    """What receives the value; "held-out" is the training of AdaFlood's auxiliary models."""
 
     def check(self, name: str, value: object) -> str | int | float:
         """Return `value` as it is stored; UserError names `name`, the value and what is allowed."""
@@ -77,7 +77,7 @@ def smoothed_log_probabilities(logits: Tensor, knob: Tensor) -> Tensor:
 THETA = "θ (nats)"
 """Axis of a threshold."""
 GREY = "#8C8C8C"
-"""Colour of every method outside the paper's tables: a mark and a label tell them apart, no hue could."""
+"""Colour of the methods outside the paper's tables; marks and labels tell them apart."""
 BN_UPDATE = Setting(
     "both",
     "which of the two passes move batch norm's running statistics",

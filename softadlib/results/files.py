@@ -292,7 +292,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an npz file. One that is damaged counts as none: it is computed again, to the same bits."""
+    """Read an npz file. A damaged one is ignored: its arrays are computed again, to the same bits."""
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:
             return dict(file)

@@ -17,7 +17,7 @@ ALL_COLUMNS = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
 RUN_KEY = ["label_noise", "trial", "knob"]
 """Columns that tell the runs of one dataset and method apart."""
 ROW_ORDER = ["dataset", "method", *RUN_KEY, "epoch"]
-"""Columns by which a table is sorted; no two rows agree in all of them."""
+"""Columns that identify a row, in the order in which a table is sorted."""
 _OTHER_TYPES = {"dataset": "str", "method": "str", "trial": "int64", "epoch": "int64"}
 DTYPES = {column: _OTHER_TYPES.get(column, "float64") for column in ALL_COLUMNS}
 """The pandas type of every column."""
@@ -39,7 +39,7 @@ CALIBRATION = [
 ]
 """Columns of losses that hold numbers at the last epoch, and at the best with `best_epoch`; NaN elsewhere."""
 LOSS_ROW = ["dataset", "method", *RUN_KEY, "epoch", "part"]
-"""Columns by which a table of losses is sorted; no two rows agree in all of them."""
+"""Columns that identify a row of losses, in the order in which they are sorted."""
 LOSS_COLUMNS = [*LOSS_ROW, "samples", "loss", "quantiles", *CALIBRATION]
 """One row is one run at one epoch on one part of the data."""
 LOSS_DTYPES = {c: DTYPES.get(c, "float64") for c in LOSS_COLUMNS if c != "quantiles"}

@@ -38,7 +38,7 @@ class Checkpoint:
     def load(self) -> State | None:
         """Return the state that an earlier process saved; None where there is none to use.
 
-        A damaged file counts as none: its work is done again.
+        A damaged file is ignored: its work is done again.
         """
         if self.path is None or not self.path.exists():
             return None

@@ -193,7 +193,7 @@ def _networks(
     if isinstance(make_model, nn.Module):
         raise UserError(
             f"make_model must return a new network at each call, got a {type(make_model).__name__}; "
-            "give lambda: nn.Sequential(…), so that each seed has weights of its own"
+            "give lambda: nn.Sequential(…), so that each seed has its own weights"
         )
     networks = {}
     for seed in seeds:

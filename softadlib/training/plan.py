@@ -211,6 +211,6 @@ def refuse_other_protocol(study: Study) -> None:
     if not study.fresh and (differing := other_protocol(study)):
         raise UserError(
             f"{study.name}: profile {study.protocol.profile} has results of another protocol "
-            f"({differing}); give the changed one a name of its own, --as NAME, or replace the "
-            "stored results, --fresh"
+            f"({differing}); give the changed one its own name, --as NAME, or replace the stored "
+            "results, --fresh"
         )

@@ -174,7 +174,7 @@ class Protocol(BaseModel):
 
     @model_validator(mode="after")
     def _data_are_of_one_kind(self) -> "Protocol":
-        """Refuse files of one's own for a known set, and a dataset that is nowhere to be found."""
+        """Refuse a folder or table for a known set, and a dataset that is not found."""
         known = self.dataset in SYNTHETIC or self.dataset in IMAGES
         own = "folder" if self.folder else "table"
         if known and (self.folder or self.table):
@@ -291,8 +291,8 @@ class Protocol(BaseModel):
     def fingerprint(self, method: str) -> str:
         """Hash what one run of `method` does: two protocols that share it share their runs.
 
-        Fields and settings at their default are left out, so that a new one leaves results valid. Of
-        data of one's own it is the content that counts, not the place.
+        Fields and settings at their default are left out, so that a new one leaves results valid. Your
+        own data are hashed by their content, not by their place.
         """
         facts: dict[str, Any] = {}
         for name, value in self.to_dict().items():

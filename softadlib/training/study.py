@@ -163,7 +163,7 @@ def passes(study: Study) -> Iterator[Pass]:
     epochs = first_epochs(protocol, study.method)
     at_once = has_curves_at_once(protocol, study.method)
     loss_epochs = protocol.loss_epochs if at_once else set()
-    # Planned now that nobody else works on it: another command may have since the study was planned.
+    # Plan again under the lock: another command may have trained runs in the meantime.
     plan = study.as_it_is_now().plan
     yield Pass(plan.todo, epochs, loss_epochs, is_replay=False, left=plan.left)
     if plan.todo:

@@ -133,19 +133,6 @@ def test_fields_that_a_stored_protocol_may_lack_have_their_default():
         assert Protocol.model_fields[name].default == value
 
 
-def test_differences_are_said_by_name_and_value():
-    stored = protocol().to_dict()
-    assert protocol(trials=9, grids={"sam": [1.0]}, device="cpu").differences(stored) == []
-    changed = protocol(lr=0.2, dtype="float32", settings={"softad": {"sigma": 2.0}})
-    common = ["lr 0.2, stored 0.1", "dtype float32, stored float64"]
-    assert changed.differences(stored) == common
-    assert changed.differences(stored, "sam") == common
-    assert changed.differences(stored, "softad") == [
-        *common,
-        "settings.softad.sigma 2.0, stored 1.0",
-    ]
-
-
 def test_the_committed_profiles_are_the_papers():
     for profile in ("smoke", "quick", "paper"):
         for dataset in ("gaussian", "sinusoid", "spiral"):

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from softadlib import expected_calibration_error, fit_temperature, results
 from softadlib.data.splits import PARTS
 from softadlib.models import build
-from softadlib.results.schema import LINKED, LOSS_COLUMNS, run_keys
+from softadlib.results.schema import LOSS_COLUMNS, run_keys
 from softadlib.training.data import load_splits
 from softadlib.training.evaluation import loss_summary
 from softadlib.training.protocol import Run
@@ -136,23 +136,6 @@ def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
             ece = expected_calibration_error(log_p[own_best][part], labels)
             assert row["linked_best_ece"] == pytest.approx(ece, abs=1e-9)
     assert earlier, "another epoch than the best one"
-
-
-def test_cross_entropy_asks_for_the_probabilities_themselves():
-    made = protocol(best_epoch=True, linked=True, curves="none", trials=1)
-    for method in ("erm", "sam"):
-        train(made, method)
-        stored = store_of(made, method).losses()
-        np.testing.assert_allclose(stored["linked_loss"], stored["loss"], rtol=1e-12)
-        np.testing.assert_allclose(stored["linked_ece"], stored["ece"], atol=1e-12)
-
-
-def test_a_method_without_a_closed_form_has_no_such_columns():
-    made = protocol(best_epoch=True, linked=True, curves="none", grids={"flooding": [0.1]})
-    train(made, "flooding")
-    stored = store_of(made, "flooding").losses()
-    assert stored[LINKED].isna().all(axis=None)
-    assert stored["ece"].notna().all()
 
 
 def test_a_run_that_diverged_has_no_calibration_and_stops_nobody():

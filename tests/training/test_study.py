@@ -17,12 +17,13 @@ from softadlib import results
 from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
-from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
+from softadlib.results.schema import RUN_KEY, run_keys
 from softadlib.training.chunk import train_runs
 from softadlib.training.plan import Study
 from softadlib.training.study import commit, useful_jobs
 
 pytestmark = pytest.mark.usefixtures("home")
+WIDER = {"settings": {"softad": {"sigma": 2.0}}}
 ADAFLOOD = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
 
 
@@ -128,14 +129,6 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
     assert len(parts()) == 2
 
 
-def test_methods_share_data_and_initial_weights_in_a_trial():
-    made = protocol(grids={"softad": [0.1], "sam": [0.1]})
-    starts = [train(made, method).query("epoch == 0") for method in ("erm", "sam", "softad")]
-    for start in starts[1:]:
-        np.testing.assert_array_equal(start[list(MEASURES)], starts[0][list(MEASURES)])
-    assert (starts[0]["loss_train"].nunique(), starts[0]["model_norm"].nunique()) == (2, 2)
-
-
 def test_a_diverged_run_is_recorded_and_disturbs_nobody():
     changes = {"dtype": "float32", "model": "mlp1x1000", "curves": "none"}
     rows = train(protocol(**changes, grids={"sam": [0.05, 1e30]}), "sam")
@@ -204,7 +197,7 @@ def test_ties_changed_later_train_the_missing_curves_alone():
     [
         ("softad", {"lr": 0.2}, "lr 0.2, stored 0.1"),
         ("erm", {"epochs": 3, "lr": 0.2}, "lr 0.2, stored 0.1; epochs 3, stored 4"),
-        ("softad", {"settings": {"softad": {"eta": 2.0}}}, "settings.softad.eta 2.0, stored 1.0"),
+        ("softad", WIDER, "settings.softad.sigma 2.0, stored 1.0"),
     ],
 )
 def test_a_folder_has_one_protocol(home, method, changes, differing):
@@ -227,12 +220,6 @@ def test_what_is_under_way_has_one_protocol_too(home):
     train(protocol(lr=0.2), "softad", fresh=True)
     assert store_of(protocol(), "softad").provenance().protocol["lr"] == 0.2
     assert trained(protocol()) == [(4, 2)]
-
-
-def test_a_setting_of_one_method_leaves_the_results_of_the_others():
-    train(protocol(), "softad")
-    train(protocol(settings={"softad": {"sigma": 2.0}}), "erm")
-    assert trained(protocol(), "erm") == [(2, 0)]
 
 
 # Processes and shards

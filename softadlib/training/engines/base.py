@@ -245,7 +245,7 @@ class Engine:
         return np.asarray(losses.cpu().double())
 
     def measure_losses(self, calibrated: bool, linked: bool = False) -> Row:
-        """Summarise the losses of single samples: {column: (R, 3, …)}, a row per part.
+        """Summarise the losses of single samples: {column: (R, 3, …)}, one row per part.
 
         `linked`: also those of the class probabilities in closed form.
         """
