@@ -158,7 +158,8 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
         )
     if method.knob and method.knob not in run:
         raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
-    taken = {"run", "knob", "epoch", *MEASURES, *inspect.signature(train_many).parameters}
+    arguments = inspect.signature(train_many).parameters
+    taken: set[str | None] = {"run", "knob", "epoch", *MEASURES, *arguments}
     for other in METHODS.values():
         taken |= {other.knob, *other.settings}
     for name in run:

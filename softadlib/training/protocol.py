@@ -375,4 +375,5 @@ def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
             f"{name} must be a list or {{linspace: [start, stop, count]}}, got {dict(values)!r}"
         )
     start, stop = (real(f"{name} {end}", v) for end, v in zip(("start", "stop"), ends))
-    return np.linspace(start, stop, whole(f"{name} count", ends[2], 1)).tolist()
+    count = whole(f"{name} count", ends[2], 1)
+    return [float(value) for value in np.linspace(start, stop, count)]

@@ -133,7 +133,7 @@ def stored_numbers(case):
     from helpers.protocols import store_of
 
     store = store_of(protocol(case), case["method"])
-    return len(store.rows()), len(store.keys_of_losses()), len(store.held_out())
+    return len(store.rows()), len(store.losses()), len(store.held_out())
 
 
 def import_everything(folder):
