@@ -33,7 +33,7 @@ class Setting:
     above: float = -math.inf
     """The number is above this."""
     used_by: Literal["objective", "rule", "held-out"] = "objective"
-    """What is given the value; "held-out" makes the losses that `Method.samples` names."""
+    """What receives the value; "held-out" is the training of AdaFlood's auxiliary models."""
 
     def check(self, name: str, value: object) -> str | int | float:
         """Return `value` as it is stored; UserError names `name`, the value and what is allowed."""
@@ -74,6 +74,10 @@ def smoothed_log_probabilities(logits: Tensor, knob: Tensor) -> Tensor:
     return F.class_log_probabilities(logits, F.erm_weights, smoothing=knob)
 
 
+THETA = "θ (nats)"
+"""Axis of a threshold."""
+GREY = "#8C8C8C"
+"""Colour of the methods outside the paper's tables; marks and labels tell them apart."""
 BN_UPDATE = Setting(
     "both",
     "which of the two passes move batch norm's running statistics",
@@ -88,7 +92,7 @@ class Method:
 
     name: str
     label: str
-    colour: str
+    colour: str = GREY
     knob: str | None = None
     """Symbol of the swept value, None for a method without one."""
     axis: str = ""
@@ -134,11 +138,6 @@ class Method:
         """Return names of the settings that any of `users` is given: "objective", "rule", "held-out"."""
         return tuple(name for name, setting in self.settings.items() if setting.used_by in users)
 
-
-THETA = "θ (nats)"
-"""Axis of a threshold."""
-GREY = "#8C8C8C"
-"""Colour of every method outside the paper's tables: a mark and a label tell them apart, no hue could."""
 
 METHODS: dict[str, Method] = {
     m.name: m
@@ -195,7 +194,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="asam",
             label="ASAM",
-            colour=GREY,
             knob="radius",
             axis="radius",
             settings={
@@ -215,7 +213,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="gnp",
             label="GNP",
-            colour=GREY,
             knob="alpha",
             axis="α",
             settings={
@@ -232,7 +229,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="fdgr",
             label="FD-GR",
-            colour=GREY,
             knob="strength",
             axis="λ",
             settings={
@@ -246,27 +242,11 @@ METHODS: dict[str, Method] = {
             log_probabilities=pointwise(F.erm_weights),
             gradients=2,
         ),
-        Method(
-            name="cvar",
-            label="CVaR",
-            colour=GREY,
-            knob="beta",
-            axis="β",
-            objective=F.cvar,
-            below=1.0,
-        ),
-        Method(
-            name="chi2",
-            label="χ²-DRO",
-            colour=GREY,
-            knob="radius",
-            axis="χ² radius",
-            objective=F.chi2_dro,
-        ),
+        Method(name="cvar", label="CVaR", knob="beta", axis="β", objective=F.cvar, below=1.0),
+        Method(name="chi2", label="χ²-DRO", knob="radius", axis="χ² radius", objective=F.chi2_dro),
         Method(
             name="tilted",
             label="Tilted",
-            colour=GREY,
             knob="t",
             axis="t per nat",
             objective=F.tilted,
@@ -275,12 +255,11 @@ METHODS: dict[str, Method] = {
         Method(
             name="adaflood",
             label="AdaFlood",
-            colour=GREY,
             knob="gamma",
             axis="γ",
             objective=F.adaflood_at,
             settings={
-                "aux_folds": Setting(5, "number of folds, a model each", low=2, used_by="held-out"),
+                "aux_folds": Setting(5, "number of folds, a model each", low=2, used_by="held-out")
             },
             samples=("aux",),
             high=1.0,
@@ -288,7 +267,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="smoothing",
             label="Label smoothing",
-            colour=GREY,
             knob="alpha",
             axis="α",
             losses=smoothed_cross_entropy,
@@ -298,7 +276,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="focal",
             label="Focal",
-            colour=GREY,
             knob="gamma",
             axis="γ",
             objective=F.focal,
@@ -307,7 +284,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="msam",
             label="MSAM",
-            colour=GREY,
             knob="radius",
             axis="radius",
             rule=F.msam_gradient,
@@ -317,7 +293,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="decay",
             label="Weight decay",
-            colour=GREY,
             knob="decay",
             axis="decay",
             decays_weights=True,
@@ -326,7 +301,6 @@ METHODS: dict[str, Method] = {
         Method(
             name="softad-width",
             label="SoftAD, width σ",
-            colour=GREY,
             knob="sigma",
             axis="σ (nats)",
             objective=F.softad_width,

@@ -31,7 +31,7 @@ TRAINING = (
     ("engines.vmap", "engines.perceptron"),
     ("engines",),
     ("loop", "protocol"),
-    ("profiles", "inputs"),
+    ("profiles", "data"),
     ("chunk",),
     ("heldout", "many", "plan"),
     ("study",),

@@ -13,7 +13,7 @@ from softadlib.data.images import IMAGES, Images, ImageSet
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
 from softadlib.training.chunk import network_of
-from softadlib.training.inputs import load_splits
+from softadlib.training.data import load_splits
 from softadlib.training.protocol import Protocol
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -6,6 +6,7 @@ are left out. The metadata say where the rows come from: `Provenance`. Files app
 all, and their pages carry checksums.
 """
 
+import functools
 import hashlib
 import io
 from collections.abc import Iterable, Mapping
@@ -123,11 +124,18 @@ def _merge(
     frames = [frame[columns] for frame in frames if len(frame)]
     if not frames:
         return pd.DataFrame({c: pd.Series(dtype=dtypes.get(c, "object")) for c in columns})
-    rows = pd.concat(frames, ignore_index=True).astype(dtypes).drop_duplicates(order, keep="last")
+    rows = pd.concat(frames, ignore_index=True)
+    rows = with_types(rows, dtypes).drop_duplicates(order, keep="last")
+    if "part" not in order:
+        return rows.sort_values(order, ignore_index=True)
     rank = {part: i for i, part in enumerate(PARTS)}
-    return rows.sort_values(
-        order, key=lambda c: c.map(rank) if c.name == "part" else c, ignore_index=True
-    )
+    rows["rank"] = rows["part"].map(rank)
+    return rows.sort_values([*order[:-1], "rank"], ignore_index=True)[columns]
+
+
+def with_types(rows: pd.DataFrame, dtypes: dict[str, str]) -> pd.DataFrame:
+    """Convert the columns of another type."""
+    return rows.astype({c: dtype for c, dtype in dtypes.items() if rows[c].dtype != dtype})
 
 
 def _file_columns(column: str) -> list[str]:
@@ -194,25 +202,20 @@ def write_study(
         table = table.set_column(table.schema.get_field_index(measure), measure, column)
     text = provenance.model_dump_json().encode()
     metadata = {METADATA_KEY: text, CHECKSUM_KEY: _checksum(text, table.schema)}
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table.replace_schema_metadata(metadata),
-        sink,
-        compression="zstd",
-        compression_level=9,
-        write_page_checksum=True,
-    )
-    write(path, bytes(sink.getvalue().to_pybytes()))
+    table = table.replace_schema_metadata(metadata)
+    content = io.BytesIO()
+    how = {"compression": "zstd", "compression_level": 9, "write_page_checksum": True}
+    pq.write_table(table, content, **how)
+    write(path, content.getvalue())
 
 
 def read_rows(path: Path) -> pd.DataFrame:
     """Read the rows of a study's file, without its losses. Raises UserError for a damaged file."""
     rows = _read(path, ALL_COLUMNS, taken=MEASURES[0])
-    missing = [c for c in ALL_COLUMNS if c not in rows]
-    if missing:
-        raise broken(path, f"it lacks {', '.join(missing)}")
-    others = {c: t for c, t in DTYPES.items() if rows[c].dtype != t}
-    return rows[ALL_COLUMNS].astype(others)
+    try:
+        return with_types(rows[ALL_COLUMNS], DTYPES)
+    except KeyError as error:
+        raise broken(path, error) from None
 
 
 def read_losses_of(path: Path) -> pd.DataFrame:
@@ -229,11 +232,18 @@ def read_keys_of_losses(path: Path) -> pd.DataFrame:
 def read_provenance(path: Path) -> Provenance:
     """Read where the rows of a file come from. Raises UserError for a damaged file."""
     try:
-        return Provenance.model_validate_json(_checked_metadata(pq.read_schema(path)))
+        file = path.stat()
+        return _read_provenance(path, file.st_ino, file.st_mtime_ns)
     except ValidationError as error:
         raise broken(path, error.errors()[0]["msg"]) from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise broken(path, error) from None
+
+
+@functools.lru_cache(maxsize=1000)
+def _read_provenance(path: Path, inode: int, changed: int) -> Provenance:
+    """Read it once for each state of a file: the studies of a folder ask for each other's."""
+    return Provenance.model_validate_json(_checked_metadata(pq.read_schema(path)))
 
 
 def _read(path: Path, columns: list[str], taken: str) -> pd.DataFrame:
@@ -282,7 +292,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an npz file. One that is damaged counts as none: it is computed again, to the same bits."""
+    """Read an npz file. A damaged one is ignored: its arrays are computed again, to the same bits."""
     try:
         with np.load(io.BytesIO(path.read_bytes())) as file:
             return dict(file)

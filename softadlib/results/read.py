@@ -20,7 +20,7 @@ from softadlib.results.files import (
     read_provenance,
     read_rows,
 )
-from softadlib.results.schema import run_keys
+from softadlib.results.schema import LOSSES, run_keys
 from softadlib.results.store import StudyStore
 
 
@@ -38,7 +38,7 @@ def stored_studies(profile: str, dataset: str = "*") -> dict[StudyStore, Provena
     return dict(sorted(found.items(), key=lambda pair: (pair[0].dataset, order[pair[0].method])))
 
 
-def finished(profile: str) -> dict[StudyStore, Provenance]:
+def finished(profile: str, dataset: str | None = None) -> dict[StudyStore, Provenance]:
     """Return every finished dataset × method with its provenance, in the registry's order.
 
     Raises MissingData where the profile has no folder under `outputs/`.
@@ -50,7 +50,7 @@ def finished(profile: str) -> dict[StudyStore, Provenance]:
             f"profile {profile!r} has no results in {folder.parent}; softad run {profile} makes them; "
             f"there are: {known or 'none'}"
         )
-    return stored_studies(profile)
+    return stored_studies(profile, dataset or "*")
 
 
 def asked_for(rows: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:
@@ -84,12 +84,11 @@ def read(
     ['erm', 'flooding', 'iflood', 'sam', 'softad']
     """
     frames = []
-    for study, provenance in finished(profile).items():
-        if dataset in (None, study.dataset):
-            rows = asked_for(read_rows(study.file), provenance)
-            if label_noise is not None:
-                rows = rows[rows["label_noise"] == label_noise]
-            frames.append(selection.final(rows) if final and len(rows) else rows)
+    for study, provenance in finished(profile, dataset).items():
+        rows = asked_for(read_rows(study.file), provenance)
+        if label_noise is not None:
+            rows = rows[rows["label_noise"] == label_noise]
+        frames.append(selection.final(rows) if final and len(rows) else rows)
     return merge(frames)
 
 
@@ -103,16 +102,15 @@ def read_losses(
     at the last epoch alone, and with `best_epoch` at the best.
     """
     frames = []
-    for study, provenance in finished(profile).items():
-        if dataset in (None, study.dataset):
-            losses = asked_for(read_losses_of(study.file), provenance)
-            protocol = provenance.protocol
-            if protocol["curves"] == "selected" and not protocol["best_epoch"]:
-                # A file may also hold runs that were selected among other values, or by other ties.
-                rows = asked_for(read_rows(study.file), provenance)
-                chosen = set(run_keys(selection.select(rows, protocol["ties"])))
-                losses = losses[[key in chosen for key in run_keys(losses)]]
-            frames.append(losses)
+    for study, provenance in finished(profile, dataset).items():
+        losses = asked_for(read_losses_of(study.file), provenance)
+        protocol = provenance.protocol
+        if protocol["curves"] == "selected" and not protocol["best_epoch"]:
+            # A file may also hold runs that were selected among other values, or by other ties.
+            rows = asked_for(read_rows(study.file), provenance)
+            chosen = set(run_keys(selection.select(rows, protocol["ties"])))
+            losses = losses[[key in chosen for key in run_keys(losses)]]
+        frames.append(losses)
     rows = merge_losses(frames)
     if label_noise is not None:
         rows = rows[rows["label_noise"] == label_noise].reset_index(drop=True)
@@ -131,7 +129,7 @@ def provenances(profile: str) -> pd.DataFrame:
         sessions = provenance.sessions
         grid = provenance.grid
         ends = selection.final(asked_for(read_rows(study.file), provenance))
-        losses = ends[["loss_train", "loss_val", "loss_test"]]
+        converged = np.isfinite(ends[list(LOSSES)]).all(axis=1)
         trained = sum(session.runs_trained for session in sessions)
         span = dict.fromkeys((min(grid), max(grid)) if grid else ())
         lines.append(
@@ -139,7 +137,7 @@ def provenances(profile: str) -> pd.DataFrame:
                 "dataset": study.dataset,
                 "method": study.method,
                 "runs": len(ends),
-                "diverged": int((~np.isfinite(losses).all(axis=1)).sum()),
+                "diverged": int((~converged).sum()),
                 "trials": protocol["trials"],
                 "label_noise": ", ".join(f"{noise:g}" for noise in protocol["label_noise"]),
                 "grid": len(grid) or 1,
@@ -160,15 +158,7 @@ def provenances(profile: str) -> pd.DataFrame:
 
 def training_words(protocol: Mapping[str, Any], method: str) -> str:
     """Write network, optimizer and settings of a method: "model mlp4x500, optimizer adam, …"."""
-    names = (
-        "model",
-        "optimizer",
-        "lr",
-        "lr_schedule",
-        "momentum",
-        "weight_decay",
-        "batch_size",
-        "precision",
-    )
-    words = {name: protocol[name] for name in names} | protocol["settings"].get(method, {})
+    of_recipe = ("optimizer", "lr", "lr_schedule", "momentum", "weight_decay", "batch_size")
+    words = {name: protocol[name] for name in ("model", *of_recipe, "precision")}
+    words |= protocol["settings"].get(method, {})
     return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in words.items())

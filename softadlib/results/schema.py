@@ -1,7 +1,7 @@
 """Names, order and types of the columns of the metrics table, and the key of a run. No tensors."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -9,22 +9,15 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURES = (
-    "loss_train",
-    "loss_val",
-    "loss_test",
-    "acc_train",
-    "acc_val",
-    "acc_test",
-    "model_norm",
-)
+LOSSES = ("loss_train", "loss_val", "loss_test")
+MEASURES = (*LOSSES, "acc_train", "acc_val", "acc_test", "model_norm")
 COLUMNS = ("dataset", "method", "trial", "knob", "epoch", *MEASURES)
 """One row is one run at one epoch."""
 ALL_COLUMNS = [*COLUMNS[:3], "label_noise", *COLUMNS[3:]]
 RUN_KEY = ["label_noise", "trial", "knob"]
 """Columns that tell the runs of one dataset and method apart."""
 ROW_ORDER = ["dataset", "method", *RUN_KEY, "epoch"]
-"""Columns by which a table is sorted; no two rows agree in all of them."""
+"""Columns that identify a row, in the order in which a table is sorted."""
 _OTHER_TYPES = {"dataset": "str", "method": "str", "trial": "int64", "epoch": "int64"}
 DTYPES = {column: _OTHER_TYPES.get(column, "float64") for column in ALL_COLUMNS}
 """The pandas type of every column."""
@@ -32,13 +25,7 @@ LEVELS = np.linspace(0, 1, 101)
 """Levels of the quantiles of single losses, in the column `quantiles` of tables of losses."""
 FITS = {"plain": 0.0, "prior": 1.0}
 """Fit of the temperature → weight of its prior, in nats: `calibration.fit_temperature`."""
-LINKED = [
-    "linked_loss",
-    "linked_ece",
-    "linked_best_epoch",
-    "linked_best_loss",
-    "linked_best_ece",
-]
+LINKED = ["linked_loss", "linked_ece", "linked_best_epoch", "linked_best_loss", "linked_best_ece"]
 """Columns of losses of a profile with `linked`, of methods with class probabilities in closed form.
 
 `linked_loss` and `linked_ece` are loss and calibration error of these probabilities. `linked_best_…`
@@ -52,27 +39,12 @@ CALIBRATION = [
 ]
 """Columns of losses that hold numbers at the last epoch, and at the best with `best_epoch`; NaN elsewhere."""
 LOSS_ROW = ["dataset", "method", *RUN_KEY, "epoch", "part"]
-"""Columns by which a table of losses is sorted; no two rows agree in all of them."""
+"""Columns that identify a row of losses, in the order in which they are sorted."""
 LOSS_COLUMNS = [*LOSS_ROW, "samples", "loss", "quantiles", *CALIBRATION]
 """One row is one run at one epoch on one part of the data."""
 LOSS_DTYPES = {c: DTYPES.get(c, "float64") for c in LOSS_COLUMNS if c != "quantiles"}
 LOSS_DTYPES |= {"part": "str", "samples": "int64"}
-FIELDS_ADDED = {
-    "folder": "",
-    "table": "",
-    "target": "",
-    "lr_schedule": "constant",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "settings": {},
-    "ties": "largest",
-    "curves": "selected",
-    "curve_every": 1,
-    "best_epoch": False,
-    "linked": False,
-    "precision": "fp32",
-    "checkpoint_every": "auto",
-}
+FIELDS_ADDED = {"linked": False}
 """Fields that the protocol of a stored study may lack, with the value that it was trained with."""
 
 
@@ -95,11 +67,10 @@ def run_keys(rows: "pd.DataFrame") -> list[RunKey]:
     return [RunKey.from_values(*row) for row in rows[RUN_KEY].itertuples(index=False)]
 
 
-def missing_keys(
-    rows: "pd.DataFrame", keys: Iterable[RunKey], epochs: Collection[int]
-) -> set[RunKey]:
-    """Return the keys of the runs of which `rows` lack one of `epochs`."""
-    wanted = rows[rows["epoch"].isin(epochs)].drop_duplicates([*RUN_KEY, "epoch"])
-    counts = wanted.groupby(RUN_KEY, dropna=False, as_index=False).size()
-    complete = set(run_keys(counts[counts["size"] == len(set(epochs))]))
-    return {key for key in keys if key not in complete}
+def measured_runs(rows: "pd.DataFrame", epochs: Collection[int]) -> set[RunKey]:
+    """Return the keys of the runs that have a row of every one of `epochs`."""
+    if rows.empty:
+        return set()
+    wanted = rows[rows["epoch"].isin(epochs)]
+    counts = wanted.groupby(RUN_KEY, dropna=False, as_index=False)["epoch"].nunique()
+    return set(run_keys(counts[counts["epoch"] == len(epochs)]))

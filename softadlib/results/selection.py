@@ -45,7 +45,7 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     """
     choose("rule", rule, RULES)
     measure, best = ("loss_val", "min") if rule == "loss" else ("acc_val", "max")
-    # Numbers in place of names, and the other columns of the winners alone: there may be millions.
+    # Group by integer codes and keep few columns: a table can have millions of rows.
     ends = rows[["trial", "knob", "epoch", measure]].reset_index(drop=True)
     ends[measure] = ends[measure].where(np.isfinite(ends[measure]))
     ends["case"] = rows.groupby(SWEEP, sort=False).ngroup().to_numpy()

@@ -102,7 +102,7 @@ class StudyStore:
         """Read all parts and the file of the finished study, which comes last.
 
         Parts of replays come first: the last epoch of a run stays as its first training had it. A
-        part that is damaged counts as none: its runs are trained again.
+        damaged part is ignored: its runs are trained again.
         """
         tables = []
         for path in reversed(sorted(self.parts.glob("*.parquet"))):

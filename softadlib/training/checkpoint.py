@@ -14,7 +14,7 @@ from softadlib._workspace import write
 
 State = dict[str, Any]
 """Tensors, numbers and texts, in dicts and lists."""
-FORM = 2
+FORM = 3
 """Raised when engines save their state in another form: files of an earlier one do not count."""
 INTERVAL = 60.0
 """Seconds between two saves where `checkpoint_every` is auto."""
@@ -38,7 +38,7 @@ class Checkpoint:
     def load(self) -> State | None:
         """Return the state that an earlier process saved; None where there is none to use.
 
-        A damaged file counts as none: its work is done again.
+        A damaged file is ignored: its work is done again.
         """
         if self.path is None or not self.path.exists():
             return None

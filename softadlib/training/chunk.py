@@ -14,16 +14,14 @@ from softadlib.models import build
 from softadlib.results.files import merge, merge_losses
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.training.checkpoint import Checkpoint, State
+from softadlib.training.data import load_splits
 from softadlib.training.device import device_name, memory_in_one_line, numerics, pick_device
 from softadlib.training.engines import Engine, Row, RunBatch, choose_engine, groups, trains_alone
-from softadlib.training.inputs import load_splits
 from softadlib.training.loop import Measured, train
 from softadlib.training.protocol import Protocol, Run
 
 Samples = dict[str, Tensor]
 """What a method needs of every training sample, by name, (T, n)."""
-Tables = tuple[pd.DataFrame, pd.DataFrame]
-"""Rows of runs, and losses of their single samples, which may be empty."""
 
 
 def train_runs(
@@ -33,8 +31,8 @@ def train_runs(
     loss_epochs: Collection[int] = (),
     samples: Samples | None = None,
     checkpoints: Path | None = None,
-) -> Tables:
-    """Train runs of one method and label noise.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Train runs of one method and label noise; return their rows, and losses of their single samples.
 
     A GPU trains them side by side; a CPU, and convolutional networks anywhere, one after another, so
     that no run's numbers depend on another's.
@@ -50,16 +48,16 @@ def train_runs(
     device = pick_device(protocol.device)
     if protocol.best_epoch:
         loss_epochs = {protocol.epochs, *loss_epochs}
-    facts: State = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
-    rows: list[pd.DataFrame] = []
-    losses: list[pd.DataFrame] = []
+    measured_at: State = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
+    rows = []
+    losses = []
     with numerics(device, protocol.precision), memory_in_one_line(device):
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
         batch = batch_of(protocol, runs, splits, samples)
         for group in groups(batch):
-            trained = [runs[i] for i in group]
-            checkpoint = checkpoint_of(protocol, trained, device, checkpoints, facts)
+            together = [runs[i] for i in group]
+            checkpoint = checkpoint_of(protocol, together, device, checkpoints, measured_at)
             measured = train(
                 choose_engine(batch.take(group)),
                 protocol.recipe,
@@ -70,8 +68,8 @@ def train_runs(
                 linked=protocol.linked,
                 checkpoint=checkpoint,
             )
-            rows.append(rows_of(trained, measured, protocol))
-            losses.append(losses_of(trained, measured, protocol))
+            rows.append(rows_of(together, measured, protocol))
+            losses.append(losses_of(together, measured, protocol))
             checkpoint.delete()
     return merge(rows), merge_losses(losses)
 
@@ -113,11 +111,9 @@ def batch_of(
     )
 
 
-def make_engine(
-    protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: Samples | None = None
-) -> Engine:
+def make_engine(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> Engine:
     """Make one engine that trains `runs`."""
-    return choose_engine(batch_of(protocol, runs, splits, samples))
+    return choose_engine(batch_of(protocol, runs, splits))
 
 
 def checkpoint_of(
@@ -132,18 +128,17 @@ def checkpoint_of(
 
     `study`: the method for whose study they are trained, where it is another than theirs.
     """
-    keys = [list(run.key) for run in runs]
     fingerprint = protocol.fingerprint(runs[0].method)
     decisive = {
         "fingerprint": fingerprint,
-        "runs": keys,
+        "runs": [list(run.key) for run in runs],
         "device": device_name(device),
         "torch": str(torch.__version__),
         **facts,
     }
-    name = "-".join(str(value) for key in (keys[0], keys[-1]) for value in key)
     prefix = protocol.fingerprint(study) if study else fingerprint
-    path = folder / f"{prefix}-{name}.pt" if folder else None
+    ends = [str(value) for run in (runs[0], runs[-1]) for value in run.key]
+    path = folder / f"{'-'.join([prefix, *ends])}.pt" if folder else None
     return Checkpoint(path, decisive, protocol.checkpoint_every)
 
 
@@ -154,15 +149,7 @@ def measures_table(keys: pd.DataFrame, row: Row) -> pd.DataFrame:
 
 def keys_of(runs: Sequence[Run], protocol: Protocol) -> pd.DataFrame:
     """Return the columns that say which run a row is of, one row per run."""
-    return pd.DataFrame(
-        {
-            "dataset": protocol.dataset,
-            "method": [run.method for run in runs],
-            "label_noise": [run.label_noise for run in runs],
-            "trial": [run.trial for run in runs],
-            "knob": [run.knob for run in runs],
-        }
-    )
+    return pd.DataFrame(runs).assign(dataset=protocol.dataset)
 
 
 def rows_of(runs: Sequence[Run], measured: Measured, protocol: Protocol) -> pd.DataFrame:

@@ -9,9 +9,8 @@ import torch
 
 from softadlib._validation import UserError, choose
 
-DEVICES = ("auto", "cpu", "cuda")
-NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "cudaErrorMemoryAllocation")
-"""Words in errors of torch, CUDA graphs, cuBLAS and cuDNN that mean that memory ran out."""
+NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "cudaerrormemoryallocation")
+"""Words, in lower case, in errors of torch, CUDA graphs, cuBLAS and cuDNN where memory ran out."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -19,7 +18,7 @@ def pick_device(name: str) -> torch.device:
 
     Raises UserError for an unknown name, and for a device that this machine does not have.
     """
-    choose("device", name, DEVICES)
+    choose("device", name, ("auto", "cpu", "cuda"))
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
@@ -28,8 +27,8 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def numerics(device: torch.device, precision: str, threads: int = 1) -> Iterator[None]:
-    """Compute with `threads` on a CPU, on CUDA with TF32 only if `precision` is tf32.
+def numerics(device: torch.device, precision: str) -> Iterator[None]:
+    """Compute with one thread on a CPU, on CUDA with TF32 only if `precision` is tf32.
 
     On a CPU the order of additions, and with it the last bit, depends on the number of threads. Both
     settings are put back on exit.
@@ -39,9 +38,9 @@ def numerics(device: torch.device, precision: str, threads: int = 1) -> Iterator
         convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
         switches = (torch.backends.cuda.matmul, convolutions)
         before = [switch.fp32_precision for switch in switches]
+        for switch in switches:
+            switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         try:
-            for switch in switches:
-                switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
             yield
         finally:
             for switch, old in zip(switches, before):
@@ -50,8 +49,8 @@ def numerics(device: torch.device, precision: str, threads: int = 1) -> Iterator
     if precision == "tf32":
         raise UserError("precision tf32 needs a CUDA GPU; choose fp32 or bf16, or another device")
     before_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        torch.set_num_threads(threads)
         yield
     finally:
         torch.set_num_threads(before_threads)
@@ -63,12 +62,10 @@ def memory_in_one_line(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        message = str(error)
-        words = message.lower()
-        named = any(word.lower() in words for word in NO_MEMORY)
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        named = any(words in first_line.lower() for words in NO_MEMORY)
         if not named and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
-        first_line = message.splitlines()[0] if message else type(error).__name__
         raise UserError(
             f"the memory of {device_name(device)} ran out ({first_line:.120}); choose a smaller "
             "batch_size or model, end what else uses that memory, or take another device"

@@ -7,7 +7,7 @@ evaluation mode, without augmentation. Bae et al. (2024).
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,9 @@ from softadlib.data.splits import Splits, check_batches
 from softadlib.methods import get_method
 from softadlib.results.store import StudyStore, held_out_name
 from softadlib.training.checkpoint import State
-from softadlib.training.chunk import Samples, checkpoint_of, make_engine, network_of
+from softadlib.training.chunk import Samples, checkpoint_of, make_engine
+from softadlib.training.data import load_splits
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
-from softadlib.training.inputs import load_splits
 from softadlib.training.loop import train
 from softadlib.training.protocol import Protocol, Run
 
@@ -59,21 +59,22 @@ def held_out_losses(
     there. Raises UserError for more folds than samples, and for a last batch of one sample.
     """
     splits = load_splits(protocol, label_noise)
-    n, count = splits.train.shape[1], protocol.settings_of("adaflood")["aux_folds"]
+    n = splits.train.shape[1]
+    count = protocol.settings_of("adaflood")["aux_folds"]
     if count > n:
         raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
     # Epochs have other orders, of (seed, epoch).
     order = np.random.default_rng([protocol.seeds[trial], 0, 1]).permutation(n)
-    folds, losses = np.array_split(order, count), np.full(n, np.nan)
+    losses = np.full(n, np.nan)
     device = pick_device(protocol.device)
     with numerics(device, protocol.precision), memory_in_one_line(device):
         splits = splits.to(device, getattr(torch, protocol.dtype))
-        for i, fold in enumerate(folds):
+        for i, fold in enumerate(np.array_split(order, count)):
             part = f"{i + 1}-of-{count}"
             values = store.read_fold(label_noise, trial, part) if store else None
             if values is None:
-                rest = np.concatenate([other for j, other in enumerate(folds) if j != i])
-                values = _fold_losses(protocol, label_noise, trial, splits, rest, fold, checkpoints)
+                run = Run("erm", label_noise, trial, math.nan)
+                values = _fold_losses(protocol, run, splits, order, fold, checkpoints)
                 if store:
                     store.save_fold(label_noise, trial, part, values)
             losses[fold] = values
@@ -82,38 +83,31 @@ def held_out_losses(
 
 def _fold_losses(
     protocol: Protocol,
-    label_noise: float,
-    trial: int,
+    run: Run,
     splits: Splits,
-    rest: np.ndarray,
+    order: np.ndarray,
     fold: np.ndarray,
     checkpoints: Path | None,
 ) -> np.ndarray:
-    """Train on the samples `rest` of a trial; return the losses of those in `fold`."""
+    """Train on the samples `order` of a trial without those in `fold`; return the losses of these."""
+    rest = order[~np.isin(order, fold)]
     try:
         check_batches(len(rest), protocol.batch_size)
     except UserError as error:
         raise UserError(f"with these aux_folds, {error} or aux_folds") from None
 
-    def positions(chosen: Sequence[int] | np.ndarray) -> torch.Tensor:
-        """Return positions with one row per trial; only this trial's row is used."""
-        return splits.train[:, torch.as_tensor(chosen, device=splits.train.device)]
-
+    held = splits.train[:, fold]
     # Scaled like what the model was trained on: a fold's own range would be another input.
-    held = positions(fold)
-    data = dataclasses.replace(splits, train=positions(rest), val=held, test=held)
-    run = Run("erm", label_noise, trial, math.nan)
+    data = dataclasses.replace(splits, train=splits.train[:, rest], val=held, test=held)
     facts: State = {"trained on": rest.tolist()}
     checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts, "adaflood")
     engine = make_engine(protocol, [run], data)
     train(engine, protocol.recipe, protocol.seeds, (), checkpoint=checkpoint)
     checkpoint.delete()
-    network = network_of(protocol, data, run).to(splits.x.device)
-    params, buffers = engine.state(0)
-    network.load_state_dict(params | buffers)
-    network.eval()
+    network = engine.module(0).to(splits.x.device)
+    index = held[run.trial]
     with torch.no_grad():
-        chunks = held[trial].split(AT_A_TIME)
-        logits = torch.cat([network(data.inputs(data.x[c], "train", trial)) for c in chunks])
-    losses = nnF.cross_entropy(logits, data.y[held[trial]], reduction="none")
+        inputs = [data.inputs(data.x[i], "train", run.trial) for i in index.split(AT_A_TIME)]
+        logits = torch.cat([network(x) for x in inputs])
+        losses = nnF.cross_entropy(logits, data.y[index], reduction="none")
     return np.asarray(losses.double().cpu())

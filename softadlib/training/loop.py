@@ -72,13 +72,8 @@ def train(
                 engine.step(positions)
         recorder.record(epoch)
         if epoch < recipe.epochs and checkpoint.due(epoch):
-            checkpoint.save(
-                {
-                    "epoch": epoch,
-                    "engine": engine.state_dict(),
-                    "recorder": recorder.state_dict(),
-                }
-            )
+            states = {"engine": engine.state_dict(), "recorder": recorder.state_dict()}
+            checkpoint.save({"epoch": epoch, **states})
     return recorder.finish()
 
 

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ Pair = tuple[Any, Any]
 def train_many(
     make_model: Callable[[], nn.Module],
     data: Mapping[str, Pair],
-    runs: Sequence[Mapping[str, Any]],
+    runs: Iterable[Mapping[str, Any]],
     *,
     epochs: int,
     batch_size: int,
@@ -139,14 +139,14 @@ class _Run:
     """What stands in its rows before the epoch."""
 
 
-def _check_runs(runs: Sequence[Mapping[str, Any]], lr: float) -> list[_Run]:
+def _check_runs(runs: Iterable[Mapping[str, Any]], lr: float) -> list[_Run]:
     """Return all runs with their defaults."""
     if isinstance(runs, pd.DataFrame):
         raise UserError('runs must be dicts, one per run; give frame.to_dict("records")')
-    runs = list(runs)
-    if not runs or not all(isinstance(run, Mapping) for run in runs):
-        raise UserError(f"runs must be dicts, one per run, at least one, got {runs!r:.60}")
-    return [_check_run(i, run, lr) for i, run in enumerate(runs)]
+    checked = [_check_run(i, run, lr) for i, run in enumerate(runs)]
+    if not checked:
+        raise UserError("runs must be dicts, one per run, at least one")
+    return checked
 
 
 def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
@@ -158,7 +158,16 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
         )
     if method.knob and method.knob not in run:
         raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
-    _check_names(i, run, method)
+    arguments = inspect.signature(train_many).parameters
+    taken: set[str | None] = {"run", "knob", "epoch", *MEASURES, *arguments}
+    for other in METHODS.values():
+        taken |= {other.knob, *other.settings}
+    for name in run:
+        if name in taken - {method.knob, "lr"}:
+            raise UserError(
+                f"run {i}: {name!r} can be no column of yours, and {method.name} takes only "
+                f"{method.knob or 'no hyperparameter'}, seed and lr"
+            )
     knob = math.nan
     if method.knob:
         knob = real(f"run {i}: {method.knob}", run[method.knob], **method.bounds)
@@ -168,25 +177,6 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
     if method.knob:
         columns[method.knob] = knob
     return _Run(method, knob, seed, rate, columns)
-
-
-def _check_names(i: int, run: Mapping[str, Any], method: Method) -> None:
-    """Raise UserError for a key of a run that means something else than the run's own column."""
-    shared = {*inspect.signature(train_many).parameters, *method.settings} - {"lr"}
-    foreign = {name for m in METHODS.values() for name in (m.knob, *m.settings)} - {method.knob}
-    for name in run:
-        if name in shared:
-            raise UserError(
-                f"run {i}: {name} is the same for all runs, an argument of train_many or the method's "
-                "default; take it out of the run"
-            )
-        if name in foreign:
-            raise UserError(
-                f"run {i}: {name} is no hyperparameter of {method.name}; "
-                f"it takes {method.knob or 'none: name a method'}"
-            )
-        if name in ("run", "knob", "epoch", *MEASURES):
-            raise UserError(f"run {i}: {name!r} is a column of the result; call yours otherwise")
 
 
 def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
@@ -204,16 +194,16 @@ def _networks(
     if isinstance(make_model, nn.Module):
         raise UserError(
             f"make_model must return a new network at each call, got a {type(make_model).__name__}; "
-            "give lambda: nn.Sequential(…), so that each seed has weights of its own"
+            "give lambda: nn.Sequential(…), so that each seed has its own weights"
         )
-    networks = {seed: initialized(make_model, seed, "network") for seed in seeds}
-    for network in networks.values():
-        network.to(splits.x.dtype)
+    networks = {}
+    for seed in seeds:
+        networks[seed] = initialized(make_model, seed, "network").to(splits.x.dtype)
     with torch.no_grad():
-        outputs = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2])
-    if outputs.shape[-1] < splits.classes:
+        outputs = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2]).shape[-1]
+    if outputs < splits.classes:
         raise UserError(
-            f"targets go up to {splits.classes - 1}, and the network has {outputs.shape[-1]} outputs"
+            f"targets go up to {splits.classes - 1}, and the network has {outputs} outputs"
         )
     return networks
 
@@ -237,18 +227,16 @@ def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
     if len(shapes) > 1:
         raise UserError(f"inputs of all parts must have one shape, got {sorted(shapes)}")
     x = torch.cat(inputs)
+    y = torch.cat(targets)
     if x.dtype not in (torch.float32, torch.float64):
         raise UserError(f"inputs must be float32 or float64, got {x.dtype}; convert them first")
-    for y in targets:
-        if y.is_floating_point() or y.ndim != 1 or y.min() < 0:
-            raise UserError(
-                "targets must be whole numbers from 0 on, one per input, "
-                f"got {y.dtype} {tuple(y.shape)}"
-            )
-    y = torch.cat(targets).long()
+    if y.is_floating_point() or y.ndim != 1 or y.min() < 0:
+        raise UserError(
+            f"targets must be whole numbers from 0 on, one per input, got {y.dtype} {tuple(y.shape)}"
+        )
     positions = torch.arange(len(y)).split([len(part) for part in targets])
     train, val, test = (index.expand(trials, -1) for index in positions)
-    return Splits(x, y, train, val, test, int(y.max()) + 1)
+    return Splits(x, y.long(), train, val, test, int(y.max()) + 1)
 
 
 def _tensor(name: str, values: Any) -> Tensor:

@@ -7,18 +7,16 @@ way at once.
 """
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-
-import pandas as pd
 
 from softadlib._validation import MissingData, UserError
 from softadlib.results import selection
 from softadlib.results.files import Provenance, Session, merge
 from softadlib.results.read import stored_studies
-from softadlib.results.schema import RUN_KEY, missing_keys, run_keys
+from softadlib.results.schema import RUN_KEY, measured_runs, run_keys
 from softadlib.results.store import StudyStore
 from softadlib.training.protocol import Protocol, Run, trial_seeds
 
@@ -35,7 +33,7 @@ class Plan:
     """Selected runs that still need their curve."""
     open_trials: int
     """Trials whose selection is open, since runs are missing. Each may add a replay."""
-    others: int = 0
+    others: int
     """Stored runs that the protocol does not ask for: of other values, trials or label noises."""
 
     @property
@@ -120,9 +118,9 @@ class Study:
         if stored is None:
             return False
         wanted = self.protocol_with(stored)
-        same = ("trials", "label_noise", "ties", "curves")
-        grids = wanted["grids"].get(self.method, []), stored.grid
-        return grids[0] == grids[1] and all(wanted[f] == stored.protocol[f] for f in same)
+        same_grid = wanted["grids"].get(self.method, []) == stored.grid
+        others = ("trials", "label_noise", "ties", "curves")
+        return same_grid and all(wanted[name] == stored.protocol[name] for name in others)
 
     def as_it_is_now(self) -> "Study":
         """Return the same study, whose plan counts what is stored by now."""
@@ -156,53 +154,44 @@ class Study:
 
 def make_plan(study: Study) -> Plan:
     """Return what is left of a study."""
-    protocol, method, store = study.protocol, study.method, study.store
+    protocol = study.protocol
     which, count = study.shard
-    runs = [run for run in protocol.runs(method) if run.trial % count == which - 1]
-    counts = not study.fresh  # then nothing is read: a file may be broken
-    if counts:
-        finished = store.provenance()
-        stored = [*([finished] if finished else []), *store.provenances_of_parts()]
-        counts = not any(study.differences(of) for of in stored)
-    rows = store.rows() if counts else merge([])
-    losses = store.keys_of_losses() if counts else merge([])
-    first = first_epochs(protocol, method)
-    measured_once = protocol.curves == "selected" and first == protocol.curve_epochs
-    need_losses = protocol.best_epoch or measured_once
-    todo = _missing(runs, rows, first, losses if need_losses else None)
+    asked_for = protocol.runs(study.method)
+    runs = [run for run in asked_for if run.trial % count == which - 1]
+    rows = losses = merge([])
+    if not study.fresh and not other_protocol(study):  # fresh reads nothing: a file may be broken
+        rows = study.store.rows()
+        losses = study.store.keys_of_losses()
     known = set(run_keys(rows[RUN_KEY].drop_duplicates()))
-    others = len(known - {run.key for run in protocol.runs(method)})
-    if protocol.curves != "selected" or measured_once:
+    others = len(known - {run.key for run in asked_for})
+
+    at_once = has_curves_at_once(protocol, study.method)
+    trained = measured_runs(rows, first_epochs(protocol, study.method))
+    if protocol.best_epoch or at_once:
+        trained &= measured_runs(losses, {protocol.epochs})
+    todo = [run for run in runs if run.key not in trained]
+    if protocol.curves != "selected" or at_once:
         return Plan(runs, todo, [], 0, others)
     open_trials = {(run.label_noise, run.trial) for run in todo}
-    keys = {run.key for run in runs if (run.label_noise, run.trial) not in open_trials}
+    complete = {run.key for run in runs if (run.label_noise, run.trial) not in open_trials}
     ends = rows[rows["epoch"] == protocol.epochs]
-    complete = ends[[key in keys for key in run_keys(ends)]]
-    chosen = set(run_keys(selection.select(complete, protocol.ties))) if len(complete) else set()
-    selected = [run for run in runs if run.key in chosen]
-    replays = _missing(selected, rows, protocol.curve_epochs, losses)
+    ends = ends.loc[[key in complete for key in run_keys(ends)]]
+    selected = set(run_keys(selection.select(ends, protocol.ties)))
+    drawn = measured_runs(rows, protocol.curve_epochs) & measured_runs(losses, {protocol.epochs})
+    replays = [run for run in runs if run.key in selected - drawn]
     return Plan(runs, todo, replays, len(open_trials), others)
 
 
+def has_curves_at_once(protocol: Protocol, method: str) -> bool:
+    """Tell whether the first pass measures curves of selected runs: there is one value to select."""
+    return protocol.curves == "selected" and len(protocol.grids.get(method, ())) < 2
+
+
 def first_epochs(protocol: Protocol, method: str) -> set[int]:
-    """Return the epochs at which every run is measured."""
-    single = len(protocol.grids.get(method, ())) < 2
-    if protocol.curves == "all" or (protocol.curves == "selected" and single):
+    """Return the epochs at which the first pass measures every run."""
+    if protocol.curves == "all" or has_curves_at_once(protocol, method):
         return protocol.curve_epochs
     return {protocol.epochs}
-
-
-def _missing(
-    runs: Sequence[Run],
-    rows: pd.DataFrame,
-    epochs: Collection[int],
-    losses: pd.DataFrame | None = None,
-) -> list[Run]:
-    """Return the runs that lack rows of some epochs, or losses of single samples of the last one."""
-    keys = missing_keys(rows, [run.key for run in runs], epochs)
-    if losses is not None:
-        keys |= missing_keys(losses, [run.key for run in runs], {max(epochs)})
-    return [run for run in runs if run.key in keys]
 
 
 def other_protocol(study: Study) -> str:
@@ -222,6 +211,6 @@ def refuse_other_protocol(study: Study) -> None:
     if not study.fresh and (differing := other_protocol(study)):
         raise UserError(
             f"{study.name}: profile {study.protocol.profile} has results of another protocol "
-            f"({differing}); give the changed one a name of its own, --as NAME, or replace the "
-            "stored results, --fresh"
+            f"({differing}); give the changed one its own name, --as NAME, or replace the stored "
+            "results, --fresh"
         )

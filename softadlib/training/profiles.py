@@ -60,7 +60,7 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def write_profile(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a profile's file, a line a value: JSON is YAML."""
+    """Write a profile's file, one value per line; JSON is YAML."""
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
     _workspace.write(path, "".join(lines))
 
@@ -121,7 +121,7 @@ def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None)
     """Read `params/<profile>/<dataset>.yaml`, with `overrides` on top as `merge` puts them.
 
     Raises UserError for an unknown profile or dataset, a broken file, a bad key or value, and
-    MissingData where images of one's own are not there.
+    MissingData where your own images are not there.
     """
     choose("dataset", dataset, datasets_of(profile))
     path = _workspace.params_dir() / profile / f"{dataset}.yaml"

@@ -29,8 +29,6 @@ NOT_HASHED = (
     *("device", "checkpoint_every", "settings", "folder", "table", "target"),
 )
 """Not part of the fingerprint: these choose which runs exist or where they execute, not what a run computes."""
-MOST_VALUES = 10_000
-"""Longest grid that {linspace: …} makes."""
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -68,11 +66,7 @@ class Protocol(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     profile: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -180,13 +174,13 @@ class Protocol(BaseModel):
 
     @model_validator(mode="after")
     def _data_are_of_one_kind(self) -> "Protocol":
-        """Refuse files of one's own for a known set, and a dataset that is nowhere to be found."""
+        """Refuse a folder or table for a known set, and a dataset that is not found."""
         known = self.dataset in SYNTHETIC or self.dataset in IMAGES
-        for own in ("folder", "table"):
-            if known and getattr(self, own):
-                raise UserError(
-                    f"{own} is for your own data, {self.dataset!r} is a known set; rename it"
-                )
+        own = "folder" if self.folder else "table"
+        if known and (self.folder or self.table):
+            raise UserError(
+                f"{own} is for your own data, {self.dataset!r} is a known set; rename it"
+            )
         if self.folder and self.table:
             raise UserError("folder and table are two sets of data; give one of them")
         table = table_of(self.dataset, self.folder, self.table)
@@ -194,14 +188,14 @@ class Protocol(BaseModel):
             raise UserError(f"target is the class column of a table; {self.dataset} has none")
         if (
             table and table not in TABLES
-        ):  # of a built-in one, stored results can be drawn without it
+        ):  # stored results of a built-in one can be drawn without it
             table_file(table)
         if not (table or self.folder or known or is_image_set(self.dataset)):
             try:
                 choose("dataset", self.dataset, dataset_names())
             except UserError as error:
-                own = "folder: DIR (images) or table: FILE in the profile"
-                raise MissingData(f"{error}; your own data: {own}") from None
+                way_out = "your own data: folder: DIR (images) or table: FILE in the profile"
+                raise MissingData(f"{error}; {way_out}") from None
         return self
 
     @model_validator(mode="after")
@@ -213,9 +207,8 @@ class Protocol(BaseModel):
             if is_synthetic or size != 0:
                 whole(name, size, 2)
             if self.dataset in EVEN_SETS and size % 2:
-                raise UserError(
-                    f"{name} must be even for {self.dataset}, half of it for each class, got {size}"
-                )
+                halves = f"even for {self.dataset}, half of it for each class"
+                raise UserError(f"{name} must be {halves}, got {size}")
         is_table = bool(table_of(self.dataset, self.folder, self.table))
         if any(self.label_noise) and not (is_table or is_synthetic):
             raise UserError(f"label_noise is for synthetic sets and tables; {self.dataset} takes 0")
@@ -230,12 +223,10 @@ class Protocol(BaseModel):
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         check_batches(self.n_train, self.batch_size)
-        folds = self.settings_of("adaflood").get("aux_folds", 0)
-        if self.n_train and folds > self.n_train and "adaflood" in self.grids:
-            raise UserError(
-                f"settings.adaflood.aux_folds is {folds}, but n_train is {self.n_train}; "
-                "give at most that"
-            )
+        folds = self.settings_of("adaflood")["aux_folds"]
+        if 0 < self.n_train < folds and "adaflood" in self.grids:
+            name = "settings.adaflood.aux_folds"
+            raise UserError(f"{name} is {folds}, but n_train is {self.n_train}; give at most that")
         return self
 
     @classmethod
@@ -269,7 +260,7 @@ class Protocol(BaseModel):
     @property
     def recipe(self) -> Recipe:
         """How one network is stepped."""
-        return Recipe(**{f.name: getattr(self, f.name) for f in fields(Recipe)})
+        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -300,15 +291,16 @@ class Protocol(BaseModel):
     def fingerprint(self, method: str) -> str:
         """Hash what one run of `method` does: two protocols that share it share their runs.
 
-        Fields and settings at their default are left out, so that a new one leaves results valid. Of
-        data of one's own it is the content that counts, not the place.
+        Fields and settings at their default are left out, so that a new one leaves results valid. Your
+        own data are hashed by their content, not by their place.
         """
-        values = self.to_dict()
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        facts = {k: v for k, v in values.items() if k not in NOT_HASHED and v != defaults[k]}
-        standard = get_method(method).defaults
-        own = self.settings_of(method)
-        facts |= {f"{method}.{k}": v for k, v in own.items() if v != standard[k]}
+        facts: dict[str, Any] = {}
+        for name, value in self.to_dict().items():
+            if name not in NOT_HASHED and value != type(self).model_fields[name].default:
+                facts[name] = value
+        for name, value in self.settings_of(method).items():
+            if value != get_method(method).defaults[name]:
+                facts[f"{method}.{name}"] = value
         if digest := own_digest(self.dataset, self.folder, self.table, self.target):
             facts["data"] = digest
         text = json.dumps([NUMERICS_VERSION, method, facts], sort_keys=True)
@@ -384,6 +376,4 @@ def _linspace(name: str, values: Mapping[str, Any]) -> list[float]:
         )
     start, stop = (real(f"{name} {end}", v) for end, v in zip(("start", "stop"), ends))
     count = whole(f"{name} count", ends[2], 1)
-    if count > MOST_VALUES:
-        raise UserError(f"{name} count must be at most {MOST_VALUES:,}, got {count}")
     return [float(value) for value in np.linspace(start, stop, count)]

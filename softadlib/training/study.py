@@ -1,5 +1,6 @@
 """Train what is left of a study: all runs once, the selected runs again for their curves, and store them."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,14 +8,13 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,55 +31,29 @@ from softadlib.results import selection
 from softadlib.results.files import Session, merge
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.results.store import StudyStore, held_out_name
-from softadlib.training.chunk import Samples, train_runs, trained_alone
+from softadlib.training.chunk import train_runs, trained_alone
+from softadlib.training.data import load_splits
 from softadlib.training.device import machine, pick_device
+from softadlib.training.engines import SIDE_BY_SIDE
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
-from softadlib.training.inputs import load_splits
-from softadlib.training.plan import Study, first_epochs, refuse_other_protocol
+from softadlib.training.plan import Study, first_epochs, has_curves_at_once, refuse_other_protocol
 from softadlib.training.protocol import Protocol, Run
 
 CPU_CHUNK = 8
 """Runs per task on a CPU. A crash loses at most this many."""
-GPU_CHUNK = 64
-"""Runs that a GPU trains side by side. More are hardly faster, and a crash loses them all."""
 WORTH_WORKERS = 20.0
 """Seconds of training below which a study is trained in this process: workers take 5 s each to start."""
 _ONE_TASK = threading.Lock()
 
 
 @dataclass(frozen=True)
-class TrainTask:
-    """Runs of one method and label noise that a process trains without a break."""
+class Task:
+    """What a process does without a break."""
 
-    protocol: Protocol
     runs: Sequence[Run]
-    epochs: set[int]
-    loss_epochs: set[int]
-    samples: Samples | None
-    parts: Path
-
-    def run(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Train, and return the rows and the losses of the runs."""
-        measured = (self.epochs, self.loss_epochs)
-        return train_runs(self.protocol, self.runs, *measured, self.samples, self.parts)
-
-
-@dataclass(frozen=True)
-class HoldOutTask:
-    """A trial whose training samples need losses under models that were not trained on them."""
-
-    protocol: Protocol
-    label_noise: float
-    trial: int
-    store: StudyStore
-
-    def run(self) -> np.ndarray:
-        """Train those models, and return the losses (n,)."""
-        store = self.store
-        return held_out_losses(self.protocol, self.label_noise, self.trial, store, store.parts)
-
-
-Task = TrainTask | HoldOutTask
+    """Runs of one method and label noise that it trains, or that need what it computes."""
+    device: str
+    work: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -99,31 +73,23 @@ class SessionLog:
     """What this command has done for a study so far."""
 
     jobs: int
+    commit: str | None
     machine: dict[str, Any] = field(default_factory=dict)
     """Where the last task ran."""
     runs_trained: int = 0
     runs_replayed: int = 0
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     started: float = field(default_factory=time.monotonic)
-    announced: bool = False
-    """Whether it was said how long it takes."""
+
+    @property
+    def runs(self) -> int:
+        """Number of trainings, replays included."""
+        return self.runs_trained + self.runs_replayed
 
     @property
     def seconds(self) -> float:
         """Time since it began."""
         return time.monotonic() - self.started
-
-    @cached_property
-    def commit(self) -> str | None:
-        """The repository's commit."""
-        return commit()
-
-    def count(self, runs: Sequence[Run], planned: Pass) -> None:
-        """Count runs of a pass that are trained."""
-        if planned.is_replay:
-            self.runs_replayed += len(runs)
-        else:
-            self.runs_trained += len(runs)
 
     def session(self) -> Session:
         """Describe it as it is stored."""
@@ -168,7 +134,7 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
         if study.fresh:
             store.clear()
         protocol = protocol_of_workers(study.protocol, executor)
-        log = SessionLog(useful_jobs(study, protocol.device, jobs))
+        log = SessionLog(useful_jobs(study, protocol.device, jobs), commit())
         with workers(log.jobs, executor) as pool, progress_bar(study) as bar:
             for planned in passes(study):
                 bar.total = bar.n + planned.left
@@ -176,11 +142,13 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
                 ends = []
                 tasks = training_tasks(study, protocol, planned, log.jobs)
                 for task, (rows, losses) in as_they_end(tasks, pool, log):
-                    log.count(task.runs, planned)
+                    if planned.is_replay:
+                        log.runs_replayed += len(task.runs)
+                    else:
+                        log.runs_trained += len(task.runs)
                     provenance = study.provenance([log.session()])
                     store.save_part(rows, losses, provenance, replay=planned.is_replay)
                     bar.update(len(task.runs))
-                    announce(bar, log)
                     ends.append(rows[rows["epoch"] == protocol.epochs])
                 if planned.is_replay:
                     warn_of_other_ends(merge(ends), store)
@@ -193,9 +161,9 @@ def passes(study: Study) -> Iterator[Pass]:
     """Yield what is left to train: all runs once, then the selected ones along the way."""
     protocol = study.protocol
     epochs = first_epochs(protocol, study.method)
-    along_the_way = protocol.curves == "selected" and epochs == protocol.curve_epochs
-    loss_epochs = protocol.loss_epochs if along_the_way else set()
-    # Planned now that nobody else works on it: another command may have since the study was planned.
+    at_once = has_curves_at_once(protocol, study.method)
+    loss_epochs = protocol.loss_epochs if at_once else set()
+    # Plan again under the lock: another command may have trained runs in the meantime.
     plan = study.as_it_is_now().plan
     yield Pass(plan.todo, epochs, loss_epochs, is_replay=False, left=plan.left)
     if plan.todo:
@@ -216,7 +184,7 @@ def put_together(study: Study, log: SessionLog) -> None:
     store = study.store
     parts = store.finished_parts()
     sessions = [session for session in store.sessions() if session.id != log.id]
-    if log.runs_trained or log.runs_replayed or not sessions:
+    if log.runs or not sessions:
         sessions.append(log.session())
     store.finish(store.rows(), store.losses(), study.provenance(sessions), parts)
 
@@ -224,29 +192,34 @@ def put_together(study: Study, log: SessionLog) -> None:
 # Tasks
 
 
-def training_tasks(study: Study, protocol: Protocol, planned: Pass, jobs: int) -> list[TrainTask]:
+def training_tasks(study: Study, protocol: Protocol, planned: Pass, jobs: int) -> list[Task]:
     """Return the tasks of a pass: runs of one label noise each."""
+    parts = study.store.parts
     tasks = []
     for noise in protocol.label_noise:
         runs = [run for run in planned.runs if run.label_noise == noise]
-        samples: Samples | None = None
-        if runs and needs_held_out(study.method):
+        if not runs:
+            continue
+        samples = None
+        if needs_held_out(study.method):
             samples = stored_samples(protocol, noise, {run.trial for run in runs}, study.store)
-        for chunk in chunks(protocol, runs, jobs):
+        size = runs_per_task(protocol, runs, jobs)
+        for start in range(0, len(runs), size):
+            chunk = runs[start : start + size]
             measured = (planned.epochs, planned.loss_epochs)
-            tasks.append(TrainTask(protocol, chunk, *measured, samples, study.store.parts))
+            work = partial(train_runs, protocol, chunk, *measured, samples, parts)
+            tasks.append(Task(chunk, protocol.device, work))
     return tasks
 
 
-def chunks(protocol: Protocol, runs: Sequence[Run], jobs: int) -> Iterator[Sequence[Run]]:
-    """Split runs into tasks: on a CPU a few for each process, one by one where each takes long."""
-    size = GPU_CHUNK
+def runs_per_task(protocol: Protocol, runs: Sequence[Run], jobs: int) -> int:
+    """Return how many of `runs` a task takes: on a CPU a few, and one where each takes long."""
+    takes_long = protocol.dataset not in SYNTHETIC
+    if takes_long and trained_alone(protocol, runs[0], protocol.device):
+        return 1
     if protocol.device == "cpu":
-        size = min(CPU_CHUNK, max(1, -(-len(runs) // (4 * jobs))))
-    if runs and protocol.dataset not in SYNTHETIC:
-        size = 1 if trained_alone(protocol, runs[0], protocol.device) else size
-    for start in range(0, len(runs), size):
-        yield runs[start : start + size]
+        return min(CPU_CHUNK, math.ceil(len(runs) / (4 * jobs)))
+    return SIDE_BY_SIDE
 
 
 def hold_out(
@@ -255,22 +228,26 @@ def hold_out(
     """Compute and store the held-out losses that `runs` need and that are missing."""
     if not needs_held_out(study.method):
         return
-    stored = study.store.held_out()
-    trials = sorted({(run.label_noise, run.trial) for run in runs})
-    missing = [trial for trial in trials if held_out_name(*trial) not in stored]
-    tasks = [HoldOutTask(protocol, *trial, study.store) for trial in missing]
+    store = study.store
+    stored = store.held_out()
+    tasks = []
+    for noise, trial in sorted({(run.label_noise, run.trial) for run in runs}):
+        if held_out_name(noise, trial) not in stored:
+            work = partial(held_out_losses, protocol, noise, trial, store, store.parts)
+            of_trial = [run for run in runs if (run.label_noise, run.trial) == (noise, trial)]
+            tasks.append(Task(of_trial, protocol.device, work))
     for task, losses in as_they_end(tasks, pool, log):
-        study.store.save_held_out(task.label_noise, task.trial, losses)
+        store.save_held_out(task.runs[0].label_noise, task.runs[0].trial, losses)
 
 
 def as_they_end(
-    tasks: Sequence[Any], pool: Executor | None, log: SessionLog
-) -> Iterator[tuple[Any, Any]]:
+    tasks: Sequence[Task], pool: Executor | None, log: SessionLog
+) -> Iterator[tuple[Task, Any]]:
     """Run tasks, in this process where there is no pool; yield each with its result as it ends."""
     if pool is None:
         for task in tasks:
-            log.machine = log.machine or machine(pick_device(task.protocol.device))
-            yield task, task.run()
+            log.machine = log.machine or machine(pick_device(task.device))
+            yield task, task.work()
         return
     place = (str(_workspace.home()), str(_workspace.data_root()))
     futures = {pool.submit(run_in_worker, task, *place): task for task in tasks}
@@ -286,7 +263,7 @@ def run_in_worker(task: Task, home: str, data: str) -> tuple[dict[str, str], Any
     """
     with _ONE_TASK:
         os.environ.update(SOFTAD_HOME=home, SOFTAD_DATA=data)
-        return machine(pick_device(task.protocol.device)), task.run()
+        return machine(pick_device(task.device)), task.work()
 
 
 # Workers
@@ -295,9 +272,9 @@ def run_in_worker(task: Task, home: str, data: str) -> tuple[dict[str, str], Any
 def protocol_of_workers(protocol: Protocol, executor: Executor | None) -> Protocol:
     """Return a protocol that means the same in workers, which may have another device and workbook."""
     if executor is None:
-        device = pick_device(protocol.device).type
+        device = device_type(protocol.device)
     else:
-        device = executor.submit(_device_of_worker, protocol.device).result()
+        device = executor.submit(device_type, protocol.device).result()
     changes = {"device": device}
     if protocol.folder:
         changes["folder"] = str(own_folder(protocol.folder))
@@ -306,7 +283,8 @@ def protocol_of_workers(protocol: Protocol, executor: Executor | None) -> Protoc
     return protocol.replace(**changes)
 
 
-def _device_of_worker(name: str) -> str:
+def device_type(name: str) -> str:
+    """Return what a device's name means in this process: "cpu" or "cuda"."""
     return pick_device(name).type
 
 
@@ -328,7 +306,7 @@ def estimated_seconds(study: Study) -> float:
     splits = load_splits(protocol, protocol.label_noise[0], trials=1)
     network = build(protocol.model, splits.shape, splits.classes, seed=0)
     weights = sum(p.numel() for p in network.parameters())
-    steps = protocol.epochs * -(-splits.train.shape[1] // protocol.batch_size)
+    steps = protocol.epochs * math.ceil(splits.train.shape[1] / protocol.batch_size)
     seconds_per_step = 4e-4 + 6 * weights * protocol.batch_size / 5e10
     return study.plan.left * steps * seconds_per_step
 
@@ -367,24 +345,6 @@ def progress_bar(study: Study) -> Any:
         mininterval=0.5 if sys.stderr.isatty() else 60,
         file=sys.stderr,
     )
-
-
-def announce(bar: Any, log: SessionLog) -> None:
-    """Say after the first task how long the others will take, where that is more than a minute."""
-    done = log.runs_trained + log.runs_replayed
-    left = log.seconds / done * (bar.total - bar.n)
-    if left > 60 and not log.announced:
-        tqdm.write(
-            f"softad: {bar.desc}: about {in_words(left)} for {bar.total - bar.n} trainings; stop at "
-            "any time, the same command goes on",
-            file=sys.stderr,
-        )
-    log.announced = True
-
-
-def in_words(seconds: float) -> str:
-    """Return a duration in minutes, or in hours."""
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def warn_of_other_ends(replayed: pd.DataFrame, store: StudyStore) -> None:

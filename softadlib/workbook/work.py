@@ -9,7 +9,7 @@ from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
 from softadlib.results.files import outputs
 from softadlib.results.read import stored_studies
-from softadlib.training.inputs import load_splits
+from softadlib.training.data import load_splits
 from softadlib.training.plan import Study, other_protocol, refuse_other_protocol
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol

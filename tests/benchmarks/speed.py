@@ -29,8 +29,8 @@ from softadlib.data.splits import PARTS, Splits
 from softadlib.results import select
 from softadlib.training import loop
 from softadlib.training.chunk import make_engine, network_of, train_runs
+from softadlib.training.data import load_splits
 from softadlib.training.device import device_name, numerics
-from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Protocol, Run
 
 MLP = {"profile": "speed", "dataset": "gaussian", "trials": 1, "device": "cpu"}

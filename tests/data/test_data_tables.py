@@ -25,7 +25,7 @@ from softadlib.data.tables import (
     table_file,
 )
 from softadlib.training.chunk import train_runs
-from softadlib.training.inputs import load_splits
+from softadlib.training.data import load_splits
 from softadlib.training.protocol import Protocol
 
 SEEDS = (17716, 961412, 457707)

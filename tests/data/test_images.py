@@ -19,7 +19,7 @@ from softadlib.data import images
 from softadlib.data.sets import doubts_about, listing, prepare
 from softadlib.data.splits import image_splits
 from softadlib.training import evaluation
-from softadlib.training.inputs import load_splits
+from softadlib.training.data import load_splits
 from softadlib.training.protocol import Protocol
 
 RNG = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -45,6 +46,13 @@ def make_home(folder: Path, notebooks: tuple[str, ...] = (), **datasets: dict) -
 def heed_ctrl_c() -> None:
     """Let a process that a test starts end on SIGINT, also where the tests run in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def await_part(store, command) -> None:
+    """Wait until a chunk of runs of a study is stored by a command."""
+    while not list(store.parts.glob("*.parquet")):
+        assert command.poll() is None, command.communicate()
+        time.sleep(0.005)
 
 
 def tree(folder: Path) -> dict[str, int]:

@@ -89,12 +89,6 @@ def test_the_last_row_of_every_run():
     assert ends[["trial", "epoch", "acc_val"]].to_numpy().tolist() == [[0, 9, 0.9], [1, 5, 0.8]]
 
 
-def test_a_method_without_a_knob_is_never_at_an_edge():
-    chosen = selection.select(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))
-    assert chosen["trial"].tolist() == [0, 1]
-    assert not chosen["at_edge"].any()
-
-
 def test_edges_are_of_a_trials_own_grid():
     one_each = selection.select(table([(0, 0.1, 0.9), (1, 0.2, 0.9), (2, 0.3, 0.9)]))
     assert not one_each["at_edge"].any()
@@ -149,7 +143,3 @@ def test_a_best_epoch_is_no_point_of_a_curve():
     along = table([(0, 0.1, 0.9), (1, 0.1, 0.8)], epochs=(0, 3, 9))
     both = selection.curves(pd.concat([along, ends[ends["epoch"] == 4]]))
     assert both.groupby("trial")["epoch"].apply(list).tolist() == [[0, 3, 9], [0, 3, 9]]
-
-
-def test_curves_of_a_method_without_a_knob():
-    assert len(selection.curves(table([(0, np.nan, 0.9), (1, np.nan, 0.8)], method="erm"))) == 4

@@ -1,7 +1,6 @@
 """A training that was stopped goes on to the same bits; a file that is damaged or another's is ignored."""
 
 import math
-import pickle
 
 import numpy as np
 import pandas as pd
@@ -46,15 +45,12 @@ class LastWords(Checkpoint):
     [("softad", "adam"), ("sam", "momentum"), ("adaflood", "sgd"), ("decay", "adamw")],
 )
 @pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("saved", [3, 7])
-def test_a_stopped_engine_ends_where_the_uninterrupted_one_does(
-    kind, method, recipe, saved, tmp_path
-):
+def test_a_stopped_engine_ends_where_the_uninterrupted_one_does(kind, method, recipe, tmp_path):
     """Bit for bit: weights, curves, losses of single samples, the best epoch."""
-    file, facts, trials = tmp_path / "state.pt", {"by": "test"}, TRIALS if kind == "vmap" else (1,)
-    whole, first, second = (
-        make_engines(kind, method, trials, dtype=torch.float32)[0] for _ in range(3)
-    )
+    file, facts, saved = tmp_path / "state.pt", {"by": "test"}, 7
+    trials = TRIALS if kind == "vmap" else (1,)
+    engines = [make_engines(kind, method, trials, dtype=torch.float32)[0] for _ in range(3)]
+    whole, first, second = engines
     how = {"eval_epochs": {0, 2, 5, 10}, "loss_epochs": {2, 10}, "best_epoch": True}
     expected = loop.train(whole, RECIPES[recipe], SEEDS, **how)
     with pytest.raises(Accident):
@@ -126,24 +122,18 @@ def test_a_stopped_run_loses_less_than_checkpoint_every_epochs(steps, tmp_path, 
     assert stop(made.replace(checkpoint_every="auto"), tmp_path, steps, at=17) == [], "seconds only"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "pickle", "other state"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other state"])
 def test_a_damaged_file_is_ignored(steps, tmp_path, damage):
     made = protocol()
     whole = train(made, None)
     (file,) = stop(made, tmp_path, steps, at=17)
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 255
-    file.write_bytes(
-        {
-            "cut": content[:1000],
-            "flipped": bytes(content),
-            "empty": b"",
-            "text": b"x" * 500,
-            "pickle": pickle.dumps({"decisive": {}, "state": {}}),
-            "other state": bytes(content),
-        }[damage]
-    )
-    if damage == "other state":
+    if damage == "cut":
+        file.write_bytes(content[:1000])
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 255
+        file.write_bytes(content)
+    else:
         torch.save({"decisive": {"fingerprint": "another"}, "state": {"epoch": 9}}, file)
     assert_same(train(made, tmp_path), whole)
     assert steps["count"] == 2 * 10, "from the start"

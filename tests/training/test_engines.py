@@ -28,9 +28,9 @@ from helpers.engines import (
 )
 from helpers.plain_loop import final_measures, plain_loop
 
-from softadlib.data.splits import PARTS, Splits, synthetic_splits
+from softadlib.data.splits import PARTS, Splits
 from softadlib.methods import METHODS
-from softadlib.models import build, linear
+from softadlib.models import linear
 from softadlib.results.schema import MEASURES
 from softadlib.training.engines import RunBatch
 from softadlib.training.engines.vmap import VmapEngine
@@ -90,9 +90,8 @@ def test_every_method_is_the_plain_loop(method, recipe, kind):
     ids=["adamw", "adam-decay", "sgd-decay", "adam-cosine", "sgd-cosine"],
 )
 def test_every_recipe_is_the_plain_loop(recipe, kind):
-    for method in ("softad", "decay"):
-        if method == "softad" or not recipe.weight_decay:
-            assert_is_plain(kind, method, recipe)
+    for method in ("softad",) if recipe.weight_decay else ("softad", "decay"):
+        assert_is_plain(kind, method, recipe)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -115,7 +114,7 @@ def test_every_setting_is_the_plain_loop(method, settings, kind):
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["softad", "sam", "cvar"])
 def test_the_linear_model_is_the_plain_loop(method, kind):
     model = lambda shape, classes: torch.nn.Sequential(linear(shape, classes))  # noqa: E731
     data = splits(name="sinusoid")
@@ -138,18 +137,10 @@ def test_a_setting_may_differ_from_run_to_run():
 # Runs side by side
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["flooding", "chi2", "gnp", "msam"])
 def test_a_network_that_starts_as_nan_disturbs_no_other(method):
     healthy, sick = (VmapEngine(make_batch(method, dtype=torch.float32)) for _ in range(2))
     sick.params["0.weight"][1] = math.nan
-    assert_only_run_1_is_lost(healthy, sick)
-
-
-def test_a_radius_that_overflows_disturbs_no_other():
-    healthy, sick = (
-        VmapEngine(make_batch("sam", knobs=(0.05, radius, 0.1), dtype=torch.float32))
-        for radius in (0.5, 1e30)
-    )
     assert_only_run_1_is_lost(healthy, sick)
 
 
@@ -170,25 +161,6 @@ def test_a_run_that_never_had_a_finite_validation_loss_has_no_best_epoch():
     engine.params["0.weight"][1] = math.nan
     best = train(engine, SGD, SEEDS, {SGD.epochs}, best_epoch=True).best
     assert (best["epoch"] > 0).tolist() == [True, False, True]
-
-
-def test_bits_of_float32_runs_do_not_depend_on_their_neighbours():
-    data = synthetic_splits("gaussian", SEEDS, 0.0, (100, 2, 2))
-    nets = [build("mlp4x500", (2,), 2, seed) for seed in SEEDS]
-    runs = [(trial, 0.02 * (1 + i)) for i in range(12) for trial in (0, 1)]
-    recipe, method = Recipe("adam", 1e-3, 50, 3), METHODS["softad"]
-
-    def ends(chosen):
-        trials, knobs = zip(*(runs[i] for i in chosen))
-        own = [nets[trial] for trial in trials]
-        made = VmapEngine(RunBatch(method, own, data, trials, knobs, method.defaults))
-        train(made, recipe, SEEDS, ())
-        return {i: weights(made, place) for place, i in enumerate(chosen)}
-
-    whole = ends(range(24))
-    for chosen in (range(23, 7, -1), (5, 17, 0, 23, 12, 8, 3, 9)):
-        for i, end in ends(chosen).items():
-            assert identical(end, whole[i]), i
 
 
 # The loop
@@ -214,14 +186,6 @@ def test_measuring_changes_nothing(kind):
     assert_near(row(measured[0], 0), final_measures(networks([1])[0], parts_of(splits(), 1)))
     assert row(end, 0).items() <= row(measured[-1], 0).items()
     assert identical(weights(every, 0), weights(last, 0))
-
-
-def test_the_networks_given_are_left_as_they_were():
-    batch = make_batch("erm")
-    train(VmapEngine(batch), SGD, SEEDS, ())
-    for net, old in zip(batch.networks, networks(TRIALS)):
-        assert identical(net.state_dict(), old.state_dict())
-        assert net.training
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.engines import ADAM, SEEDS, SGD, assert_near, make_engines, row, weights
+from helpers.engines import make_engines
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,19 +18,15 @@ from softadlib.training.engines.layers import (
     parse_perceptron,
 )
 from softadlib.training.engines.perceptron import PerceptronEngine, logit_gradient
-from softadlib.training.loop import train
 
 NETWORKS = {
     "mlp": lambda: mlp((2,), 2, width=16, depth=2),
-    "deep": lambda: mlp((2,), 2, width=16, depth=3),
     "linear": lambda: nn.Linear(2, 3),
     "images": lambda: mlp((3, 4, 5), 4, width=20, depth=1),
     "bare": lambda: nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)),
     "biased": lambda: nn.Sequential(
         nn.Linear(2, 6), nn.BatchNorm1d(6, eps=1e-3, momentum=0.3), nn.Linear(6, 2)
     ),
-    "large": lambda: nn.Sequential(nn.Linear(2, 8192, bias=False), nn.Linear(8192, 2, bias=False)),
-    "two large of one shape": lambda: mlp((2,), 2, width=128, depth=3),
     "nested": lambda: nn.Sequential(
         nn.Flatten(), nn.Sequential(nn.Linear(2, 6), nn.ReLU()), nn.Sequential(nn.Linear(6, 2))
     ),
@@ -132,22 +128,6 @@ def test_gradients_in_the_logits_are_autograds(values, knob, sigma, scale, name)
     method.objective(losses, knob, **more).backward()
     got = logit_gradient(method, logits, y, knob, **more)
     torch.testing.assert_close(got, leaf.grad, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("method", ["erm", "softad", "sam", "gnp", "fdgr", "decay"])
-@pytest.mark.parametrize(
-    ("network", "recipe"),
-    [("large", SGD), ("two large of one shape", ADAM), ("biased", SGD), ("bare", SGD)],
-)
-def test_networks_of_any_size_are_trained_as_by_autograd(network, recipe, method):
-    model = lambda shape, classes: NETWORKS[network]()  # noqa: E731
-    (together,) = make_engines("vmap", method, model=model)
-    expected = train(together, recipe, SEEDS, {0, recipe.epochs}).rows
-    for run, engine in enumerate(make_engines("mlp", method, model=model)):
-        measured = train(engine, recipe, SEEDS, {0, recipe.epochs}).rows
-        for table, alone in zip(expected, measured, strict=True):
-            assert_near(row(alone, 0), row(table, run))
-        assert_near(weights(engine, 0), weights(together, run))
 
 
 def test_other_networks_are_refused():

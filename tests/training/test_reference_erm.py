@@ -18,7 +18,7 @@ from helpers.protocols import train
 from helpers.workspace import make_home
 
 from softadlib.training.chunk import make_engine
-from softadlib.training.inputs import load_splits
+from softadlib.training.data import load_splits
 from softadlib.training.profiles import load
 
 FILE = Path(__file__).with_name("reference_erm.csv")

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from helpers.engines import ENGINES, TRIALS, make_engines, networks, splits
 from helpers.plain_loop import plain_loop
 from helpers.protocols import store_of, train
 from helpers.protocols import tiny as protocol
@@ -14,9 +13,9 @@ from scipy.special import log_softmax
 from softadlib import expected_calibration_error, fit_temperature, results
 from softadlib.data.splits import PARTS
 from softadlib.models import build
-from softadlib.results.schema import LINKED, LOSS_COLUMNS, run_keys
+from softadlib.results.schema import LOSS_COLUMNS, run_keys
+from softadlib.training.data import load_splits
 from softadlib.training.evaluation import loss_summary
-from softadlib.training.inputs import load_splits
 from softadlib.training.protocol import Run
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -139,37 +138,8 @@ def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
     assert earlier, "another epoch than the best one"
 
 
-def test_cross_entropy_asks_for_the_probabilities_themselves():
-    made = protocol(best_epoch=True, linked=True, curves="none", trials=1)
-    for method in ("erm", "sam"):
-        train(made, method)
-        stored = store_of(made, method).losses()
-        np.testing.assert_allclose(stored["linked_loss"], stored["loss"], rtol=1e-12)
-        np.testing.assert_allclose(stored["linked_ece"], stored["ece"], atol=1e-12)
-
-
-def test_a_method_without_a_closed_form_has_no_such_columns():
-    made = protocol(best_epoch=True, linked=True, curves="none", grids={"flooding": [0.1]})
-    train(made, "flooding")
-    stored = store_of(made, "flooding").losses()
-    assert stored[LINKED].isna().all(axis=None)
-    assert stored["ece"].notna().all()
-
-
 def test_a_run_that_diverged_has_no_calibration_and_stops_nobody():
     logits = [torch.full((4, 2), torch.nan)] * 3
     columns = loss_summary(logits, [torch.tensor([0, 1, 0, 1])] * 3, calibrated=True)
     assert set(columns) <= set(LOSS_COLUMNS)
     assert all(np.isnan(v).all() for name, v in columns.items() if name != "samples")
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-def test_engines_give_the_logits_of_the_network(kind):
-    engines = make_engines(kind, "erm")
-    runs = [(engine, run) for engine in engines for run in range(len(engine))]
-    for (engine, run), trial in zip(runs, TRIALS, strict=True):
-        network = networks([trial])[0].eval()
-        for part in PARTS:
-            expected = network(splits().part(part, trial)[0]).detach()
-            found = engine.logits(run, part)
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -109,13 +109,11 @@ class Engine:
         self.buffers: Grads = self._stack([dict(n.named_buffers()) for n in batch.networks])
         dtype = next(iter(self.params.values())).dtype
         self.knob = torch.as_tensor(batch.knob, dtype=dtype, device=self.device)
-        self.shared: dict[str, Any] = {}
+        self.shared = dict(batch.settings)
         self.per_run: dict[str, Tensor] = {}
         for name, value in batch.settings.items():
             if isinstance(value, Tensor):
-                self.per_run[name] = value.to(self.device)
-            else:
-                self.shared[name] = value
+                self.per_run[name] = self.shared.pop(name).to(self.device)
         self.samples: dict[str, Tensor] = {}
         for name in self.method.samples:
             self.samples[name] = batch.samples[name][self.shuffled].to(self.device, dtype)
@@ -204,17 +202,14 @@ class Engine:
         return params, buffers
 
     def state_dict(self) -> State:
-        """Return parameters, buffers and the optimizer's state; needs `begin`."""
-        optimizer = self.optimizer.state_dict()
-        return {"params": self.params, "buffers": self.buffers, "optimizer": optimizer}
+        """Return the weights and the optimizer's state; needs `begin`."""
+        return {"weights": self.weights(), "optimizer": self.optimizer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`: copy its values into the tensors that `begin` has seen."""
-        for name, value in self.params.items():
-            value.copy_(state["params"][name])
-        for name, value in self.buffers.items():
-            value.copy_(state["buffers"][name])
+        for name, value in self.weights().items():
+            value.copy_(state["weights"][name])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def module(self, run: int) -> nn.Module:
@@ -250,26 +245,22 @@ class Engine:
         return np.asarray(losses.cpu().double())
 
     def measure_losses(self, calibrated: bool, linked: bool = False) -> Row:
-        """Summarise the losses of single samples: {column: (R, 3, …)}, a row per part.
+        """Summarise the losses of single samples: {column: (R, 3, …)}, one row per part.
 
         `linked`: also those of the class probabilities in closed form.
         """
         rows = []
         for run in range(len(self)):
-            logits = [self.logits(run, part) for part in PARTS]
-            targets = [self.targets(run, part) for part in PARTS]
             closed_form = self.log_probabilities(run) if linked else None
-            rows.append(loss_summary(logits, targets, calibrated, closed_form))
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            rows.append(loss_summary(*self.outputs(run, PARTS), calibrated, closed_form))
+        return stacked(rows)
 
     def measure_linked(self, parts: Sequence[str]) -> Row:
         """Return loss and calibration error of the class probabilities in closed form, (R, parts) each."""
         rows = []
         for run in range(len(self)):
-            logits = [self.logits(run, part) for part in parts]
-            targets = [self.targets(run, part) for part in parts]
-            rows.append(linked_measures(logits, targets, self.log_probabilities(run)))
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            rows.append(linked_measures(*self.outputs(run, parts), self.log_probabilities(run)))
+        return stacked(rows)
 
     def linked_validation_losses(self) -> np.ndarray:
         """Return the validation loss of the class probabilities in closed form of every run, (R,)."""
@@ -285,9 +276,11 @@ class Engine:
         knob = self.knob[run].cpu()
         return lambda logits: closed_form(logits, knob, **of_objective)
 
-    def targets(self, run: int, part: str) -> Tensor:
-        """Return the labels of a part of a run's data, (n,)."""
-        return self.splits.y[getattr(self.splits, part)[self.trials[run]]]
+    def outputs(self, run: int, parts: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the logits (n, C) of one run and the labels (n,), for each part of its trial's data."""
+        logits = [self.logits(run, part) for part in parts]
+        indices = [getattr(self.splits, part)[self.trials[run]] for part in parts]
+        return logits, [self.splits.y[index] for index in indices]
 
     def logits(self, run: int, part: str) -> Tensor:
         """Return the logits of one run on a part of its trial's data, (n, C), in evaluation mode."""
@@ -304,11 +297,10 @@ class Engine:
         On a CPU, runs side by side would cost up to half as much again.
         """
         size = self.samples_per_pass(1)
+        rows = []
         with self.evaluation_mode():
-            rows = [
-                self.evaluate_network(self.network(run), trial, size, parts)
-                for run, trial in enumerate(self.trials)
-            ]
+            for run, trial in enumerate(self.trials):
+                rows.append(self.evaluate_network(self.network(run), trial, size, parts))
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def evaluate_network(
@@ -338,13 +330,18 @@ class Engine:
         """Return how many samples of `runs` runs a forward pass of an evaluation takes."""
         if self.device.type == "cpu":
             return CPU_CHUNK
-        return max(1, GPU_BYTES // (runs * self._activation_bytes))
+        bytes_per_sample = self.activations * self.knob.element_size()
+        return max(1, GPU_BYTES // (runs * bytes_per_sample))
 
     @functools.cached_property
-    def _activation_bytes(self) -> int:
-        """Bytes that the layers put out for one sample; found once, it costs a forward pass."""
-        floats = max(1, activations(self.template, self.splits.shape))
-        return floats * self.knob.element_size()
+    def activations(self) -> int:
+        """Floats that the layers put out for one sample; found once, it costs a forward pass."""
+        return max(1, activations(self.template, self.splits.shape))
+
+
+def stacked(rows: Sequence[Row]) -> Row:
+    """Return rows of single runs as one, {column: (R, …)}."""
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def activations(network: nn.Module, shape: tuple[int, ...]) -> int:

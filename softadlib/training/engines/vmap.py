@@ -33,9 +33,7 @@ class VmapEngine(Engine):
         self.captured: CapturedStep | None = None
         alone = len(batch) == 1 and self.device.type == "cuda"
         self.channels_last = alone and is_convolutional(self.template)
-        if (
-            self.channels_last
-        ):  # else cuDNN transposes each (n, C, H, W); vmap knows no memory formats
+        if self.channels_last:  # vmap knows no memory formats, and cuDNN would transpose each input
             self.params = _channels_last(self.params)
             self.buffers = _channels_last(self.buffers)
         if self.bf16:
@@ -133,14 +131,10 @@ class VmapEngine(Engine):
 
 def _channels_last(stacked: Grads) -> Grads:
     """Return values (1, …) of one run in which those of convolutions lie as (out, H, W, in)."""
-    laid = {}
+    laid = dict(stacked)
     for name, value in stacked.items():
-        of_convolution = value.ndim == 5
-        laid[name] = (
-            value[0].contiguous(memory_format=torch.channels_last)[None]
-            if of_convolution
-            else value
-        )
+        if value.ndim == 5:
+            laid[name] = value[0].contiguous(memory_format=torch.channels_last)[None]
     return laid
 
 
