@@ -116,21 +116,6 @@ class TestLinearSensitivity:
         expected = cross_entropies(x_test, y_test, *trained).mean()
         assert cell == pytest.approx(expected, rel=1e-9)
 
-    def test_on_the_sinusoid_a_cell_draws_its_points(self):
-        cell = linear.linear_sensitivity(
-            "erm", [0.0], seed=7, dataset="sinusoid", sizes=(100, 2, 100), epochs=30
-        )["loss_test"].item()
-        sequence = np.random.SeedSequence(7, spawn_key=(0, 0, 0))
-        rng = np.random.default_rng(sequence)
-        parts = []
-        for n in (100, 2, 100):
-            x = rng.multivariate_normal(np.zeros(2), np.eye(2), size=n).astype(np.float32)
-            y = (x[:, 0] + x[:, 1] + np.sin(x[:, 1] - x[:, 0]) > 0).astype(int)
-            parts.append((x.astype(float), y))
-        start = start_of(int(sequence.generate_state(1)[0]))
-        trained = numpy_descent(*parts[0], *start, np.ones_like, 30)
-        assert cell == pytest.approx(cross_entropies(*parts[2], *trained).mean(), rel=1e-9)
-
     def test_accuracy_falls_off_at_ln_2_for_softad_only(self):
         cliff = {
             method: linear.linear_sensitivity(
