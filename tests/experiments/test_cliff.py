@@ -23,13 +23,6 @@ def test_below_ln2_the_likelier_class_and_above_it_the_other(method):
     assert at == pytest.approx(np.full(4, 0.5), abs=1e-4)
 
 
-@pytest.mark.parametrize("method", cliff.POINTWISE)
-@pytest.mark.parametrize("theta", [1e-6, 0.001, 0.05, 0.5, 1.5])
-def test_a_sure_class_is_held_at_loss_theta(method, theta):
-    p = cliff.minimiser(method, [1.0, 0.0], theta)
-    assert p == pytest.approx([math.exp(-theta), 1 - math.exp(-theta)], abs=1e-7)
-
-
 def test_iflood_closed_form():
     """Between the kinks at 1 − e^−θ and e^−θ it is cross-entropy, least at p = η."""
     low, high = 1 - math.exp(-0.3), math.exp(-0.3)

@@ -29,12 +29,6 @@ def test_the_flow_ends_at_theta_and_stays():
     assert falling.climb(0.01, 0.2, np.array([0.0, 1e5]))[-1] == pytest.approx(0.2, rel=1e-6)
 
 
-def test_a_smaller_theta_and_a_smaller_loss_take_longer():
-    assert falling.escape_time(1e-4, 0.05) == pytest.approx(10 * falling.escape_time(1e-3, 0.05))
-    ratio = falling.escape_time(1e-4, 0.1) / falling.escape_time(1e-4, 0.2)
-    assert ratio == pytest.approx(2, rel=0.02)
-
-
 def test_on_digits_sgd_falls_through_theta_and_adam_stays():
     sgd = falling.train_digits(0.05, [10]).iloc[0]
     assert sgd["median"] < 0.05 / 1000

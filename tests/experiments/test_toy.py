@@ -124,11 +124,3 @@ class TestMeanUpdates:
         expected = -0.75 * phi(losses - theta)[:, None] * (w - cloud)
         found = toy.mean_updates("softad", w, cloud, theta, 0.75)
         np.testing.assert_allclose(found, expected, atol=1e-9)
-
-    @given(points, finite, finite, st.floats(0, 100))
-    @unhurried
-    def test_flooding_points_along_the_line_to_the_mean(self, cloud, a, b, theta):
-        w = np.array([a, b])
-        update = toy.mean_updates("flooding", w, cloud, theta, 0.75).mean(axis=0)
-        way = np.sign(((w - cloud) ** 2).sum(axis=1).mean() - theta) * (cloud.mean(axis=0) - w)
-        np.testing.assert_allclose(update, 0.75 * way, atol=1e-9)
