@@ -296,17 +296,23 @@ def folder_doubts(name: str, given: str) -> list[str]:
 
 
 def _read_pixels(file: str) -> np.ndarray:
-    """Read one image of 8 bits as (H, W) where it is grey, else as (H, W, 3)."""
-    from PIL import Image
+    """Read one image of 8 bits, turned as its camera says: (H, W) where it is grey, else (H, W, 3)."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as picture:
             mode = picture.mode
-            pixels = np.asarray(picture.convert("L" if mode in ("1", "L") else "RGB"))
+            upright = ImageOps.exif_transpose(picture)
+            alpha = upright.convert("RGBA").getchannel("A")
+            pixels = np.asarray(upright.convert("L" if mode in ("1", "L", "LA") else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
     if mode.startswith(("I", "F")):
         raise UserError(f"{file} has pixels of more than 8 bits (mode {mode}); save it with 8 bits")
+    if alpha.getextrema()[0] < 255:
+        raise UserError(
+            f"{file} has transparent pixels, which have no colour; give it a background"
+        )
     is_grey = mode == "P" and (pixels == pixels[..., :1]).all()
     return pixels[..., 0] if is_grey else pixels
 

@@ -210,6 +210,27 @@ def test_a_folder_of_your_own(tmp_path, colours):
     assert load_splits(Protocol(**values), 0.0).train.shape == (1, 6)
 
 
+def test_a_photo_is_turned_as_its_camera_says(tmp_path):
+    """Orientation 6 says that the first row of pixels is the right side of the picture."""
+    write_folder(tmp_path)
+    wide = np.zeros((8, 6, 3), dtype=np.uint8)
+    wide[0] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(wide).save(tmp_path / "train/cat/0.png", exif=exif)
+    shown = images.load_images("pets", str(tmp_path)).x_train[0, 0]
+    expected = np.zeros((6, 8))
+    expected[:, -1] = 255
+    np.testing.assert_array_equal(shown, expected)
+
+
+def test_opaque_alpha_is_no_channel(tmp_path):
+    write_folder(tmp_path, ())
+    with Image.open(tmp_path / "train/cat/1.png") as grey:
+        grey.convert("LA").save(tmp_path / "train/cat/1.png")
+    assert images.load_images("pets", str(tmp_path)).x_train.shape == (8, 1, 6, 8)
+
+
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     def digest(folder):
         images._read.cache_clear()  # another process reads the files again
@@ -242,6 +263,11 @@ def test_folders_that_are_off_are_refused(tmp_path):
     (pets / "train/cat/bad.ppm").unlink()
     Image.fromarray(np.arange(48, dtype=np.uint16).reshape(6, 8)).save(pets / "test/dog/2.png")
     refused(r"2.png has pixels of more than 8 bits \(mode I;16\)", "pets", pets)
+    clear = Image.new("RGBA", (8, 6), (0, 0, 0, 0))
+    clear.save(pets / "test/dog/2.png")
+    refused(
+        "2.png has transparent pixels, which have no colour; give it a background", "pets", pets
+    )
     (pets / "train/ant").mkdir()
     refused(r"of several classes \(Found no valid file for the classes ant", "pets", pets)
     (pets / "train/ant").rmdir()
