@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softadlib._validation import UserError, real
+from softadlib._validation import UserError
 from softadlib.data.images import Images
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import Table
@@ -175,7 +175,6 @@ def table_splits(
         raise UserError(f"n_train + n_val + n_test is {asked}, but the table has {n} rows")
     if n_train < k:
         raise UserError(f"n_train is {n_train}, but the table has {k} classes; give at least that")
-    real("label_noise", label_noise, low=0, high=1)
     trials = []
     for seed in seeds:
         rng = np.random.default_rng(seed)
