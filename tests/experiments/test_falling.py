@@ -35,3 +35,11 @@ def test_on_digits_sgd_falls_through_theta_and_adam_stays():
     adam = falling.train_digits(0.05, [10], optimizer="adam", lr=1e-3).iloc[0]
     assert 0.05 / 3 < adam["median"] < 0.05 * 2
     assert adam["held"] > 0.3 > sgd["held"]
+
+
+@pytest.mark.filterwarnings("ignore::softadlib.CalibrationWarning")
+def test_held_are_the_losses_above_half_of_theta():
+    """With hardly a step all losses lie around ln 10 = 2.3, above 1.5 and most of them below 3."""
+    line = falling.train_digits(3.0, [1], lr=1e-9).iloc[0]
+    assert line["held"] == 1
+    assert line["median"] == pytest.approx(np.log(10), abs=0.1)
