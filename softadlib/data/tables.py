@@ -367,7 +367,7 @@ def doubts(frame: "pd.DataFrame", target: str) -> list[str]:
 def _stands_for(column: "pd.Series", target: "pd.Series") -> bool:
     """Tell whether each class has a value of its own in a column."""
     pairs = target.to_frame("class").assign(value=column).drop_duplicates()
-    return len(pairs) == column.nunique() == target.nunique()
+    return bool(len(pairs) == column.nunique() == target.nunique())
 
 
 def _doubts_of(name: str, column: "pd.Series", is_target: bool) -> list[str]:

@@ -320,5 +320,5 @@ class TestRows:
         assert corrected["clipped"].tolist() == [0.0]
         # Values are taken 0.1 around an iterate, so iterates must stay in a ball of radius 3.9.
         assert corrected["inside"].all()
-        outside = zeroth_rows(problem, 1.0, (3.95, 0.0), [1], **common)
+        outside = zeroth_rows(problem, 1.0, (3.92, 0.0), [50], points=2, **common)
         assert not outside["inside"].any()
