@@ -298,13 +298,13 @@ def _read_pixels(file: str) -> np.ndarray:
         with Image.open(file) as picture:
             mode = picture.mode
             upright = ImageOps.exif_transpose(picture)
-            alpha = upright.convert("RGBA").getchannel("A")
+            alpha = np.asarray(upright.convert("RGBA"))[..., 3]
             pixels = np.asarray(upright.convert("L" if mode in ("1", "L", "LA") else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
     if mode.startswith(("I", "F")):
         raise UserError(f"{file} has pixels of more than 8 bits (mode {mode}); save it with 8 bits")
-    if alpha.getextrema()[0] < 255:
+    if alpha.min() < 255:
         raise UserError(
             f"{file} has transparent pixels, which have no colour; give it a background"
         )
