@@ -11,22 +11,12 @@ from numpy.typing import ArrayLike
 from softadlib import results
 from softadlib._validation import MissingData
 from softadlib.analysis import tables
-from softadlib.analysis.statistics import mean_interval
 from softadlib.methods import METHODS
 
 WIDTH = 0.1
 """A loss is near θ if it is within this many nats of it, and within θ/2."""
-STAGES = ("start", "quarter", "half", "three quarters", "end")
-"""Parts of training after which losses are stored."""
-MEASURES = ("near", "spread", "below")
-CELLS = {
-    "theta": tables.Cell("θ", 2),
-    "near": tables.Cell(f"within min({WIDTH}, θ/2) of θ, %", 0, 100),
-    "spread": tables.Cell("interquartile range, nats"),
-    "below": tables.Cell("below θ/2, %", 0, 100),
-    "start": tables.Cell("near before the first step, %", 0, 100),
-}
-"""How `tables.render` writes the columns."""
+MEASURES = ("near", "spread")
+"""The share of samples near θ, and the interquartile range of their losses in nats."""
 
 
 def read(profile: str, label_noise: float = 0.0) -> pd.DataFrame:
@@ -60,37 +50,20 @@ def with_theta(rows: pd.DataFrame) -> pd.DataFrame:
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
     """Return `with_theta` of the rows and MEASURES, a line per run, epoch and part."""
     rows = with_theta(rows)
-    lines = []
-    for q, theta in zip(rows["quantiles"], rows["theta"]):
+    near = []
+    spread = []
+    for quantiles, theta in zip(rows["quantiles"], rows["theta"]):
         width = min(WIDTH, theta / 2)
-        low, high, half = share_below(q, [theta - width, theta + width, theta / 2])
-        lines.append((high - low, float(np.quantile(q, 0.75) - np.quantile(q, 0.25)), half))
-    return rows.assign(**dict(zip(MEASURES, np.array(lines).reshape(-1, 3).T)))
+        below, above = share_below(quantiles, [theta - width, theta + width])
+        near.append(above - below)
+        low, high = np.quantile(quantiles, [0.25, 0.75])
+        spread.append(high - low)
+    return rows.assign(near=near, spread=spread)
 
 
 def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
-    """Return mean θ, MEASURES with Student's intervals and n at the last epoch, per dataset and method.
-
-    `start` is the share near θ before the first step.
-    """
-    rows = shares(rows[rows["part"] == part])
-    lines = []
-    for (dataset, method), runs in rows.groupby(["dataset", "method"]):
-        ends = results.final(runs)
-        line = {"dataset": dataset, "method": method, "n": len(ends), "theta": ends["theta"].mean()}
-        for name in MEASURES:
-            line[name], line[f"{name}_low"], line[f"{name}_high"], _ = mean_interval(ends[name])
-        lines.append(line | {"start": runs.loc[runs["epoch"] == 0, "near"].mean()})
-    return tables.ordered(pd.DataFrame(lines))
-
-
-def development(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
-    """Return mean share of losses near θ per dataset and method (rows) at each stage of training (columns)."""
-    rows = shares(rows[rows["part"] == part])
-    means = rows.groupby(["dataset", "method", "epoch"])["near"].mean().reset_index()
-    ends = means.groupby(["dataset", "method"])["epoch"].transform("max").clip(lower=1)
-    means["stage"] = (4 * means["epoch"] / ends).round().astype(int)
-    means = means.drop_duplicates(["dataset", "method", "stage"], keep="last")
-    table = means.pivot(index=["dataset", "method"], columns="stage", values="near")
-    table = tables.ordered(table.rename(columns=dict(enumerate(STAGES))).reset_index())
-    return table.set_index(["dataset", "method"]).rename_axis(columns=None)
+    """Return the means of θ and MEASURES at the last epoch, and n, per dataset and method."""
+    ends = results.final(shares(rows[rows["part"] == part]))
+    groups = ends.groupby(["dataset", "method"])
+    table = groups[["theta", *MEASURES]].mean().assign(n=groups.size())
+    return tables.ordered(table.reset_index())

@@ -13,16 +13,15 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-from softadlib._validation import UserError, choose
 from softadlib.analysis.statistics import mean_interval
-from softadlib.methods import GREY, METHODS, THETA
+from softadlib.functional import LN2
+from softadlib.methods import GREY, METHODS
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
 """Each part's line style, the same on every page."""
@@ -96,54 +95,34 @@ def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> No
     ax.quiver(*at, *np.transpose(vectors), **units | style)
 
 
-def mark_log(ax: Axes, classes: int = 2, label: bool = True) -> None:
-    """Draw a dotted line at θ = ln K. From ln 2 on SoftAD's and iFlood's minimiser predicts wrong."""
-    level = np.log(classes)
-    ax.axvline(level, zorder=3, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
+def mark_log(ax: Axes, label: bool = True) -> None:
+    """Draw a dotted line at θ = ln 2. From there on SoftAD's and iFlood's minimiser predicts wrong."""
+    ax.axvline(LN2, zorder=3, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
     if label:
         at: dict[str, Any] = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
-        ax.annotate(f"ln {classes}", (level, 1), (0, 3), ha="center", fontsize="small", **at)
-
-
-def _plain_log(axis: Axis, subs: Sequence[float] = (1, 2, 5)) -> None:
-    """Write 0.05, not 5 × 10⁻², at the ticks of a logarithmic axis."""
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
+        ax.annotate("ln 2", (LN2, 1), (0, 3), ha="center", fontsize="small", **at)
 
 
 def _log_loss(ax: Axes) -> None:
-    if not np.isfinite(ax.dataLim.minposy):
-        return  # nothing above zero to show
+    """Make the axis of the loss logarithmic, with ticks such as 0.05 in place of 5 × 10⁻²."""
     ax.set_yscale("log")
-    low, high = max(ax.get_ylim()[0], LOSS_FLOOR), ax.get_ylim()[1]
+    low, high = ax.get_ylim()
+    low = max(low, LOSS_FLOOR)
     ax.set_ylim(low, max(high, 2 * low))
-    _plain_log(ax.yaxis, (1, 2, 5) if high < 100 * low else (1, 3))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1, 3)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _in_order(rows: pd.DataFrame) -> list[str]:
     """Return the methods of `rows` in the registry's order."""
-    for name in rows["method"].unique():
-        choose("method", name, METHODS)
     return [name for name in METHODS if (rows["method"] == name).any()]
-
-
-def _checked(rows: pd.DataFrame, *key: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the rows of one study, and its methods; UserError where two rows share `key`."""
-    if rows.empty:
-        raise UserError("there are no rows to draw")
-    for column in {"dataset", "label_noise"} & set(rows):
-        held = rows[column].unique()
-        if len(held) > 1:
-            raise UserError(f"rows hold {column} {', '.join(map(str, held))}; draw one at a time")
-    if rows.duplicated(list(key)).any():
-        raise UserError(f"several rows share {', '.join(key)}; pass one run of each")
-    return rows.replace([np.inf, -np.inf], np.nan), _in_order(rows)
 
 
 def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
     """Return handles for the methods of `rows`, with how many runs diverged, and the styles of the parts."""
-    handles, ends = [], rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
+    handles = []
+    ends = rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
         note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
@@ -158,13 +137,13 @@ def _style(name: str) -> dict[str, Any]:
 
 
 def band(values: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, low and high of Student's 95 % interval of every row; NaN is left out.
+    """Return mean, low and high of Student's 95 % interval of every row; NaN and ∞ are left out.
 
     Rows of fewer than three values have no interval: that of two is 18 standard deviations long.
     """
     lines = []
     for _, row in values.iterrows():
-        kept = row.dropna()
+        kept = row[np.isfinite(row)]
         lines.append(mean_interval(kept)[:3] if len(kept) > 2 else (kept.mean(), np.nan, np.nan))
     return pd.DataFrame(lines, index=values.index, columns=["mean", "low", "high"])
 
@@ -199,11 +178,7 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
 
     Args:
         rows: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
-
-    Raises:
-        UserError: for other rows.
     """
-    rows, _ = _checked(rows, "method", "trial", "epoch")
     fig: Figure
     fig, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.8))
     for ax, measure in zip(axes, NAMES):
@@ -231,9 +206,6 @@ def measure_curves(
     Args:
         rows: columns `results.schema.COLUMNS`, one label noise, one run per dataset, method and trial.
         measures: columns of `rows`, such as `loss_train`.
-
-    Raises:
-        UserError: for other rows.
     """
     datasets = list(dict.fromkeys(rows["dataset"]))
     shape: dict[str, Any] = {"sharex": "col", "squeeze": False}
@@ -243,9 +215,9 @@ def measure_curves(
         len(measures), len(datasets), figsize=(width, 0.6 + 1.9 * len(measures)), **shape
     )
     for column, dataset in zip(axes.T, datasets):
-        of_set, methods = _checked(rows[rows["dataset"] == dataset], "method", "trial", "epoch")
+        of_set = rows[rows["dataset"] == dataset]
         for ax, measure in zip(column, measures):
-            for name in methods:
+            for name in _in_order(of_set):
                 _measure_curve(ax, name, of_set[of_set["method"] == name], measure)
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         column[0].set_title(dataset)
@@ -264,8 +236,7 @@ def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str) -> Non
     if runs.shape[1] > 2:
         _draw(ax, name, band(runs), marker="", linewidth=1.4)
         return
-    for trial in runs:
-        ax.plot(runs.index, runs[trial], color=PALETTE[name], linewidth=1.0)
+    ax.plot(runs.index, runs, color=PALETTE[name], linewidth=1.0)
 
 
 def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
@@ -280,42 +251,3 @@ def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
             _draw(ax, name, band(runs), linestyle=dash, markevery=every)
     ax.set(xlabel="epoch", ylabel=NAMES[measure])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-
-def knob_curves(rows_final: pd.DataFrame) -> Figure:
-    """Draw test accuracy and loss against the knob at the last epoch: mean and Student's 95 % interval.
-
-    Methods with the same knob, in the same unit, share a column; that of θ has ln 2 marked, the
-    others are logarithmic where all values are above 0. ERM, which has no knob, is a level dashed
-    line. `rows_final` and the loss axis as in `trajectory_panels`.
-    """
-    rows, methods = _checked(rows_final, "method", "trial", "knob", "epoch")
-    rows = rows[rows["epoch"] == rows["epoch"].max()]
-    axis = rows["method"].map({name: m.axis for name, m in METHODS.items() if m.knob})
-    every = dict.fromkeys(method.axis for method in METHODS.values() if method.knob)
-    shown = [label for label in every if (axis == label).any()] or [THETA]
-    grid: dict[str, Any] = {"sharex": "col", "sharey": "row", "squeeze": False}
-    fig: Figure
-    fig, axes = plt.subplots(2, len(shown), figsize=(WIDTH, 4.4), **grid)
-    for (i, j), ax in np.ndenumerate(axes):
-        column, of_knob = ("acc_test", "loss_test")[i], rows[axis == shown[j]]
-        for name in [m for m in methods if (of_knob["method"] == m).any()]:
-            runs = of_knob[of_knob["method"] == name]
-            line = band(runs.pivot(index="knob", columns="trial", values=column))
-            _draw(ax, name, line.dropna(subset="mean"))
-        for name, level in rows[axis.isna()].groupby("method")[column].mean().items():
-            ax.axhline(level, color=PALETTE[name], linestyle="--", linewidth=1.2)
-        ax.set_xlabel(shown[j] if i else "")
-        ax.set_ylabel("" if j else f"test {NAMES[column[:-5]]}")
-        if shown[j] == THETA:
-            mark_log(ax, label=i == 0)
-        elif (of_knob["knob"] > 0).all():
-            ax.set_xscale("log")
-            _plain_log(ax.xaxis)
-    _log_loss(axes[1, 0])
-    handles = legend_handles(rows)
-    for handle, name in zip(handles, methods):
-        if not METHODS[name].knob:
-            handle.set(linestyle="--", marker="")
-    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
-    return fig

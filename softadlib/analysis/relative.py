@@ -1,6 +1,7 @@
 """Test loss relative to plain training with early stopping: numbers and one picture of many data sets."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -77,11 +78,8 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
         of = table[(table["method"] == method) & (table["side"] == side)].set_index("set")
         of = of.reindex(labels)
         height = np.arange(len(labels)) + SHIFT * (place - 1.5)
-        colour = plots.PALETTE[method]
-        ax.hlines(height, of["low"], of["high"], color=colour, linewidth=1.2)
-        face = "white" if side == LAST else colour
-        mark = plots.MARKS[method]
-        ax.plot(of["ratio"], height, mark, color=colour, markerfacecolor=face, markersize=6)
+        ax.hlines(height, of["low"], of["high"], color=plots.PALETTE[method], linewidth=1.2)
+        ax.plot(of["ratio"], height, markersize=6, **_mark(method, side))
     ax.axvline(1, color="black", linewidth=1)
     ax.set_xscale("log")
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -89,15 +87,17 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
     ax.set_yticks(range(len(labels)), labels)
     ax.invert_yaxis()
     ax.set_xlabel("← better      test loss / test loss of ERM stopped early")
-    fig.legend(handles=[_handle(*entry) for entry in ENTRIES], loc="outside upper center", ncols=2)
+    handles = []
+    for method, side in ENTRIES:
+        label = f"{METHODS[method].label}, {side}"
+        handles.append(Line2D([], [], label=label, **_mark(method, side)))
+    fig.legend(handles=handles, loc="outside upper center", ncols=2)
     return fig
 
 
-def _handle(method: str, side: str) -> Line2D:
+def _mark(method: str, side: str) -> dict[str, Any]:
+    """Return the mark of a method: open at the last epoch, filled where it stopped early."""
     colour = plots.PALETTE[method]
     face = "white" if side == LAST else colour
-    label = f"{METHODS[method].label}, {side}"
     mark = plots.MARKS[method]
-    return Line2D(
-        [], [], linestyle="", color=colour, marker=mark, markerfacecolor=face, label=label
-    )
+    return {"linestyle": "", "color": colour, "marker": mark, "markerfacecolor": face}

@@ -1,6 +1,5 @@
 """The paper's printed tables, and tables with typed columns from stored rows."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -10,13 +9,12 @@ import pandas as pd
 
 from softadlib import results
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.analysis.statistics import Mean, mean_interval, paired
+from softadlib.analysis.statistics import mean_interval
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
-from softadlib.results.read import finished, training_words
+from softadlib.results.read import training_words
 from softadlib.training import profiles
-from softadlib.training.protocol import NOT_HASHED
 
 DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
 """The paper's datasets, in the order of its tables."""
@@ -101,12 +99,6 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
     Raises MissingData, in one line, where a profile has no rows of this label noise.
     """
     rows = results.read(profile, label_noise=label_noise, **options)
-    for name, differing in _differing(profile, options.get("dataset")).items():
-        warnings.warn(
-            f"{profile}, {name}: methods were trained with different {', '.join(differing)}, so their "
-            f"numbers do not compare; softad train {profile} trains all of them alike",
-            stacklevel=2,
-        )
     if rows.empty:
         every = results.provenances(profile)
         stored = "nothing" if every.empty else ", ".join(in_order(every["dataset"]))
@@ -117,21 +109,8 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
 
 
-def _differing(profile: str, dataset: str | None) -> dict[str, list[str]]:
-    """Return dataset → parameters in which its methods' protocols differ, where there are any."""
-    protocols: dict[str, list[dict[str, Any]]] = {}
-    for facts in finished(profile).values():
-        if dataset in (None, facts.dataset):
-            protocols.setdefault(facts.dataset, []).append(facts.protocol)
-    differing = {}
-    for name, (first, *others) in protocols.items():
-        keys = [key for key in first if key not in NOT_HASHED]
-        differing[name] = [k for k in keys if any(o.get(k, first[k]) != first[k] for o in others)]
-    return {name: keys for name, keys in differing.items() if keys}
-
-
 def require(
-    rows: pd.DataFrame, *methods: str, sets: int = 1, curves: bool = False, what: str = "results"
+    rows: pd.DataFrame, *methods: str, sets: int = 1, what: str = "results"
 ) -> pd.DataFrame:
     """Return the rows of the datasets that have all methods which a page compares, else raise MissingData.
 
@@ -139,7 +118,6 @@ def require(
         rows: of a profile.
         methods: each must have rows.
         sets: the fewest datasets.
-        curves: whether runs must be measured along the way, too.
         what: the rows, as the message names them.
     """
     found = rows.groupby("dataset")["method"].agg(set)
@@ -149,10 +127,6 @@ def require(
         raise MissingData(f"this page compares {names}; no data set has {what} of both")
     if rows["dataset"].nunique() < sets:
         raise MissingData(f"this page compares at least {sets} data sets")
-    if curves and not (rows["epoch"] == 0).any():
-        raise MissingData(
-            "no run was measured along the way; curves: selected in the profile does it"
-        )
     return rows
 
 
@@ -233,35 +207,6 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
 def interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
     """Return `mean [low, high]`, of one trial the mean alone."""
     return f"{cell.text(mean)} [{cell.text(low)}, {cell.text(high)}]" if n > 1 else cell.text(mean)
-
-
-def differences(runs: pd.DataFrame, case: Sequence[str], measures: Sequence[str]) -> pd.DataFrame:
-    """Return every method minus ERM, paired by trial: a line per case and method.
-
-    Args:
-        runs: a row per case, method and trial; lines follow the first appearance of methods.
-        case: columns within which methods are compared; cases without ERM have no lines.
-        measures: columns to subtract. Each becomes the mean difference, with `_low` and `_high` the ends
-            of Student's 95 % interval.
-    """
-    lines = []
-    for key, part in runs.groupby(list(case), sort=False):
-        groups = part.set_index("trial").groupby("method", sort=False)
-        by_method = dict(iter(groups[list(measures)]))
-        for method in [m for m in by_method if m != "erm" and "erm" in by_method]:
-            both = by_method[method].merge(by_method["erm"], on="trial", suffixes=("", "_erm"))
-            line = {**dict(zip(case, key)), "method": method}
-            for measure in measures:
-                mean = paired(both[measure], both[f"{measure}_erm"])
-                line[measure], line[f"{measure}_low"], line[f"{measure}_high"], _ = mean
-            lines.append(line | {"n": len(both)})
-    columns = [f"{m}{end}" for m in measures for end in ("", "_low", "_high")]
-    return pd.DataFrame(lines, columns=[*case, "method", *columns, "n"])
-
-
-def mean_text(mean: Mean, cell: Cell) -> str:
-    """Return a difference with its sign, its interval and n: "+0.020 [+0.012, +0.028], n = 15"."""
-    return f"{interval(cell, *mean)}, n = {mean.n}"
 
 
 def along_theta(rows: pd.DataFrame) -> pd.DataFrame:

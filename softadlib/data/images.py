@@ -8,6 +8,7 @@ those of the protocol's `folder`, `train/<class>/*` and `test/<class>/*`.
 import functools
 import hashlib
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class Images:
     pool: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pool, cut = np.concatenate([self.x_train, self.x_test]), len(self.x_train)
+        pool = np.concatenate([self.x_train, self.x_test])
+        cut = len(self.x_train)
         for name, value in (("pool", pool), ("x_train", pool[:cut]), ("x_test", pool[cut:])):
             object.__setattr__(self, name, value)
 
@@ -64,7 +66,8 @@ Loader = Callable[[Path, bool], Images]
 
 def _from_torchvision(name: str, root: Path, download: bool) -> Images:
     """Read a set of `torchvision.datasets`; SVHN names its parts and has its channels first."""
-    make, kind = getattr(torchvision().datasets, name), np.uint8
+    make = getattr(torchvision().datasets, name)
+    kind = np.uint8
     if name == "SVHN":
         train, test = (make(root, split=part, download=download) for part in ("train", "test"))
         return Images(train.data, train.labels.astype(kind), test.data, test.labels.astype(kind))
@@ -125,14 +128,8 @@ def prepared_file(name: str) -> Path:
 
 
 def own_folder(folder: str) -> Path:
-    """Return the path of a protocol's `folder`; a relative one starts at the workbook's root.
-
-    Raises UserError for the home folder of a user whom this machine does not know.
-    """
-    try:
-        return home() / Path(folder).expanduser()
-    except RuntimeError:
-        raise UserError(f"folder {folder!r}: no such user on this machine; give a path") from None
+    """Return the path of a protocol's `folder`; a relative one starts at the workbook's root."""
+    return home() / os.path.expanduser(folder)
 
 
 def is_image_set(name: str) -> bool:
@@ -220,7 +217,7 @@ def _of_arrays(
 def _read_arrays(path: Path) -> Arrays:
     """Return x_train, y_train, x_test, y_test: uint8 images (n, H, W) or (n, H, W, C) and labels (n,).
 
-    Raises UserError, naming the file, for anything else.
+    Raises UserError, naming the file, where it is damaged or holds anything else.
     """
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -228,18 +225,12 @@ def _read_arrays(path: Path) -> Arrays:
     except Exception as error:  # zlib, zipfile, numpy: whatever a damaged file makes them raise
         raise UserError(f"{path} is broken ({error}); it must hold {', '.join(KEYS)}") from None
     for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        last = x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= 4)
-        if not (last and x.dtype == np.uint8 and x.size and y.shape == (len(x),)):
+        is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= 4)
+        if not is_image or x.dtype != np.uint8 or y.shape != (len(x),):
             raise UserError(
-                f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C), not empty, and y_{part} "
-                f"(n,); got {x.dtype} {x.shape} and {y.dtype} {y.shape}"
+                f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C), and y_{part} (n,); "
+                f"got {x.dtype} {x.shape} and {y.dtype} {y.shape}"
             )
-    if x_train.shape[1:] != x_test.shape[1:]:
-        sizes = f"{x_train.shape[1:]}, test images {x_test.shape[1:]}"
-        raise UserError(f"{path}: training images are {sizes}; give all one size")
-    classes = sorted({*y_train.tolist(), *y_test.tolist()})
-    if len(classes) < 2 or classes != list(range(len(classes))):
-        raise UserError(f"{path}: labels must be 0, 1, … of two classes or more, got {classes[:6]}")
     return x_train, y_train, x_test, y_test
 
 
@@ -279,7 +270,8 @@ def folder_doubts(name: str, given: str) -> list[str]:
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    images, folder = load_images(name, given), own_folder(given)
+    images = load_images(name, given)
+    folder = own_folder(given)
     lines = []
     others = {path.name for path in folder.iterdir() if path.is_dir()} - {"train", "test"}
     if shown := sorted(other for other in others if other[0] != "."):
@@ -299,17 +291,23 @@ def folder_doubts(name: str, given: str) -> list[str]:
 
 
 def _read_pixels(file: str) -> np.ndarray:
-    """Read one image of 8 bits as (H, W) where it is grey, else as (H, W, 3)."""
-    from PIL import Image
+    """Read one image of 8 bits, turned as its camera says: (H, W) where it is grey, else (H, W, 3)."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as picture:
             mode = picture.mode
-            pixels = np.asarray(picture.convert("L" if mode in ("1", "L") else "RGB"))
+            upright = ImageOps.exif_transpose(picture)
+            alpha = np.asarray(upright.convert("RGBA"))[..., 3]
+            pixels = np.asarray(upright.convert("L" if mode in ("1", "L", "LA") else "RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{file} is not a readable image ({error}); remove or repair it") from None
     if mode.startswith(("I", "F")):
         raise UserError(f"{file} has pixels of more than 8 bits (mode {mode}); save it with 8 bits")
+    if alpha.min() < 255:
+        raise UserError(
+            f"{file} has transparent pixels, which have no colour; give it a background"
+        )
     is_grey = mode == "P" and (pixels == pixels[..., :1]).all()
     return pixels[..., 0] if is_grey else pixels
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softadlib._validation import UserError, real
+from softadlib._validation import UserError
 from softadlib.data.images import Images
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import Table
@@ -64,15 +64,11 @@ class Splits:
         """Minimum and range of uint8 inputs, per part (T,), which `inputs` maps to [0, 1].
 
         Min and max of a part, as the paper's code takes them; on the real sets 0 and 255 in every
-        part. Computed in chunks, so that no copy of a part is made.
+        part.
         """
         out = {}
         for part in PARTS:
-            rows = []
-            for index in getattr(self, part):
-                ends = [torch.stack(torch.aminmax(self.x[chunk])) for chunk in index.split(5000)]
-                low, high = torch.stack(ends).unbind(1)
-                rows.append(torch.stack([low.min(), high.max()]))
+            rows = [torch.stack(torch.aminmax(self.x[index])) for index in getattr(self, part)]
             low, high = torch.stack(rows).to(self.dtype).unbind(1)
             out[part] = (low, (high - low).clamp(min=1))
         return out
@@ -121,10 +117,11 @@ def synthetic_splits(
     sizes: Sequence[int],
 ) -> Splits:
     """Draw one trial per seed: train, val, test of `sizes`, in that order, from `default_rng(seed)`."""
-    make, trials = SYNTHETIC[name], []
+    trials = []
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        trials.append({part: make(n, label_noise, rng) for part, n in zip(PARTS, sizes)})
+        trial = {part: SYNTHETIC[name](n, label_noise, rng) for part, n in zip(PARTS, sizes)}
+        trials.append(trial)
     return from_arrays(trials, classes=2)
 
 
@@ -178,7 +175,6 @@ def table_splits(
         raise UserError(f"n_train + n_val + n_test is {asked}, but the table has {n} rows")
     if n_train < k:
         raise UserError(f"n_train is {n_train}, but the table has {k} classes; give at least that")
-    real("label_noise", label_noise, low=0, high=1)
     trials = []
     for seed in seeds:
         rng = np.random.default_rng(seed)

@@ -44,8 +44,6 @@ FEW_WORDS = 20
 """A column of at most as many different words may have another one in nearly every row."""
 FEWEST_ROWS = 5
 """Rows that a class needs: of 5 the parts have 3, 1 and 1 on average."""
-EXACT = 2**53
-"""Whole numbers above this are not all numbers of float64."""
 NUMBER_AS_TEXT = re.compile(r"\s*[-+]?[$€£]?\s*\d[\d.,\s]*[%$€£]?\s*|0x[0-9a-fA-F]+")
 """A number as people write it: 1,000 or 5% or $1.50 or 0x1F."""
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*|\d{1,2}:\d{2}(:\d{2}.*)?")
@@ -91,7 +89,8 @@ def table_file(table: str | Path) -> Path:
     A name is that of a prepared table, or of a built-in one, also as `tables/<name>.csv` below the
     data root. Raises MissingData for a table that is not on this machine.
     """
-    root, path = data_root(), os.path.expanduser(table)
+    root = data_root()
+    path = os.path.expanduser(table)
     named = [prepared_table(str(table)), root / "tables" / f"{table}.csv"]
     for file in [*named, root / path, home() / path]:
         if file.is_file():
@@ -171,7 +170,14 @@ def read_frame(file: Path) -> "pd.DataFrame":
             _refuse_repeated(pd.Series(pq.read_schema(file).names))
             frame = pd.read_parquet(file)
     except pd.errors.ParserWarning:
-        raise UserError(f"{file}: its rows have more values than its header has names") from None
+        raise UserError(
+            f"{file}: its rows have more values than its header has names; save it with commas between "
+            "the values and points in the numbers"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file} is not a readable {file.suffix[1:]} file ({error}); save it as UTF-8"
+        ) from None
     except Exception as error:  # pandas, pyarrow: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None
@@ -208,7 +214,9 @@ def from_frame(
     levels, y = np.unique(frame[target].astype(str), return_inverse=True)
     classes = tuple(levels.tolist())
     _check_classes(target, classes, np.bincount(y))
-    x, inputs, is_word = [], [], []
+    x = []
+    inputs = []
+    is_word = []
     for name, column in frame.drop(columns=target).items():
         words, values = _encode(str(name), column, place)
         x.append(values)
@@ -260,7 +268,11 @@ def _encode(
     if pd.api.types.is_numeric_dtype(values):
         is_number = values.notna().to_numpy()
     if is_number.all():
-        return [], _numbers(name, values, place)
+        numbers = values.to_numpy(np.float64)
+        infinite = np.flatnonzero(np.isinf(numbers))
+        if len(infinite):
+            raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
+        return [], numbers[:, None]
     if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):
         row = int(np.argmin(is_number))
         raise UserError(
@@ -270,22 +282,6 @@ def _encode(
     levels, which = np.unique(words, return_inverse=True)
     _check_words(name, levels.tolist(), len(words), is_categorical)
     return levels.tolist(), np.eye(len(levels))[which]
-
-
-def _numbers(name: str, values: "pd.Series", place: Callable[[int], str]) -> np.ndarray:
-    """Return a column of numbers, (n, 1) float64. Raises UserError for those that float64 has not."""
-    numbers: np.ndarray = values.to_numpy(np.float64)
-    infinite = np.flatnonzero(np.isinf(numbers))
-    if len(infinite):
-        raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
-    whole = np.issubdtype(getattr(values.dtype, "numpy_dtype", values.dtype), np.integer)
-    large = np.flatnonzero(np.abs(numbers) > EXACT)
-    if whole and len(large):
-        raise UserError(
-            f"column {name!r} holds {values.iloc[large[0]]} in {place(large[0])}: whole numbers above 2^53 "
-            "lose digits; leave the column out if it names the rows, else subtract or divide"
-        )
-    return numbers[:, None]
 
 
 def _refuse_dates(name: str, column: "pd.Series") -> None:
@@ -342,9 +338,20 @@ def _listed(names: list[str], most: int = 20) -> str:
 
 def doubts(frame: "pd.DataFrame", target: str) -> list[str]:
     """Return what is no error and may not be meant, a line each."""
+    import pandas as pd
+
     lines = []
+    names = pd.to_numeric(frame.columns.to_series(), errors="coerce").dropna()
+    if len(names) and (names.diff().dropna() != 1).any():
+        lines.append(
+            f"column {names.index[0]!r} is called by a number; the first line must be names"
+        )
     for name, column in frame.items():
         lines += _doubts_of(str(name), column, name == target)
+        if name != target and _stands_for(column, frame[target]):
+            lines.append(
+                f"column {name!r} has one value per class; leave it out if it says the class"
+            )
     copies = int(frame.duplicated().sum())
     if copies:
         lines.append(
@@ -355,6 +362,12 @@ def doubts(frame: "pd.DataFrame", target: str) -> list[str]:
     if contrary:
         lines.append(f"{contrary:,} rows have the inputs of another row and another class")
     return lines
+
+
+def _stands_for(column: "pd.Series", target: "pd.Series") -> bool:
+    """Tell whether each class has a value of its own in a column."""
+    pairs = target.to_frame("class").assign(value=column).drop_duplicates()
+    return bool(len(pairs) == column.nunique() == target.nunique())
 
 
 def _doubts_of(name: str, column: "pd.Series", is_target: bool) -> list[str]:

@@ -153,21 +153,3 @@ def compare_accuracy(chosen: pd.DataFrame, margin: float) -> pd.DataFrame:
         ends = {"mean": mean.mean, "mean_low": mean.low, "mean_high": mean.high}
         lines.append({**facts, **ends, "finds": finds, "n": mean.n})
     return pd.DataFrame(lines)
-
-
-def epochs_to_loss(rows: pd.DataFrame, factor: float, rule: str = "largest") -> pd.DataFrame:
-    """Return the first measured epoch at which a selected run's test loss is low: a line per run.
-
-    Low means at most `factor` times the lowest test loss that ERM has on its curve in the same
-    trial. `epochs` is infinite for a run that never gets there.
-    """
-    trial = [*CASE, "trial"]
-    curves = results.curves(rows, rule)
-    curves = curves[curves["epoch"] > 0]
-    complete = curves.groupby(trial)["method"].transform("nunique") == curves["method"].nunique()
-    curves = curves[complete]
-    lowest = curves[curves["method"] == "erm"].groupby(trial)["loss_test"].min().rename("lowest")
-    curves = curves.join(lowest, on=trial)
-    late = curves["loss_test"] > factor * curves["lowest"]
-    curves = curves.assign(epochs=curves["epoch"].mask(late, np.inf))
-    return curves.groupby([*trial, "method"], as_index=False)["epochs"].min()

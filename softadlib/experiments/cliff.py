@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax
 
-from softadlib._validation import UserError, choose
+from softadlib._validation import choose
 
 POINTWISE = ("softad", "iflood")
 """Flooding is not pointwise: it constrains the mean loss alone."""
@@ -38,11 +38,9 @@ def expected(
 def minimiser(method: str, eta: object, theta: float, sigma: float = 1.0) -> np.ndarray:
     """Return p*(η, θ), the probability of class 1 that minimises `expected`: (m,) → (m,).
 
-    The best of a grid in ln(p/(1−p)), narrowed by thirds. Raises UserError for η outside [0, 1].
+    The best of a grid in ln(p/(1−p)), narrowed by thirds.
     """
     eta = np.asarray(eta, dtype=float)
-    if eta.ndim != 1 or not ((eta >= 0) & (eta <= 1)).all():
-        raise UserError(f"eta must be (m,) probabilities, got {eta!r}")
     grid = np.linspace(-LOGIT_RANGE, LOGIT_RANGE, GRID)
     values = [
         pointwise_value(method, np.logaddexp(0, sign * grid), theta, sigma) for sign in (-1, 1)
@@ -62,7 +60,8 @@ def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.
 
     Indexed by θ. A prediction of exactly a half counts as half right.
     """
-    eta, lines = np.asarray(eta, dtype=float), {}
+    eta = np.asarray(eta, dtype=float)
+    lines = {}
     for theta in np.asarray(thetas, dtype=float):
         p = minimiser(method, eta, theta, sigma)
         side = np.where(np.abs(p - 0.5) < 1e-6, 0.5, p > 0.5)
@@ -76,8 +75,6 @@ def outcome(method: str, eta: object, thetas: object, sigma: float = 1.0) -> pd.
 def multiclass_minimiser(eta: object, theta: float, starts: int = 12, seed: int = 0) -> np.ndarray:
     """Return p* (K,) of SoftAD (σ = 1) for class probabilities `eta` (K,), the best of several descents."""
     eta = np.asarray(eta, dtype=float)
-    if eta.ndim != 1 or (eta < 0).any() or abs(eta.sum() - 1) > 1e-9:
-        raise UserError(f"eta must be (K,) probabilities that sum to one, got {eta!r}")
 
     def value(z: np.ndarray) -> tuple[float, np.ndarray]:
         logp = log_softmax(z)
@@ -98,5 +95,7 @@ def margin(eta: object, theta: float, **options: int) -> float:
     Classes with η = 0 do not count: the minimum does not determine how they share what is left.
     """
     eta = np.asarray(eta, dtype=float)
-    p, first = multiclass_minimiser(eta, theta, **options), int(np.argmax(eta))
-    return float(p[first] - p[(eta > 0) & (np.arange(len(eta)) != first)].max())
+    p = multiclass_minimiser(eta, theta, **options)
+    first = int(np.argmax(eta))
+    others = (eta > 0) & (np.arange(len(eta)) != first)
+    return float(p[first] - p[others].max())

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from softadlib import results
-from softadlib.analysis.statistics import Mean
 from softadlib.methods import METHODS
 from softadlib.results.selection import CASE
 
@@ -15,8 +13,6 @@ FIXED_THETA = 0.01
 """The fixed θ, for the variant of SoftAD without tuning."""
 FIXED = f"SoftAD, θ = {FIXED_THETA}"
 """Its label."""
-HIGHER_IS_BETTER = {"acc_test"}
-"""Measures of which more is better; of all others less is."""
 
 
 def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
@@ -51,35 +47,3 @@ def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.D
     table = complete.pivot_table(measure, list(index), "entry", aggfunc="mean").round(12)
     order = [*(method.label for method in METHODS.values()), FIXED]
     return table[sorted(table, key=order.index)]
-
-
-def wins(runs: pd.DataFrame, measure: str, entry: str, other: str) -> list[np.ndarray]:
-    """Return of each set whether `entry` does better than `other`, trial by trial: 1, 0, and ½ for equal."""
-    sides = {}
-    for name in (entry, other):
-        part = runs[runs["entry"] == name]
-        sides[name] = part.set_index([*CASE, "trial"])[measure]
-    better = sides[entry].sub(sides[other]).dropna() * (1 if measure in HIGHER_IS_BETTER else -1)
-    return [(np.sign(d.to_numpy()) + 1) / 2 for _, d in better.groupby(level=CASE)]
-
-
-def chance_to_win(runs: pd.DataFrame, measure: str, entry: str, other: str) -> Mean:
-    """Return how likely `entry` does better than `other` on the same trial of a set drawn at random.
-
-    The mean over sets of the share of trials won, the probability of improvement of Agarwal et al.
-    (2021) for paired trials, with its 95 % interval by the stratified bootstrap: trials are drawn
-    anew within each set. It is 0 to 1 where a set has a single trial. n counts sets.
-    """
-    won = wins(runs, measure, entry, other)
-    mean = float(np.mean([w.mean() for w in won]))
-    if min(map(len, won)) < 2:
-        return Mean(mean, 0.0, 1.0, len(won))
-
-    def statistic(*sets: np.ndarray, axis: int = -1) -> np.ndarray:
-        return np.asarray(np.mean([s.mean(axis=axis) for s in sets], axis=0))
-
-    drawn = stats.bootstrap(
-        won, statistic, method="percentile", n_resamples=2000, random_state=np.random.default_rng(0)
-    )
-    low, high = drawn.confidence_interval
-    return Mean(mean, float(low), float(high), len(won))

@@ -32,7 +32,6 @@ def test_shares_are_those_of_counting_to_one_in_a_hundred():
         .itertuples()
     )
     assert line.near == pytest.approx(((losses > 0.2) & (losses < 0.4)).mean(), abs=0.01)
-    assert line.below == pytest.approx((losses < 0.15).mean(), abs=0.01)
     q = np.quantile(losses, [0.25, 0.75])
     assert line.spread == pytest.approx(q[1] - q[0], rel=1e-5)
 
@@ -61,24 +60,13 @@ def test_a_method_without_theta_is_measured_against_softads_of_its_trial():
                      ("flooding", 2): 0.2}, "SAM's radius is no θ"  # fmt: skip
 
 
-def test_the_table_has_means_intervals_and_n():
+def test_the_table_has_means_and_n():
     table = concentration.concentration(made_up()).set_index("method")
     assert list(table.index) == ["erm", "flooding", "softad"]
-    assert table.loc["softad", ["near", "below", "n"]].tolist() == [1, 0, 3]
+    assert table.loc["softad", ["theta", "near", "n"]].tolist() == [0.5, 1, 3]
     assert table.loc["softad", "spread"] == pytest.approx(0.01, rel=0.05)
     assert table.loc["flooding", "near"] == pytest.approx(0.2, abs=0.02)
-    assert table.loc["erm", ["near", "below"]].tolist() == [0, 1]
-    assert (table["near_low"] <= table["near"]).all()
-
-
-def test_development_has_a_column_for_every_stored_epoch():
-    rows = [run("softad", 0, 0.5, parts([0.69] * 900 + [0.5] * 100), epochs=(0,)),
-            run("softad", 0, 0.5, parts([0.5] * 10), epochs=(5, 10))]  # fmt: skip
-    table = concentration.development(pd.concat(rows))
-    assert list(table.columns) == ["start", "half", "end"]
-    assert table.iloc[0].tolist() == pytest.approx([0.1, 1, 1], abs=0.02)
-    close = run("softad", 0, 0.5, parts([0.69] * 10), epochs=(9,))  # rounds to the last stage, too
-    pd.testing.assert_frame_equal(concentration.development(pd.concat([*rows, close])), table)
+    assert table.loc["erm", "near"] == 0
 
 
 def test_a_profile_without_losses_ends_in_one_line():

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 
-from softadlib._validation import UserError
 from softadlib.analysis import plots as figures
 from softadlib.analysis.statistics import mean_interval
 from softadlib.methods import METHODS
@@ -83,6 +82,14 @@ class TestTrajectories:
         at_zero = corners[corners[:, 0] == 0][:, 1]
         assert (at_zero.min(), at_zero.max()) == pytest.approx(mean_interval([1, 1.1, 1.2])[1:3])
 
+    def test_the_axis_of_accuracy_leaves_out_the_first_tenth(self):
+        rows = table(["erm"], epochs=range(10))
+        for column in ("acc_train", "acc_test"):
+            rows[column] = 0.8 + rows["epoch"] / 100
+        rows.loc[rows["epoch"] == 0, ["acc_train", "acc_test"]] = 0.1
+        low, high = figures.trajectory_panels(rows).axes[1].get_ylim()
+        assert (low, high) == pytest.approx((0.81 - 0.08 * 0.08, 0.89 + 0.08 * 0.08))
+
     @pytest.mark.parametrize("lost", [np.nan, np.inf])
     def test_a_diverged_trial_is_left_out_and_counted(self, lost):
         rows = table(["erm", "sam"])
@@ -90,20 +97,6 @@ class TestTrajectories:
         figure = figures.trajectory_panels(rows)
         np.testing.assert_allclose(lines(figure.axes[0], "sam")["--"][1], [2, 3])
         assert names(figure.legends[0])[:2] == ["ERM", "SAM (1 of 2 diverged)"]
-
-    @pytest.mark.parametrize(
-        ("rows", "message"),
-        [
-            (table(["erm"]).iloc[:0], "no rows"),
-            (table(["ishida"]), r"method 'ishida' unknown; choose from erm"),
-            (pd.concat([table(["erm"]), table(["sam"], dataset="spiral")]), "gaussian, spiral"),
-            (pd.concat([table(["erm"]), table(["sam"], label_noise=0.1)]), "label_noise 0.0, 0.1"),
-            (pd.concat([table(["sam"]), table(["sam"], knob=0.2)]), "method, trial, epoch"),
-        ],
-    )
-    def test_rows_that_have_no_mean_are_refused(self, rows, message):
-        with pytest.raises(UserError, match=message):
-            figures.trajectory_panels(rows)
 
 
 class TestMeasureCurves:
@@ -129,22 +122,6 @@ class TestMeasureCurves:
 def test_grey_methods_are_labelled_at_their_lines():
     figure = figures.trajectory_panels(table(["erm", "focal"]))
     assert {text.get_text() for text in figure.axes[0].texts} == {"Focal"}
-
-
-def sweep_rows(method, knobs, **values):
-    return pd.concat([table([method], epochs=(9,), knob=knob, **values) for knob in knobs])
-
-
-class TestKnobCurves:
-    def test_mean_and_band_of_students_interval(self):
-        rows = sweep_rows("softad", [0.1, 0.5], trials=3)
-        rows["acc_test"] = [0.5, 0.9, 0.7, 0.6, 0.8, 0.7]  # three trials at each θ
-        ax = figures.knob_curves(rows).axes[0]
-        np.testing.assert_allclose(lines(ax, "softad")["-"], [[0.1, 0.5], [0.7, 0.7]])
-        corners = {tuple(v) for v in ax.collections[0].get_paths()[0].vertices.round(9)}
-        wide, narrow = mean_interval([0.5, 0.9, 0.7]), mean_interval([0.6, 0.8, 0.7])
-        ends = [(0.1, wide.low), (0.1, wide.high), (0.5, narrow.low), (0.5, narrow.high)]
-        assert corners == {tuple(np.round(end, 9)) for end in ends}
 
 
 def test_every_method_can_be_drawn_along_its_epochs():

@@ -54,6 +54,15 @@ def test_datasets_are_compared_by_their_means():
     assert np.isnan(sam["low"]), "two datasets have no interval"
 
 
+def test_each_side_selects_among_its_own_epochs():
+    """At the last epoch θ = 0.1 has the lower validation loss, at the best epochs θ = 0.2."""
+    runs = [(0.1, 3, 0.5, 1.0), (0.1, 9, 0.6, 2.0), (0.2, 4, 0.4, 3.0), (0.2, 9, 0.7, 4.0)]
+    rows = pd.DataFrame(runs, columns=["knob", "epoch", "loss_val", "loss_test"])
+    rows = rows.assign(dataset="a", label_noise=0.0, method="softad", trial=0, acc_val=1.0)
+    chosen = relative.chosen_losses(rows).set_index("side")["loss_test"]
+    assert chosen.to_dict() == {LAST: 2.0, BEST: 3.0}
+
+
 def test_the_picture_marks_each_ratio():
     mpl.use("Agg")
     values = {("erm", BEST): [1.0], ("erm", LAST): [2.0], ("softad", BEST): [0.5]}

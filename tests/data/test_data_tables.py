@@ -1,7 +1,6 @@
 """Tables: what is read and refused, what each trial draws, and that nothing leaks into training."""
 
 import dataclasses
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,29 +102,19 @@ def test_the_digest_is_that_of_names_and_values(root):
     ("text", "words"),
     [
         ("", "is not a readable csv file .No columns"),
-        ("\x00\x01binary", "holds 0 rows of 1 columns"),
         ("a;b;y\n1;2;3\n", "holds 1 rows of 1 columns; .* with commas between them"),
         ("a,b,y\n", "holds 0 rows of 3 columns"),
         (",y\n0,1\n1,2\n", "column 0, counted from 0, has no name"),
-        ("Unnamed: ,y\n0,1\n1,2\n", "column , counted from 0, has no name"),
         ("y,a,y\n0,1,0\n1,2,1\n", "2 columns have the name 'y'; leave one"),
-        ("a,y\n0,2,3\n1,5,6\n", "its rows have more values than its header has names"),
+        ("a;b;y\n0,1;2,5;3,0\n", "rows have more values than its header has names; .* with commas"),
         ("a,y\n1,2\n1,2,3,4\n", "is not a readable csv file .*line 3"),
         ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in line 3; fill them"),
-        ("a,y\n1,0\n1,\n2,0\n3,1\n", "column 'y' has 1 missing values, first in line 3"),
         ('a,b,y\nu,1,0\n\n"v\nw",2,0\nx,,1\n', "column 'b' has 1 missing values, first in line 6"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "x,0\n", "holds numbers and the text 'x' in line 12"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "inf,0\n", "column 'a' is infinite in line 12"),
         ("a,y\n1,0\n2,0\n", "column 'y' holds one class, '0'; give two or more"),
-        ("a,y\n1,0\n2,0\n3,1\n", "class '1' of column 'y' has 1 rows; three parts need 5 or more"),
-        (
-            "a,y\n" + "1,u\n" * 9 + "2,v\n" * 4,
-            "class 'v' of column 'y' has 4 rows; three parts need 5",
-        ),
-        (
-            "a,y\n" + "1,u\n2,v\n" * 5 + "3,u \n" * 5,
-            "classes 'u ' and 'u' .* differ in spaces alone",
-        ),
+        ("a,y\n" + "1,u\n" * 9 + "2,v\n" * 4, "class 'v' of column 'y' has 4 rows; .* need 5"),
+        ("a,y\n" + "1,u\n2,v\n" * 5 + "3,u \n" * 5, "classes 'u ' and 'u' .* differ in spaces"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_with_its_column(root, text, words):
@@ -141,18 +130,26 @@ def test_other_files_and_columns_are_refused(root):
         read_table(file, "sik")
     with pytest.raises(UserError, match=r"format of a table '.txt' unknown; choose from .csv"):
         read_table(write(root, SMALL, "mine.txt"))
-    with pytest.raises(UserError, match=r"format of a table '.npz' unknown; choose from .csv"):
-        read_table(write(root, SMALL, "mine.npz"))
     with pytest.raises(UserError, match=r"mine.parquet is not a readable parquet file"):
         read_table(write(root, SMALL, "mine.parquet"))
     (root / "latin.csv").write_bytes("größe,y\n1,0\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.csv is not a readable csv file .*utf-8"):
+    with pytest.raises(UserError, match=r"latin.csv is not .* save it as UTF-8"):
         read_table("latin.csv")
-    rows = "".join(f"w{i},{i % 2}\n" for i in range(257))
-    with pytest.raises(
-        UserError, match=r"column 'id' holds 257 different words in 771 rows, such as 'w0'"
-    ):
-        read_table(write(root, f"id,y\n{rows * 3}"))
+
+
+def test_a_column_has_at_most_256_words(root):
+    rows = [f"w{i},{i % 2}\n" for i in range(257)] * 3
+    with pytest.raises(UserError, match="column 'id' holds 257 different words in 771 rows"):
+        read_table(write(root, "id,y\n" + "".join(rows)))
+    fewer = [row for row in rows if not row.startswith("w256")]
+    assert len(read_table(write(root, "id,y\n" + "".join(fewer))).inputs) == 256
+
+
+def test_a_row_of_parquet_is_counted_from_1(root):
+    frame = pd.DataFrame({"a": [1.0, np.nan] * 6, "y": list("uv") * 6})
+    frame.to_parquet(root / "mine.parquet")
+    with pytest.raises(UserError, match="column 'a' has 6 missing values, first in row 2"):
+        read_table("mine")
 
 
 # One row of each column is another word in nearly every row, or a number in disguise.
@@ -168,7 +165,6 @@ DISGUISED = {
     "hexadecimal": [f"0x{i % 5:02X}A" for i in range(60)],
     "identifiers": [f"customer {i}" for i in range(60)],
     "free text": [f"remark {i % 40}" for i in range(60)],
-    "large numbers": [str(2**53 + 2 * i) for i in range(60)],
 }
 
 
@@ -179,8 +175,6 @@ def test_a_column_that_is_no_input_is_refused_by_name(root, name, kind):
     file = root / f"mine.{kind}"
     if kind == "csv":
         frame.to_csv(file, index=False)
-    elif name == "large numbers":
-        frame.astype({name: "int64"}).to_parquet(file)
     else:
         frame.to_parquet(file)
     with pytest.raises(UserError, match=f"column '{name}' holds .* [Ll]eave (it|the column) out"):
@@ -191,11 +185,9 @@ def test_a_column_that_is_no_input_is_refused_by_name(root, name, kind):
 def test_dates_of_parquet_are_refused_as_those_of_csv_are(root, unit):
     days = pd.date_range("2024-01-01", periods=60)
     typed = days.date if unit == "D" else days.astype(f"datetime64[{unit}]")
-    frame = pd.DataFrame({"day": typed, "y": [0, 1] * 30})
-    for column in (frame["day"], pd.to_datetime(frame["day"]) - days[0]):
-        frame.assign(day=column).to_parquet(root / "days.parquet")
-        with pytest.raises(UserError, match=r"column 'day' holds dates, such as .*leave it out"):
-            read_table("days.parquet")
+    pd.DataFrame({"day": typed, "y": [0, 1] * 30}).to_parquet(root / "days.parquet")
+    with pytest.raises(UserError, match=r"column 'day' holds dates, such as .*leave it out"):
+        read_table("days.parquet")
 
 
 def test_what_may_not_be_meant_is_said(root, tmp_path):
@@ -237,6 +229,26 @@ def test_what_may_not_be_meant_is_said(root, tmp_path):
     assert doubts_about("letter") == doubts_about("digits") == [], "built-in sets are as they are"
 
 
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("5.1,3.5,Iris\n", ["column '5.1' is called by a number; the first line must be names"]),
+        ("0,1,kind\n", []),
+        ("a,b,c\n", []),
+    ],
+)
+def test_a_missing_header_is_said(root, text, notes):
+    write(root, text + "".join(f"{i / 8},{i % 3},{'uv'[i % 2]}\n" for i in range(12)))
+    assert doubts_about("mine", table="mine.csv") == notes
+
+
+def test_a_column_that_says_the_class_is_said(root):
+    write(root, "code,a,y\n" + "".join(f"{7 + i % 2},{i % 3},{'uv'[i % 2]}\n" for i in range(12)))
+    said = doubts_about("mine", table="mine.csv")
+    assert said[0] == "column 'code' has one value per class; leave it out if it says the class"
+    assert not any("'a'" in line for line in said)
+
+
 # Names
 
 
@@ -253,15 +265,6 @@ def test_a_prepared_table_is_read_by_its_name(root, tmp_path):
     rows = "u,1\nv,2\nu,3\nv,4\n" * 3
     prepare_table("first", write(tmp_path, f"kind,a\n{rows}"), "kind")
     assert read_table("first").classes == ("u", "v"), "the class column is the last now"
-    prepare_table("own", write(tmp_path, f"self,a\n{rows}"), "self")
-    assert read_table("own").classes == ("u", "v")
-
-
-def test_headers_of_two_levels_are_names_of_both(root):
-    frame = pd.DataFrame([[1, 0], [2, 1], [3, 0], [4, 1]] * 3)
-    frame.columns = pd.MultiIndex.from_tuples([("size", "cm"), ("y", "")])
-    frame.to_parquet(root / "levels.parquet")
-    assert read_table("levels").inputs == ("('size', 'cm')",)
 
 
 def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
@@ -269,9 +272,7 @@ def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
     before = prepare_table("mine", file).read_bytes()
     single = write(tmp_path, "a,y\n1,0\n2,0\n", "single.csv")
     for name, path, target, words in (
-        ("spiral", file, "", "'spiral' is the name of a built-in set; choose another"),
-        ("digits", file, "", "'digits' is the name of a built-in set"),
-        ("letter", file, "", "'letter' is the name of a built-in set"),
+        *((name, file, "", f"'{name}'") for name in ("spiral", "digits", "letter")),
         ("../x", file, "", "'../x' is no plain name"),
         ("mine", file, "nowhere", "class column .target. 'nowhere' unknown"),
         ("mine", single, "", "single.csv: column 'y' holds one class"),
@@ -279,9 +280,7 @@ def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             prepare_table(name, path, target, replace=True)
-    with pytest.raises(
-        UserError, match=r"mine.parquet is there already; add --replace to write over"
-    ):
+    with pytest.raises(UserError, match=r"mine.parquet is there already; add --replace"):
         prepare_table("mine", file)
     assert [path.read_bytes() for path in root.iterdir()] == [before]
     prepare_table("mine", write(tmp_path, SMALL + "8,red,no\n"), replace=True)
@@ -291,7 +290,6 @@ def test_a_table_that_is_refused_leaves_what_was_there(root, tmp_path):
 
 
 def test_built_in_names_are_found_or_said_to_be_missing(root, monkeypatch):
-    assert len(TABLES) == 16
     assert set(TABLES) < set(dataset_names())
     for name, words in (
         ("letter", "letter is not under .*get it: softad data prepare letter "),
@@ -354,7 +352,6 @@ def rows_of(splits, part, trial, n=200):
 def test_parts_are_disjoint_and_hold_their_own_rows():
     data = table()
     splits = table_splits(data, SEEDS, (0, 0, 0))
-    drawn = []
     for trial in range(3):
         parts = [rows_of(splits, part, trial) for part in PARTS]
         assert [len(rows) for rows in parts] == [120, 40, 40]
@@ -363,13 +360,8 @@ def test_parts_are_disjoint_and_hold_their_own_rows():
             x, y = splits.part(part, trial)
             assert y.tolist() == data.y[rows].tolist()
             np.testing.assert_array_equal(x[:, 2:], data.x[rows, 2:])
-        drawn.append(tuple(parts[0]))
         order = np.random.default_rng(SEEDS[trial]).permutation(200)
         np.testing.assert_array_equal(np.concatenate(parts), order)
-    assert len(set(drawn)) == 3
-    alone = table_splits(data, SEEDS[1:2], (0, 0, 0))
-    for part in PARTS:
-        assert torch.equal(alone.part(part)[0], splits.part(part, 1)[0]), "of its seed alone"
 
 
 def test_numbers_are_standardised_as_scikit_learn_does():
@@ -380,27 +372,6 @@ def test_numbers_are_standardised_as_scikit_learn_does():
         for part in PARTS:
             expected = scaler.transform(data.x[rows_of(splits, part, trial), :2])
             np.testing.assert_allclose(splits.part(part, trial)[0][:, :2], expected, atol=1e-6)
-
-
-def leaks(split, data):
-    """Whether the training inputs move with the values of the rows outside of the training part."""
-    before = split(data)
-    outside = np.concatenate([rows_of(before, part, 0) for part in ("val", "test")])
-    x = data.x.copy()
-    x[outside, 1] += 1000
-    after = split(dataclasses.replace(data, x=x))
-    return not torch.equal(before.part("train")[0], after.part("train")[0])
-
-
-def test_nothing_leaks_from_test_to_train():
-    def planted(data):
-        x = data.x.copy()
-        x[:, :2] = StandardScaler().fit_transform(x[:, :2])  # by all rows, the leak
-        as_it_is = dataclasses.replace(data, x=x, is_word=np.ones(5, bool))  # words are not scaled
-        return table_splits(as_it_is, SEEDS, (0, 0, 0))
-
-    assert leaks(planted, table())
-    assert not leaks(lambda data: table_splits(data, SEEDS, (0, 0, 0)), table())
 
 
 def test_what_is_constant_in_training_is_zero_everywhere():
@@ -416,8 +387,7 @@ def test_what_is_constant_in_training_is_zero_everywhere():
     assert (splits.x[:, 5:] == 0).all()
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-@pytest.mark.parametrize(("noise", "flips"), [(0.0, 0), (0.1, 12), (0.2, 24)])
+@pytest.mark.parametrize(("classes", "noise", "flips"), [(2, 0.1, 12), (5, 0.0, 0), (5, 0.2, 24)])
 def test_noise_flips_training_labels_alone(classes, noise, flips):
     data = table(classes=classes)
     clean, noisy = (table_splits(data, SEEDS, (0, 0, 0), q) for q in (0.0, noise))
@@ -479,27 +449,16 @@ def test_a_protocol_draws_its_table(root):
 # Training
 
 
-@pytest.mark.parametrize("name", ["digits", "letter"])
-def test_a_perceptron_is_at_least_as_accurate_as_scikit_learns(name, root, monkeypatch):
-    """Two layers of 256, Adam with the same step and batch, the same rows, 30 epochs."""
-    if name == "digits":
-        file = root / "digits.csv"
-        load_digits(as_frame=True).frame.to_csv(file, index=False)
-    else:
-        monkeypatch.undo()  # the data root of this machine
-        try:
-            file = table_file(name)
-        except MissingData as error:
-            pytest.skip(str(error))
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # only 30 epochs
+def test_a_perceptron_is_at_least_as_accurate_as_scikit_learns(root):
+    """Two layers of 256 on digits, Adam with the same step and batch, the same rows, 30 epochs."""
+    file = root / "digits.csv"
+    load_digits(as_frame=True).frame.to_csv(file, index=False)
     values = {"profile": "p", "dataset": "mine", "table": str(file), "model": "mlp2x256"}
-    values |= {"epochs": 30, "trials": 2, "batch_size": 100, "device": "cpu"}
+    values |= {"epochs": 30, "trials": 1, "batch_size": 100, "device": "cpu"}
     protocol = Protocol(**values | dict.fromkeys(("n_train", "n_val", "n_test"), 0))
     ours, _ = train_runs(protocol, protocol.runs("erm"), {protocol.epochs})
     splits = load_splits(protocol, 0.0)
-    for trial, accuracy in enumerate(ours["acc_test"]):
-        train, test = splits.train[trial], splits.test[trial]
-        network = MLPClassifier((256, 256), batch_size=100, max_iter=30, alpha=0, random_state=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # after 30 epochs it has not converged
-            network.fit(splits.x[train], splits.y[train])
-        assert accuracy >= network.score(splits.x[test], splits.y[test])
+    network = MLPClassifier((256, 256), batch_size=100, max_iter=30, alpha=0, random_state=0)
+    network.fit(*splits.part("train"))
+    assert ours["acc_test"].item() >= network.score(*splits.part("test"))

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,46 +114,6 @@ def test_the_archives_own_formats_are_read(name, root, monkeypatch):
     assert np.shares_memory(found.pool, found.x_train), "a set costs its bytes once"
 
 
-def real_sheets(name):
-    """Real images as sheets of 2,000, 50 in a row, below the folder that the variable SOFTAD_REAL names."""
-    folder = Path(os.environ.get("SOFTAD_REAL", ".")) / name
-    if not (folder / "train-labels.npy").exists():
-        pytest.skip(f"needs real data: SOFTAD_REAL names no folder with {name}")
-    parts = []
-    for part in ("train", "test"):
-        sheets = []
-        for path in sorted(folder.glob(f"{part}-*.webp")):
-            sheet = np.asarray(Image.open(path).convert("RGB"))
-            rows, columns = sheet.shape[0] // 32, sheet.shape[1] // 32
-            tiles = sheet.reshape(rows, 32, columns, 32, 3).swapaxes(1, 2)
-            sheets.append(tiles.reshape(-1, 32, 32, 3))
-        parts.append((np.concatenate(sheets), np.load(folder / f"{part}-labels.npy")))
-    return parts
-
-
-def test_the_real_cifar100_is_read(root, monkeypatch):
-    """As the archive's pickles and as arrays; means and deviations are those that papers print."""
-    folder = root / "cifar-100-python"
-    folder.mkdir()
-    parts = real_sheets("cifar100")
-    for file, (x, y) in zip(("train", "test"), parts):
-        rows = x.transpose(0, 3, 1, 2).reshape(len(x), -1)
-        (folder / file).write_bytes(pickle.dumps({"data": rows, "fine_labels": y.tolist()}))
-    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [""] * 100}))
-    allow(monkeypatch, "cifar")
-    found = images.load_images("cifar100")
-    assert found.x_train.shape == (50_000, 3, 32, 32)
-    assert np.bincount(found.y_train).tolist() == [500] * 100
-    assert np.bincount(found.y_test).tolist() == [100] * 100
-    colours = found.x_train / np.float32(255)
-    np.testing.assert_allclose(colours.mean((0, 2, 3)), [0.5071, 0.4865, 0.4409], atol=1e-4)
-    np.testing.assert_allclose(colours.std((0, 2, 3)), [0.2673, 0.2564, 0.2762], atol=1e-4)
-    (x_train, y_train), (x_test, y_test) = parts
-    save(root, "cifar100", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-    assert images.available("cifar100") == "prepared"
-    assert images.load_images("cifar100").digest == found.digest
-
-
 @pytest.mark.parametrize("name", images.downloaded_sets())
 def test_a_set_that_is_not_there_is_missing(name, root):
     with pytest.raises(MissingData, match=f"{name} is not under .*softad data prepare {name}"):
@@ -206,14 +165,8 @@ def save(root, name="svhn", **changes):
         ({"y_test": None}, "y_test is not a file in the archive"),
         ({"x_train": np.zeros((20, 8, 8))}, "x_train must be uint8"),
         ({"x_train": pictures(19, 8, 8)}, r"got uint8 \(19, 8, 8\) and int64 \(20,\)"),
-        ({"x_test": np.zeros((0, 8, 8), "u1"), "y_test": np.arange(0)}, "not empty"),
         ({"x_train": pictures(20, 3, 8, 8)}, r"must be .*\(n, H, W, C\).* got uint8 \(20, 3, 8, 8"),
         ({"x_train": np.array([{}], dtype=object)}, "broken"),
-        ({"x_test": pictures(10, 9, 9)}, "give all one size"),
-        ({"y_train": np.array(["cat", "dog"] * 10), "y_test": np.array(["cat"] * 10)}, "'cat', 'd"),
-        ({"y_train": np.arange(20) % 2 + 0.5}, r"labels must be 0, 1, … .*got \[0, 0.5, 1, 1.5\]"),
-        ({"y_train": np.arange(20) % 2 - 1}, r"got \[-1, 0, 1\]"),
-        ({"y_train": np.zeros(20), "y_test": np.zeros(10)}, r"two classes or more, got \[0.0\]"),
     ],
 )
 def test_arrays_that_are_off_are_named(root, changes, words):
@@ -221,24 +174,11 @@ def test_arrays_that_are_off_are_named(root, changes, words):
     assert "svhn.npz" in refused(words, "svhn")
 
 
-def test_a_damaged_file_is_named_or_read(root):
-    """zlib, zipfile and numpy each raise errors of their own."""
-    x, y = pictures(8, 4, 4), np.arange(8) % 2
-    path = root / "svhn.npz"
-    np.savez_compressed(path, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
-    content, refusals = path.read_bytes(), []
-    damaged = [bytearray(content) for _ in content]
-    for i, data in enumerate(damaged):
-        data[i] ^= 0xFF
-    for data in (b"", content[:40], content[: len(content) // 2], *damaged):
-        path.write_bytes(data)
-        images._read.cache_clear()
-        try:
-            assert images.load_images("svhn").pool.shape == (12, 1, 4, 4)
-        except UserError as error:
-            refusals.append(str(error))
-    assert len(refusals) > len(content) / 2
-    assert all("svhn.npz" in line and "\n" not in line for line in refusals)
+@pytest.mark.parametrize("size", [0, 40, 500])
+def test_a_file_that_was_cut_off_is_named(root, size):
+    save(root)
+    os.truncate(root / "svhn.npz", size)
+    assert "svhn.npz" in refused("is broken", "svhn")
 
 
 # A folder of your own
@@ -268,6 +208,27 @@ def test_a_folder_of_your_own(tmp_path, colours):
         np.testing.assert_array_equal(getattr(found, f"y_{part}"), expected[f"y_{part}"])
     values = {**WHOLE, "dataset": "pets", "folder": str(tmp_path / "pets"), "batch_size": 2}
     assert load_splits(Protocol(**values), 0.0).train.shape == (1, 6)
+
+
+def test_a_photo_is_turned_as_its_camera_says(tmp_path):
+    """Orientation 6 says that the first row of pixels is the right side of the picture."""
+    write_folder(tmp_path)
+    wide = np.zeros((8, 6, 3), dtype=np.uint8)
+    wide[0] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(wide).save(tmp_path / "train/cat/0.png", exif=exif)
+    shown = images.load_images("pets", str(tmp_path)).x_train[0, 0]
+    expected = np.zeros((6, 8))
+    expected[:, -1] = 255
+    np.testing.assert_array_equal(shown, expected)
+
+
+def test_opaque_alpha_is_no_channel(tmp_path):
+    write_folder(tmp_path, ())
+    with Image.open(tmp_path / "train/cat/1.png") as grey:
+        grey.convert("LA").save(tmp_path / "train/cat/1.png")
+    assert images.load_images("pets", str(tmp_path)).x_train.shape == (8, 1, 6, 8)
 
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
@@ -302,6 +263,11 @@ def test_folders_that_are_off_are_refused(tmp_path):
     (pets / "train/cat/bad.ppm").unlink()
     Image.fromarray(np.arange(48, dtype=np.uint16).reshape(6, 8)).save(pets / "test/dog/2.png")
     refused(r"2.png has pixels of more than 8 bits \(mode I;16\)", "pets", pets)
+    clear = Image.new("RGBA", (8, 6), (0, 0, 0, 0))
+    clear.save(pets / "test/dog/2.png")
+    refused(
+        "2.png has transparent pixels, which have no colour; give it a background", "pets", pets
+    )
     (pets / "train/ant").mkdir()
     refused(r"of several classes \(Found no valid file for the classes ant", "pets", pets)
     (pets / "train/ant").rmdir()
@@ -311,8 +277,6 @@ def test_folders_that_are_off_are_refused(tmp_path):
         shutil.rmtree(pets / folder)
     refused(r"of several classes; train has \['cat'\], test has \['cat'\]", "pets", pets)
     refused(r"'pets' is no image set; name your images in the profile, folder: DIR", "pets")
-    with pytest.raises(UserError, match="folder '~nobody-here/pets': no such user"):
-        images.own_folder("~nobody-here/pets")
 
 
 def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
@@ -338,8 +302,8 @@ def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
 
 def test_digits_need_no_file(root):
     digits, (x, y) = images.load_images("digits"), load_digits(return_X_y=True)
-    shares = np.bincount(digits.y_test) / np.bincount(y)
-    assert (abs(shares - 0.2) < 0.01).all(), "a fifth of every class is test"
+    counts = np.bincount(digits.y_test)
+    assert counts.tolist() == (np.bincount(y) // 5).tolist(), "a fifth of every class is test"
     rows = {row.tobytes() for row in x.astype(np.uint8)}
     assert {row.tobytes() for row in digits.pool} == rows
     assert (len(digits.pool), digits.classes, images.available("digits")) == (1797, 10, "embedded")
@@ -388,21 +352,13 @@ def test_inputs_are_scaled_part_by_part():
             low, high = raw.min().item(), raw.max().item()
             shown = splits.inputs(raw, part, trial)
             torch.testing.assert_close(shown, (raw.double() - low) / (high - low))
+    black = images.Images(x[:8] * 0, np.arange(8) % 2, x[8:], np.arange(4) % 2)
+    raw, _ = image_splits(black, (1,), (0, 0, 0)).part("train")
+    assert (image_splits(black, (1,), (0, 0, 0)).inputs(raw, "train", 0) == 0).all()
     stacked = splits.inputs(splits.x[splits.train], "train", torch.tensor([0, 1]))
     for trial in (0, 1):
         alone = splits.inputs(splits.part("train", trial)[0], "train", trial)
         torch.testing.assert_close(stacked[trial], alone)
-
-
-def test_the_range_of_a_part_is_that_of_all_its_images():
-    """Also where the brightest pixel is in the last image of many."""
-    x = np.full((5200, 1, 1, 1), 50, dtype=np.uint8)
-    x[-1], x[-2] = 250, 10
-    labels = np.arange(5200) % 2
-    some = images.Images(x, labels, x, labels)
-    splits = image_splits(some, (1,), (0, 0, 0)).to("cpu", torch.float64)
-    low, spread = splits.ranges["test"]
-    assert (low.item(), spread.item()) == (10, 240)
 
 
 def test_resnets_are_torchvisions_with_the_papers_norms():

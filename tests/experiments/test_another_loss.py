@@ -32,15 +32,6 @@ def test_a_step_of_a_linear_model_by_hand():
     assert model.weight.grad.item() == pytest.approx((first + second) / 2)
 
 
-def test_adam_takes_its_first_step_against_the_sign_of_the_gradient():
-    model = nn.Linear(1, 1, bias=False).double()
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-    one = torch.ones(1, 1, dtype=torch.float64)
-    another_loss.train(model, nn.MSELoss(), one, -one, steps=1, lr=0.01)
-    assert model.weight.item() == pytest.approx(0.99)
-
-
 @pytest.mark.parametrize("loss", ["squared", "hinge"])
 def test_softad_holds_the_training_loss_up_and_narrows_the_gap(loss):
     rows = another_loss.another_loss_rows(loss, [0.09], trials=2)

@@ -123,32 +123,6 @@ def test_accuracy_is_comparable_lower_or_open():
     assert table["finds"].item() == "open"
 
 
-def curve(method, trial, losses, knob=0.1):
-    """A run measured from epoch 0 on."""
-    facts = {"dataset": "gaussian", "label_noise": 0.0, "method": method, "trial": trial}
-    facts |= {"knob": np.nan if method == "erm" else knob, "acc_val": 1.0, "loss_val": 1.0}
-    return [facts | {"epoch": e, "loss_test": loss} for e, loss in enumerate(losses)]
-
-
-def test_epochs_to_a_low_loss_by_hand():
-    """ERM's lowest is 0.5, so 0.55 is low; epoch 0 is before any step and does not count."""
-    rows = pd.DataFrame(
-        [
-            *curve("erm", 0, [0.4, 0.9, 0.6, 0.5, 0.8]),
-            *curve("softad", 0, [0.7, 0.55, 0.56, 0.6, 0.6]),
-            *curve("flooding", 0, [0.7, 0.6, 0.6, 0.6, 0.6]),
-            *curve("erm", 1, [0.4, 0.9, 0.6, 0.5, 0.8]),  # a trial that the others lack
-        ]
-    )
-    table = audit.epochs_to_loss(rows, factor=1.1)
-    assert table["trial"].tolist() == [0, 0, 0]
-    assert table.set_index("method")["epochs"].to_dict() == {
-        "erm": 3,
-        "flooding": np.inf,
-        "softad": 1,
-    }
-
-
 def test_methods_that_share_no_dataset_are_one_line():
     apart = [runs(erm=[1.0]), runs(dataset="spiral", softad=[1.0])]
     rows = pd.concat(apart).assign(

@@ -36,10 +36,6 @@ def test_mean_of_the_signs_is_the_slope_of_the_bound(w, theta):
     assert jensen.population_gradient("iflood", w, theta) == pytest.approx(slope, abs=1e-6)
 
 
-def test_without_a_level_the_signs_are_all_positive():
-    assert jensen.population_gradient("iflood", W, 0.0) == W
-
-
 def test_softad_is_the_slope_of_its_objective():
     def objective(w):
         rho = lambda z: np.hypot(1, (w - z) ** 2 / 2 - THETA) - 1  # noqa: E731

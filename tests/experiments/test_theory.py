@@ -7,24 +7,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softadlib.experiments import theory as S
-from softadlib.experiments.theory import (
+from softadlib.experiments.theory.algorithms import (
+    NormClipMomentum,
+    onto_ball,
+    simulate,
+    subgradient_step,
+)
+from softadlib.experiments.theory.bounds import (
+    compare_rates,
+    confidence,
+    l_ad,
+    momentum_bounds,
+    subgradient_bounds,
+)
+from softadlib.experiments.theory.problems import (
     Distances,
     SquaredDistances,
     cloud,
-    compare_rates,
+    hard_gradient,
+    mean_gradient,
+    soft_gradient,
+    softad_value,
+)
+from softadlib.experiments.theory.prox import (
     envelope,
     hardest_iflood,
-    iflood_rows,
     least_envelope,
-    mean_gradient,
-    simulate,
+    moreau_prox,
+)
+from softadlib.experiments.theory.smoothness import steepest
+from softadlib.experiments.theory.stationarity import iflood_rows, softad_rows, zeroth_rows
+from softadlib.experiments.theory.zeroth import (
+    directions,
     smoothed_gradient,
     smoothed_value,
-    softad_rows,
-    softad_value,
-    steepest,
-    zeroth_rows,
+    zeroth_gamma,
+    zeroth_gradient,
 )
 
 PROBLEM = SquaredDistances(cloud(12, 2, 3), 2.0)
@@ -34,27 +52,14 @@ positive = st.floats(0.01, 100)
 
 class TestLAD:
     def test_by_hand(self):
-        assert S.l_ad(3.0, 2.0) == 5.0
-        assert S.l_ad(3.0, 2.0, 0.25, "code") == 3.5
-        assert S.l_ad(3.0, 2.0, 0.25, "text") == 14.0
-
-    def test_refusals(self):
-        with pytest.raises(ValueError, match="code, text"):
-            S.l_ad(1.0, 1.0, 1.0, "paper")
-        with pytest.raises(ValueError, match="above 0"):
-            S.l_ad(1.0, 1.0, 0.0)
-
-    def test_squared_distances_have_the_moment_they_say(self):
-        # points at 0 and (3, 4): sup of ‖w − z‖ on the ball of radius 2 is 2 and 7
-        problem = SquaredDistances(np.array([[0.0, 0.0], [3.0, 4.0]]), 2.0)
-        assert problem.g2 == pytest.approx((4 + 49) / 2)
-        w = np.array([-1.2, -1.6])  # on the border, opposite to (3, 4)
-        assert S.norms(problem(w)[1])[1, 0] == pytest.approx(7)
+        assert l_ad(3.0, 2.0) == 5.0
+        assert l_ad(3.0, 2.0, 0.25, "code") == 3.5
+        assert l_ad(3.0, 2.0, 0.25, "text") == 14.0
 
     @pytest.mark.parametrize("scale", ["code", "text"])
     @pytest.mark.parametrize("sigma", [0.25, 1.0, 4.0])
     def test_no_pair_is_steeper(self, sigma, scale):
-        limit = S.l_ad(PROBLEM.g2, 1.0, sigma, scale)
+        limit = l_ad(PROBLEM.g2, 1.0, sigma, scale)
         soft = {"kind": "softad", "sigma": sigma, "scale": scale}
         ratios = steepest(PROBLEM, 0.5, [1e-6, 1e-3, 0.1, 1.0], 500, 0, **soft)
         assert 0 < ratios.max() <= limit
@@ -64,30 +69,23 @@ class TestLAD:
         problem = SquaredDistances(np.zeros((1, 1)), 2**0.5)
         soft = mean_gradient(problem, np.array([[2**0.5], [2**0.5 - 1e-6]]), 1.0, "softad")
         assert float(np.diff(soft[:, 0])[0]) / -1e-6 == pytest.approx(2.0, abs=1e-5)
-        assert S.l_ad(problem.g2, 1.0) == pytest.approx(3.0)
-
-    def test_a_sign_is_as_steep_as_one_likes(self):
-        # across ℓ = θ one of n gradients of length √(2θ) turns over
-        distances = np.array([1e-2, 1e-4, 1e-6])
-        hard = steepest(PROBLEM, 0.5, distances, 500, 0, kind="iflood")
-        assert (hard.to_numpy() > 0.9 * 2 * 1.0 / (12 * distances)).all()
-        assert hard.to_numpy()[2] > 1e3 * S.l_ad(PROBLEM.g2, 1.0)
+        assert l_ad(problem.g2, 1.0) == pytest.approx(3.0)
 
 
 class TestBounds:
     def test_confidence_by_hand(self):
         # 3T/δ = e⁴: ln is 4, 10·4 + 4·2 + 1
-        assert S.confidence(1, 3 / math.e**4) == pytest.approx(49)
+        assert confidence(1, 3 / math.e**4) == pytest.approx(49)
 
     def test_the_coefficient_of_l_is_not_three_halves(self):
-        one, none = (S.momentum_bounds(10**4, 0.0, L, 0.0, 0.1) for L in (1.0, 0.0))
+        one, none = (momentum_bounds(10**4, 0.0, L, 0.0, 0.1) for L in (1.0, 0.0))
         rate = (10**4) ** 0.25
         assert (one["corrected"] - none["corrected"]) * rate == pytest.approx(1.985)
         assert (one["stated"] - none["stated"]) * rate == pytest.approx(1.5)
 
     @given(steps, positive, positive)
-    def test_equation_four_written_out(self, T, smoothness, g):
-        b, a, c = 1 - 1 / math.sqrt(T), T**-0.75, S.confidence(T, 0.05)
+    def test_corrected_is_equation_20_written_out(self, T, smoothness, g):
+        b, a, c = 1 - 1 / math.sqrt(T), T**-0.75, confidence(T, 0.05)
         whole = (
             2.0 / (T * a)
             + a * smoothness / 2
@@ -95,20 +93,14 @@ class TestBounds:
             + 2 * b * a * smoothness / (1 - b)
             + 2 * math.sqrt((1 - b) * g**2) * c
         )
-        found = S.momentum_bounds(T, 2.0, smoothness, g, 0.05)
+        found = momentum_bounds(T, 2.0, smoothness, g, 0.05)
         assert found["corrected"] == pytest.approx(whole)
-        # stated is the smaller one exactly where its slack does not cover the missing part of L
-        missing = (2 * b + 0.5 / math.sqrt(T) - 1.5) * smoothness
-        slack = 2 * g * (1 - b * T**-0.25)
-        assert (found["stated"] - found["corrected"]) * T**0.25 == pytest.approx(
-            slack - missing, abs=1e-6 * whole * T**0.25
-        )
 
     def test_subgradient_bound_is_the_descent_inequality_at_its_step(self):
         T, drop, g2, l_star = 50, 0.7, 3.0, 2.0
-        alpha = S.subgradient_step(T, drop, g2, l_star)
+        alpha = subgradient_step(T, drop, g2, l_star)
         assert alpha**2 == pytest.approx(drop / (T * l_star * g2))
-        found = S.subgradient_bounds(T, drop, g2, l_star)
+        found = subgradient_bounds(T, drop, g2, l_star)
         assert found["corrected"] == pytest.approx(
             2 * (drop + l_star * g2 * T * alpha**2) / (T * alpha)
         )
@@ -131,41 +123,11 @@ class TestCompareRates:
         (row,) = compare_rates([16], **CONSTANTS, delta=delta).to_dict("records")
         assert row["iflood"] == pytest.approx(2)
 
-    def test_both_fall_as_the_root_of_t_but_for_a_logarithm(self):
-        rows = compare_rates([10**4, 10**8], **CONSTANTS).set_index("T")
-        scaled = rows[["softad", "iflood"]].mul(np.sqrt(rows.index), axis=0)
-        assert scaled["iflood"].tolist() == pytest.approx([8, 8])  # 4·√(L*·G²·Δ)
-        growth = scaled["softad"][10**8] / scaled["softad"][10**4]
-        logs = [math.log(3 * steps / 0.1) for steps in rows.index]
-        assert 1 < growth < (logs[1] / logs[0]) ** 2
-
-    def test_refuses_another_form(self):
-        with pytest.raises(ValueError, match="stated, corrected"):
-            compare_rates([1], **CONSTANTS, form="paper")
-
 
 class TestNormClipMomentum:
-    @given(st.integers(1, 50), st.integers(0, 99))
-    def test_invariants(self, T, seed):
-        rng = np.random.default_rng(seed)
-        method = S.NormClipMomentum(T, 1.0)
-        assert method.b == pytest.approx(1 - 1 / math.sqrt(T))
-        assert method.gamma == pytest.approx(math.sqrt(1 / (1 - method.b)))
-        w, clipped = np.ones((3, 2)), []
-        for _ in range(8):
-            g = rng.standard_normal((3, 2)) * 10 ** rng.uniform(-3, 3)
-            clipped.append(g * np.minimum(1, method.gamma / np.linalg.norm(g, axis=1))[:, None])
-            after = method.step(w, g)
-            lengths = np.linalg.norm(after - w, axis=1)
-            np.testing.assert_allclose(lengths, T**-0.75, rtol=1e-9)
-            assert (np.linalg.norm(method.momentum, axis=1) <= method.gamma + 1e-12).all()
-            weights = (1 - method.b) * method.b ** np.arange(len(clipped))[::-1]
-            np.testing.assert_allclose(method.momentum, np.tensordot(weights, clipped, 1))
-            w = after
-
     def test_by_hand(self):
         # T = 16: b = 3/4, α = 1/8, γ = 2; (6, 8) is clipped to (1.2, 1.6), M is a quarter of it
-        method = S.NormClipMomentum(16, 1.0)
+        method = NormClipMomentum(16, 1.0)
         w = method.step(np.zeros(2), np.array([6.0, 8.0]))
         np.testing.assert_allclose(method.momentum, [0.3, 0.4])
         np.testing.assert_allclose(w, [-0.075, -0.1])
@@ -173,22 +135,18 @@ class TestNormClipMomentum:
         np.testing.assert_allclose(method.momentum, [0, 0], atol=1e-16)
 
     def test_no_step_from_nothing(self):
-        method = S.NormClipMomentum(4, 1.0)
+        method = NormClipMomentum(4, 1.0)
         assert method.step(np.ones(3), np.zeros(3)).tolist() == [1, 1, 1]
         assert method.clip(np.zeros(3)).tolist() == [0, 0, 0]
-
-    def test_short_gradients_are_not_clipped(self):
-        g = np.array([[0.3, 0.4], [3.0, 4.0]])
-        np.testing.assert_allclose(S.NormClipMomentum(1, 1.0).clip(g), [[0.3, 0.4], [0.6, 0.8]])
 
 
 class TestTransformedGradients:
     def test_by_hand(self):
         losses, gradients = np.array([1.0, 0.0, 0.25]), np.array([[2.0, 0], [0, 4.0], [1.0, 1.0]])
-        soft = S.soft_gradient(losses, gradients, 0.25)
+        soft = soft_gradient(losses, gradients, 0.25)
         np.testing.assert_allclose(soft[0], [2 * 0.6, 0])  # φ(3/4) = 3/5
         assert soft[2].tolist() == [0, 0]
-        assert S.hard_gradient(losses, gradients, 0.25).tolist() == [[2, 0], [0, -4], [0, 0]]
+        assert hard_gradient(losses, gradients, 0.25).tolist() == [[2, 0], [0, -4], [0, 0]]
 
     @given(st.floats(-2, 2), st.floats(-2, 2), st.floats(0, 2))
     def test_softads_gradient_is_the_slope_of_its_value(self, a, b, theta):
@@ -213,34 +171,14 @@ class TestMoreauProx:
     @given(st.floats(0.05, 5), st.floats(-1, 1))
     def test_closed_form_on_the_line(self, theta, shift):
         w = np.linspace(-4, 4, 41)[:, None] + shift
-        v, error = S.moreau_prox(self.line, w, theta, 0.5, 1.0)
+        v, error = moreau_prox(self.line, w, theta, 0.5, 1.0)
         assert (error <= 1e-4).all()
         off = np.abs(v - one_dimensional_prox(w, theta))[:, 0]
         assert (off <= error + 1e-12).all()
 
-    def test_shape_and_tolerance(self):
-        w = np.linspace(-1, 1, 6).reshape(2, 3, 1)
-        v, error = S.moreau_prox(self.line, w, 0.5, 0.5, 1.0, tol=1e-5)
-        assert v.shape == (2, 3, 1)
-        assert error.shape == (2, 3)
-        np.testing.assert_allclose(v, one_dimensional_prox(w, 0.5), atol=1e-5)
-
-    def test_against_a_fine_grid_in_the_plane(self):
-        w, theta = np.array([0.3, -0.4]), 0.6
-        v, _ = S.moreau_prox(PROBLEM, w, theta, 0.5, 1.0)
-
-        def value(u):
-            return np.abs(PROBLEM(u)[0] - theta).mean(-1) + np.square(u - w).sum(-1)
-
-        axis = np.linspace(-0.02, 0.02, 201)
-        grid = v + np.stack(np.meshgrid(axis, axis), -1)
-        assert value(v) <= value(grid).min() + 1e-8
-
-    def test_refusals(self):
-        with pytest.raises(ValueError, match="below 1/L"):
-            S.moreau_prox(self.line, np.zeros((1, 1)), 0.5, 1.0, 1.0)
+    def test_a_tolerance_below_rounding_is_refused(self):
         with pytest.raises(ArithmeticError, match="larger tol"):
-            S.moreau_prox(self.line, np.array([[0.9]]), 0.5, 0.5, 1.0, tol=1e-12)
+            moreau_prox(self.line, np.array([[0.9]]), 0.5, 0.5, 1.0, tol=1e-12)
 
     def test_the_envelope_in_closed_form(self):
         # |w| ≤ s/2: F̄ = 2θ − w²; s/2 ≤ |w| ≤ 3s/2: θ + (w − s)²; s = 1 at θ = 1/2
@@ -261,13 +199,13 @@ class TestProjectedSubgradient:
     @given(st.lists(st.floats(-9, 9), min_size=3, max_size=3), positive)
     def test_projection_to_the_ball(self, w, radius):
         w = np.array(w)
-        projected = S.onto_ball(radius)(w)
+        projected = onto_ball(radius)(w)
         size = np.linalg.norm(w)
         np.testing.assert_allclose(projected, w if size <= radius else w * radius / size)
 
     def test_step_size_by_hand(self):
-        assert S.subgradient_step(4, 1.0, 1.0, 1.0) == 0.5
-        assert S.subgradient_step(2, 4.0, 1.0, 0.5) == 2.0
+        assert subgradient_step(4, 1.0, 1.0, 1.0) == 0.5
+        assert subgradient_step(2, 4.0, 1.0, 0.5) == 2.0
 
     def test_the_stated_bound_fails_by_hand(self):
         # s = 1: w₁ = ½, F̄ = 2θ − w² = ¾, Δ = ¼, ‖∇F̄‖² = 4w² = 1, q = √(1·1·¼) = ½
@@ -289,20 +227,10 @@ class TestProjectedSubgradient:
 
 class TestZerothOrder:
     def test_directions_are_on_the_sphere_and_uniform(self):
-        u = S.directions(np.random.default_rng(0), (40000, 3))
+        u = directions(np.random.default_rng(0), (40000, 3))
         np.testing.assert_allclose(np.linalg.norm(u, axis=1), 1)
         np.testing.assert_allclose(u.T @ u / len(u), np.eye(3) / 3, atol=0.01)
         np.testing.assert_allclose(u.mean(0), 0, atol=0.02)
-
-    @pytest.mark.parametrize("kind", ["softad", "iflood"])
-    @given(st.floats(-3, 3), st.floats(0.05, 2), st.floats(0, 2))
-    def test_on_a_line_the_two_points_are_the_whole_sphere(self, kind, w, r, theta):
-        problem = Distances(np.array([[0.3], [-0.5]]), 9.0, kind)
-        at, u = np.array([[w], [w]]), np.array([[1.0], [-1.0]])
-        exact = problem.value(np.array([w + r]), theta) - problem.value(np.array([w - r]), theta)
-        for points in (1, 2):
-            g = S.zeroth_gradient(lambda x: problem.value(x, theta), at, u, r, points)
-            assert g.mean() == pytest.approx(exact / (2 * r), abs=1e-9)
 
     @pytest.mark.parametrize("points", [1, 2])
     def test_unbiased_for_quadratics(self, points):
@@ -310,41 +238,18 @@ class TestZerothOrder:
         a = np.array([[2.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 1.0]])
         w, u = np.array([0.4, -1.0, 2.0]), np.concatenate([np.eye(3), -np.eye(3)])
         f = lambda x: np.einsum("...i,ij,...j->...", x, a, x) / 2 + 7  # noqa: E731
-        g = S.zeroth_gradient(f, np.broadcast_to(w, (6, 3)), u, 0.7, points)
+        g = zeroth_gradient(f, np.broadcast_to(w, (6, 3)), u, 0.7, points)
         np.testing.assert_allclose(g.mean(0), a @ w)
-
-    def test_two_points_vary_far_less(self):
-        rng = np.random.default_rng(0)
-        f = lambda x: 1 + np.square(x).sum(-1)  # noqa: E731
-        w, u = np.ones((4000, 6)), S.directions(rng, (4000, 6))
-        one, two = (S.zeroth_gradient(f, w, u, 0.1, p).var(0).sum() for p in (1, 2))
-        assert one > 100 * two
 
     def test_gammas_by_hand(self):
         # d/r = 4, T = 16: T^¼ = 2
-        assert S.zeroth_gamma(16, 2, 0.5, 9.0, 25.0) == 2 * 4 * 5
-        assert S.zeroth_gamma(16, 2, 0.5, 9.0, 25.0, "paper") == 2 * math.sqrt(4 * 9)
-        with pytest.raises(ValueError, match="corrected, paper"):
-            S.zeroth_gamma(1, 1, 0.5, 1.0, 1.0, "theirs")
-
-    def test_the_papers_gamma_can_clip_the_signal_away(self):
-        problem, theta, r, T = Distances(cloud(12, 2, 3), 4.0), 1.0, 0.1, 100
-        angle = 2 * np.pi * np.arange(64) / 64
-        u = np.stack([np.cos(angle), np.sin(angle)], -1)
-        w = np.broadcast_to([-1.2, 1.0], (12, 64, 2))
-        g = S.zeroth_gradient(lambda x: problem.value(x, theta, problem.points[:, None]), w, u, r)
-        v = problem.moment(theta)
-        for rule, lost in (("paper", True), ("corrected", False)):
-            clip = S.NormClipMomentum(T, 1.0, S.zeroth_gamma(T, 2, r, 1.0, v, rule)).clip
-            size = np.linalg.norm(clip(g).mean((0, 1)))
-            assert (size < 1e-12) == lost
-            whole = np.linalg.norm(g.mean((0, 1)))
-            assert size == pytest.approx(0 if lost else whole, abs=1e-9)
+        assert zeroth_gamma(16, 2, 0.5, 9.0, 25.0) == 2 * 4 * 5
+        assert zeroth_gamma(16, 2, 0.5, 9.0, 25.0, "paper") == 2 * math.sqrt(4 * 9)
 
     @pytest.mark.parametrize("kind", ["softad", "iflood"])
     def test_the_moment_bounds_every_value(self, kind):
         problem = Distances(cloud(12, 2, 3), 2.0, kind)
-        w = S.onto_ball(2.0)(4 * np.random.default_rng(0).standard_normal((500, 2)))
+        w = onto_ball(2.0)(4 * np.random.default_rng(0).standard_normal((500, 2)))
         values = problem.value(w[:, None], 0.4, problem.points)
         assert np.square(values).mean(-1).max() <= problem.moment(0.4)
 
@@ -363,27 +268,6 @@ class TestAbsoluteDeviation:
         assert self.origin.moment(2.0) == (2 + 7) ** 2  # ℓ from 0 to 9
         assert self.origin.moment(6.0) == (6 + 6) ** 2
 
-    def test_its_smoothed_gradient_turns_where_the_level_is_above_every_loss(self):
-        below, above = (
-            smoothed_gradient(lambda x, at=theta: self.origin.value(x, at), self.w, 0.5)
-            for theta in (0.0, 9.0)
-        )
-        np.testing.assert_allclose(above, -below, atol=1e-12)
-        np.testing.assert_allclose(below / np.linalg.norm(below), [0.6, 0.8], atol=1e-12)
-
-    def test_a_run_comes_nearer_to_stationary_and_stays_below_its_bound(self):
-        problem = Distances(cloud(12, 2, 3), 5.0, "iflood")
-        rows = zeroth_rows(
-            problem, 1.0, (-1.2, 1.0), [100, 2000], radius=0.1, points=2, runs=4, seed=0
-        )
-        assert rows["inside"].all()
-        assert (rows["worst"] < rows["corrected"]).all()
-        assert rows["mean"][1] < 0.7 * rows["mean"][0]
-
-    def test_another_deviation_is_refused(self):
-        with pytest.raises(ValueError, match="softad, iflood"):
-            Distances(np.zeros((1, 2)), 1.0, "flooding")
-
 
 class TestSmoothedObjective:
     def test_of_a_quadratic(self):
@@ -392,14 +276,6 @@ class TestSmoothedObjective:
         w = np.array([[0.5, -1.0], [2.0, 0.0]])
         np.testing.assert_allclose(smoothed_gradient(f, w, 0.3), 2 * w, atol=1e-12)
         np.testing.assert_allclose(smoothed_value(f, w, 0.3), np.square(w).sum(-1) + 0.045)
-
-    def test_gradient_is_the_slope_of_the_value(self):
-        problem = Distances(cloud(5, 2, 1), 2.0)
-        f = lambda x: problem.value(x, 0.5)  # noqa: E731
-        w, h = np.array([0.7, 0.9]), 1e-4
-        value = [smoothed_value(f, w + s * h * np.array([1.0, 0]), 0.2, 128) for s in (1, -1)]
-        slope = (value[0] - value[1]) / (2 * h)
-        assert smoothed_gradient(f, w, 0.2)[0] == pytest.approx(slope, abs=1e-4)
 
     def test_it_is_the_mean_of_the_original_gradient_over_the_ball(self):
         problem = Distances(cloud(5, 2, 1), 2.0)
@@ -442,3 +318,7 @@ class TestRows:
         corrected = zeroth_rows(problem, 1.0, start, [50], **common)
         assert paper["clipped"].tolist() == [1.0]
         assert corrected["clipped"].tolist() == [0.0]
+        # Values are taken 0.1 around an iterate, so iterates must stay in a ball of radius 3.9.
+        assert corrected["inside"].all()
+        outside = zeroth_rows(problem, 1.0, (3.92, 0.0), [50], points=2, **common)
+        assert not outside["inside"].any()

@@ -213,3 +213,11 @@ def test_what_are_no_logits_is_refused(logits, said):
 def test_a_smoothing_out_of_range_is_refused(smoothing):
     with pytest.raises(ValueError, match=f"smoothing.*{smoothing:g}"):
         F.class_probabilities(torch.zeros(1, 2), F.erm_weights, smoothing)
+
+
+def test_the_least_weight_is_that_of_the_row():
+    """ln p₀ − ln p₁ = −z − ln w₀ + ln(1e-6·w₀) where w₁ = 0: the weight w₀ of the row cancels."""
+    logits = torch.tensor([[0.0, 5.0], [0.0, 50.0]], dtype=torch.float64)
+    log_p = F.class_log_probabilities(logits, lambda losses: torch.where(losses < 1, 0, losses))
+    expected = torch.tensor([-5.0, -50.0], dtype=torch.float64) + math.log(1e-6)
+    torch.testing.assert_close(log_p[:, 0] - log_p[:, 1], expected)

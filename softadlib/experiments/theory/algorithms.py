@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from softadlib._validation import whole
 from softadlib.experiments.theory.problems import Function, norms
 
 
@@ -13,11 +12,10 @@ class NormClipMomentum:
     """M ← bM + (1−b)Ḡ, w ← w − αM/‖M‖, where Ḡ = G·min(1, γ/‖G‖) and M₀ = 0: Prop. 3.
 
     b = 1 − T^(−1/2), α = T^(−3/4), and γ = G·T^(1/4) unless given, for T = `steps` and G = `moment`.
-    Every step has length α, but for M = 0, where there is none. Raises ValueError for T < 1.
+    Every step has length α, but for M = 0, where there is none.
     """
 
     def __init__(self, steps: int, moment: float, gamma: float | None = None):
-        whole("steps", steps, 1)
         self.b = 1 - steps**-0.5
         self.alpha = steps**-0.75
         self.gamma = moment * steps**0.25 if gamma is None else gamma

@@ -5,21 +5,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from softadlib._validation import choose, real
-from softadlib.functional import SCALES
-
-FORMS = ("stated", "corrected")
-"""A bound as its proposition states it, and as its proof gives it."""
-
 
 def l_ad(g2: float, l_loss: float, sigma: float = 1.0, scale: str = "code") -> float:
     """Return L_AD = L_φ·E sup‖∇ℓ‖² + B_φ·L_ℓ: a Lipschitz constant of SoftAD's mean gradient on a convex set.
 
     (L_φ, B_φ) is (1, σ) under "code", (1/σ, 1) under "text"; eq. (smoothness_factor) is σ = 1.
-    `g2` = E sup‖∇ℓ‖², `l_loss` = L_ℓ. Raises ValueError for σ ≤ 0 or an unknown scale.
+    `g2` = E sup‖∇ℓ‖², `l_loss` = L_ℓ.
     """
-    choose("scale", scale, SCALES)
-    sigma = real("sigma", sigma, above=0)
     return g2 + sigma * l_loss if scale == "code" else g2 / sigma + l_loss
 
 
@@ -85,11 +77,10 @@ def compare_rates(
         l_star: L*, the smoothness of every single loss, which Prop. 4 needs: L* ≥ L_ℓ.
         g2: E sup‖∇ℓ‖².
         delta: probability with which Prop. 3's bound may fail.
-        form: "stated" or "corrected".
+        form: of the bounds, "stated" by the propositions or "corrected" by their proofs.
 
     Columns: `T`, `softad`, `iflood`, and `trivial`, E sup‖∇ℓ‖², which bounds either at every w.
     """
-    choose("form", form, FORMS)
     rows = []
     for steps in horizons:
         softad = momentum_bounds(steps, drop, l_ad(g2, l_loss), math.sqrt(g2), delta)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from softadlib._validation import choose
 from softadlib.functional import softad_weights
 
 Oracle = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -82,16 +81,12 @@ class Distances:
     """ℓ(w; z_i) = ‖w − z_i‖ on ‖w‖ ≤ `radius`, 1-Lipschitz and not differentiable at z_i.
 
     `kind` chooses the deviation of the objective θ + E ρ(ℓ − θ): ρ of "softad", or |x| of "iflood".
-    Raises ValueError for another kind.
     """
 
     points: np.ndarray
     radius: float
     kind: str = "softad"
     lipschitz = 1.0
-
-    def __post_init__(self) -> None:
-        choose("kind", self.kind, DEVIATIONS)
 
     def value(self, w: np.ndarray, theta: float, points: np.ndarray | None = None) -> np.ndarray:
         """Return θ + ρ(ℓ − θ), of one point each (…, d) → (…,), or their mean: S."""

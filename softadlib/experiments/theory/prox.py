@@ -12,12 +12,10 @@ def moreau_prox(
 
     Newton's method on √((ℓ−θ)² + ε²), ε falling. With u = (ℓ−θ)/√(…) in [−1, 1] the minimum over v
     of mean u(ℓ(v)−θ) + ‖v−w‖²/(2β) lies below the sought one, so the duality gap bounds the error;
-    the problem is (1/β − L*)-strongly convex. ∇F̄(w) = (w − v)/β. Raises ValueError unless
-    β < 1/L*, ArithmeticError where rounding keeps the bound above `tol`.
+    the problem is (1/β − L*)-strongly convex, for β < 1/L*. ∇F̄(w) = (w − v)/β. Raises ArithmeticError
+    where rounding keeps the bound above `tol`.
     """
     mu = 1 / beta - l_star
-    if not mu > 0:
-        raise ValueError(f"beta must be below 1/L* = {1 / l_star:g}, got {beta:g}")
     flat = np.reshape(np.asarray(w, dtype=float), (-1, np.shape(w)[-1]))
     v = flat.copy()
     error = np.full(len(flat), np.inf)

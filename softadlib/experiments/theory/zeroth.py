@@ -4,10 +4,7 @@ import math
 
 import numpy as np
 
-from softadlib._validation import choose
 from softadlib.experiments.theory.problems import Function, norms
-
-GAMMAS = ("corrected", "paper")
 
 
 def directions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -38,9 +35,9 @@ def zeroth_gamma(
     The paper puts a smoothness constant where Prop. 3 has a second moment: its γ is so small
     that it clips every gradient to one length, and their mean then says nothing of f.
     """
-    choose("gamma", rule, GAMMAS)
     ratio = d / radius
-    return float(steps**0.25 * math.sqrt(ratio * lipschitz if rule == "paper" else ratio**2 * v))
+    size = ratio * lipschitz if rule == "paper" else ratio**2 * v
+    return float(steps**0.25 * math.sqrt(size))
 
 
 def smoothed_gradient(f: Function, w: np.ndarray, radius: float, nodes: int = 128) -> np.ndarray:
