@@ -1,6 +1,5 @@
 """p from q against the numerical minimum of Σ_k p_k f(−ln q_k), published closed forms and by hand."""
 
-import math
 from functools import partial
 
 import numpy as np
@@ -60,8 +59,8 @@ def assert_is(found, p, atol=1e-6):
 
 
 @pytest.mark.parametrize("p", TRUTHS, ids=str)
-@pytest.mark.parametrize("theta", [0.0, 0.01, 0.1, 0.35])
-@pytest.mark.parametrize("sigma", [0.1, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("theta", [0.0, 0.01, 0.35])
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 3.0])
 def test_softad_gives_back_the_probabilities_at_its_minimum(p, theta, sigma):
     logits = minimiser(p, lambda losses: softad(losses, theta, sigma))
     for scale in F.SCALES:
@@ -193,23 +192,3 @@ def test_a_batch_of_any_shape():
     weight = partial(F.softad_weights, theta=0.1)
     flat = F.class_probabilities(logits.view(6, 4), weight)
     torch.testing.assert_close(F.class_probabilities(logits, weight), flat.view(2, 3, 4))
-
-
-@pytest.mark.parametrize(
-    ("logits", "said"),
-    [
-        (torch.tensor([1, 2]), "int64"),
-        ([[0.0, 1.0]], "list"),
-        (torch.zeros(5, 1), r"\(5, 1\).*0 and z"),
-        (torch.tensor(0.0), r"\(\)"),
-    ],
-)
-def test_what_are_no_logits_is_refused(logits, said):
-    with pytest.raises(ValueError, match=said):
-        F.class_probabilities(logits, F.erm_weights)
-
-
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
-def test_a_smoothing_out_of_range_is_refused(smoothing):
-    with pytest.raises(ValueError, match=f"smoothing.*{smoothing:g}"):
-        F.class_probabilities(torch.zeros(1, 2), F.erm_weights, smoothing)

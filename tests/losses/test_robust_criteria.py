@@ -194,11 +194,9 @@ def test_a_lost_run_stays_lost_and_disturbs_no_other(name):
     values = torch.from_numpy(np.random.default_rng(1).uniform(0, 2, (3, 5)))
     sick = values.clone()
     sick[1, 2] = math.nan
-    function = FUNCTIONS[name]
-    knobs = torch.full((3,), MODERATE[name], dtype=torch.float64)
-    good, bad = vmap(function)(values, knobs), vmap(function)(sick, knobs)
-    assert bad[1].isnan()
-    assert torch.equal(good[[0, 2]], bad[[0, 2]])
+    function = vmap(lambda v: FUNCTIONS[name](v, MODERATE[name]))
+    assert function(sick)[1].isnan()
+    assert torch.equal(function(values)[[0, 2]], function(sick)[[0, 2]])
 
 
 @every
@@ -209,44 +207,17 @@ def test_half_precision_is_computed_in_float32(name):
     assert result == FUNCTIONS[name](values.float(), MODERATE[name])
 
 
-BAD = {
-    "cvar": ("beta", [1, 1.5, -0.1, math.nan, math.inf, "0.1", True, None]),
-    "chi2": ("radius", [-0.1, math.nan, math.inf, "1", True, None]),
-    "tilted": ("t", [math.nan, math.inf, "1", True, None]),
-}
 CRITERIA = {"cvar": CVaR, "chi2": ChiSquareDRO, "tilted": Tilted}
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"), [(name, bad) for name, (_, values) in BAD.items() for bad in values], ids=str
-)
-def test_bad_knobs_are_refused_in_one_line_naming_them(name, bad):
-    for call in (partial(FUNCTIONS[name], SPREAD), CRITERIA[name]):
-        with pytest.raises(ValueError, match=f"^{BAD[name][0]} must be ") as error:
-            call(bad)
-        assert repr(bad) in str(error.value)
-        assert "\n" not in str(error.value)
-
-
-@every
-def test_a_knob_per_sample_is_refused(name):
-    with pytest.raises(ValueError, match=rf"{BAD[name][0]} must have shape \(\), got \(5,\)"):
-        FUNCTIONS[name](SPREAD, torch.full((5,), 0.1))
 
 
 # The criteria
 
 
 @every
-def test_criteria_are_their_functions_over_cross_entropy(name):
+def test_criteria_are_their_functions_over_the_base(name):
     torch.manual_seed(0)
     logits, targets = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     criterion = CRITERIA[name](MODERATE[name])
     values = nn.functional.cross_entropy(logits, targets, reduction="none")
     assert criterion(logits, targets) == FUNCTIONS[name](values, MODERATE[name])
     assert f"={MODERATE[name]:g}" in repr(criterion)
-    mine = nn.MSELoss()
-    x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 0.0, 0.0])
-    expected = FUNCTIONS[name]((x - y) ** 2, MODERATE[name])
-    assert CRITERIA[name](MODERATE[name], base=mine)(x, y) == expected
-    assert mine.reduction == "mean"
