@@ -179,13 +179,6 @@ def test_nothing_waits_for_the_device_until_a_row_is_full_or_read(make):
             monitor.summary()
 
 
-def test_what_cannot_be_monitored_is_said():
-    with pytest.raises(ValueError, match=r"got CrossEntropyLoss; ERM\(base=loss\) wraps any"):
-        LossMonitor(nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match="has seen no batch: train with the criterion"):
-        LossMonitor(SoftAD(0.1)).summary()
-
-
 def test_a_monitored_criterion_can_be_copied_and_the_copy_has_its_own_rows():
     criterion = SoftAD(0.6)
     monitor = LossMonitor(criterion)

@@ -18,13 +18,16 @@ class Levels(NamedTuple):
     """No score gives less: a θ below it never pushes a sample up."""
     calibrated_below: float
     """Every sample with less is classified rightly: ln 2 for cross-entropy."""
+    inverted_from: float = math.inf
+    """Every sample with this or more is classified wrongly: ln K for cross-entropy; ∞ if there is none."""
 
 
 def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     """Return the levels of `nn.CrossEntropyLoss(label_smoothing=smoothing)`, in nats.
 
     With a = 1 − ε + ε/K and b = ε/K the minimum is the entropy of (a, b, …, b), `calibrated_below`
-    that of ((a+b)/2, (a+b)/2, b, …, b); ε = 0 gives 0 and ln 2.
+    that of ((a+b)/2, (a+b)/2, b, …, b); ε = 0 gives 0 and ln 2. `inverted_from` is ln K for ε = 0. A
+    smoothed loss has none: it grows without bound on samples that are classified rightly and surely.
 
     Args:
         classes: K, at least 2.
@@ -45,6 +48,7 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     return Levels(
         minimum=_entropy([a] + [b] * (classes - 1)),
         calibrated_below=_entropy([tie, tie] + [b] * (classes - 2)),
+        inverted_from=math.inf if smoothing else math.log(classes),
     )
 
 

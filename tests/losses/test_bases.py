@@ -89,7 +89,7 @@ def test_a_partial_of_torchs_function_is_torchs_mean_with_its_options(ignored):
     options = {"weight": torch.tensor([1.0, 5.0, 2.0]), "ignore_index": ignored}
     logits, target = torch.randn(4, 3, generator=GENERATOR), torch.tensor([0, 1, ignored, 1])
     found = ERM(base=partial(nn.functional.cross_entropy, **options))(logits, target)
-    assert found == nn.CrossEntropyLoss(**options)(logits, target)
+    torch.testing.assert_close(found, nn.CrossEntropyLoss(**options)(logits, target))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
@@ -149,10 +149,8 @@ def test_every_cross_entropy_warns_from_ln_2_on_and_only_there(kind, make, theta
         criterion.theta = theta
     assert [w.category for w in caught] == 2 * [CalibrationWarning] * (theta >= LN2)
     for warning in caught:
-        said = str(warning.message)
-        assert [
-            w for w in (make.__name__, f"theta={theta:g}", "smaller theta") if w not in said
-        ] == []
+        assert f"{make.__name__}(theta={theta:g})" in str(warning.message)
+        assert "use a smaller theta" in str(warning.message)
         assert warning.filename == __file__, "points at the caller's line"
 
 

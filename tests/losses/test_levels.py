@@ -34,10 +34,11 @@ def test_levels_of_smoothed_cross_entropy_are_its_minima(classes, smoothing):
     loss = nn.CrossEntropyLoss(label_smoothing=smoothing)
     assert levels.minimum == pytest.approx(least(loss, classes, wrong=False), rel=1e-5)
     assert levels.calibrated_below == pytest.approx(least(loss, classes, wrong=True), rel=1e-5)
+    assert levels.inverted_from == math.inf
 
 
 def test_levels_by_hand():
-    assert cross_entropy_levels(10) == (0, pytest.approx(math.log(2)))
+    assert cross_entropy_levels(10) == (0, pytest.approx(math.log(2)), math.log(10))
     half = cross_entropy_levels(2, 0.5)  # targets (3/4, 1/4)
     assert half.minimum == pytest.approx(2 * math.log(2) - 0.75 * math.log(3))
     assert half.calibrated_below == pytest.approx(math.log(2))

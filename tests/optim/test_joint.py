@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from softadlib.optim.joint import JointOptimizer
-from softadlib.optim.sam import ASAM, FDGR, GNP, MSAM, SAM
+from softadlib import ASAM, FDGR, GNP, MSAM, SAM
 
 WRAPPERS = {
     "sam": partial(SAM, radius=0.2),
@@ -77,7 +76,7 @@ def test_several_optimizers_step_with_the_gradient_at_one_joint_perturbation(nam
     method, knob, settings = {"sam": ("sam", 0.2, {}), "gnp": ("gnp", 0.7, {"radius": 0.2})}[name]
     model, twin = network().double(), network().double()
     optimizer = joined(model, WRAPPERS[name])
-    plain = joined(twin, JointOptimizer)
+    plain = joined(twin, SAM).base
     for _ in range(20):
         step(model, optimizer)
         sharp_step(method, twin, plain, X.double(), Y, knob, "both", **settings)

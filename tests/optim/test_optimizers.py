@@ -99,15 +99,6 @@ def test_knob_zero_is_the_base_optimizer_bit_for_bit(name, base):
     assert not torch.equal(weights(network()), weights(plain))
 
 
-@every
-def test_a_zero_gradient_does_not_move_and_is_no_nan(name):
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    optimizer = wrap(name, SGD(model.parameters(), lr=0.1), model)
-    optimizer.step(closure_from(optimizer, lambda: model.weight.square().sum()))
-    assert model.weight.tolist() == [[0, 0, 0]]
-
-
 # Against a plain loop, written from the formulas
 
 CASES = {
