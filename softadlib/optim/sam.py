@@ -210,7 +210,7 @@ class ASAM(SAM):
         names = {id(p): name for name, p in self.model.named_parameters()}
         if not all(id(p) in names for p in params):
             raise UserError(
-                "model= lacks a parameter of the optimizer, whose name 'official' needs"
+                "model= lacks a parameter of the optimizer; variant='official' goes by name"
             )
         return [names[id(p)] for p in params]
 

@@ -91,7 +91,7 @@ def test_numbers_that_are_none_or_out_of_range_are_refused(name):
     for function in functions:
         for bad in [*BAD, *out_of_range]:
             refused(partial(function, bad), f"{name} must be a ", f"got {bad!r}")
-        for bad in [math.nan, *out_of_range]:
+        for bad in out_of_range:
             refused(partial(function, torch.tensor(bad)), f"{name} must be a ")
 
 
