@@ -38,7 +38,7 @@ class SAMTrainerMixin:
     """
 
     sam_radius: float = 0.05
-    _micro_batches: tuple[Call, ...] = ()
+    _micro_batches: list[Call]
     """The calls of `training_step` since the last step of the optimizer."""
 
     @torch.no_grad()
@@ -46,14 +46,14 @@ class SAMTrainerMixin:
         """Run one micro-batch, and after the last of a batch all of them at the perturbed weights."""
         trainer: Any = self
         run: Callable[..., Tensor] = torch.enable_grad()(super().training_step)  # type: ignore[misc]
-        if all(p.grad is None for p in model.parameters()):
-            self._micro_batches = ()  # of a batch that was given up
-        self._micro_batches += ((copy.copy(inputs), args, settings),)
+        if not hasattr(self, "_micro_batches") or all(p.grad is None for p in model.parameters()):
+            self._micro_batches = []  # a batch that was given up is forgotten
+        self._micro_batches.append((copy.copy(inputs), args, settings))
         loss = run(model, inputs, *args, **settings)
         if not trainer.accelerator.sync_gradients:
             return loss
         micro_batches = self._micro_batches
-        self._micro_batches = ()
+        self._micro_batches = []
         params = {name: p for name, p in model.named_parameters() if p.grad is not None}
         self._check(params)
         grads = {name: dense_gradient(p) for name, p in params.items()}
