@@ -55,7 +55,7 @@ class SAMTrainerMixin:
         micro_batches = self._micro_batches
         self._micro_batches = []
         params = {name: p for name, p in model.named_parameters() if p.grad is not None}
-        self._check(params)
+        _check(trainer, params)
         grads = {name: dense_gradient(p) for name, p in params.items()}
         if trainer.accelerator.scaler and not F.global_norm(grads).isfinite():
             return loss  # the scaler sees the overflow and skips the step
@@ -68,12 +68,10 @@ class SAMTrainerMixin:
                 run(model, inputs, *args, **settings)
         return loss
 
-    def _check(self, params: Mapping[str, Tensor]) -> None:
-        """Raise UserError for parameters that cannot be perturbed by their gradient."""
-        trainer: Any = self
-        if any(p.dtype in HALF for p in params.values()):
-            raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise UserError(
-                "SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP"
-            )
+
+def _check(trainer: Any, params: Mapping[str, Tensor]) -> None:
+    """Raise UserError for parameters that cannot be perturbed by their gradient."""
+    if any(p.dtype in HALF for p in params.values()):
+        raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        raise UserError("SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP")
