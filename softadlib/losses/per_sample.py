@@ -297,7 +297,7 @@ def _is_torchs_own(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> bool:
             f"{type(loss).__name__} has class weights and a forward of its own, which leaves no weight "
             f"of the sample to divide by; {WEIGH_SAMPLES}"
         )
-    if loss.weight is not None and getattr(loss, "label_smoothing", 0.0):
+    if loss.weight is not None and getattr(loss, "label_smoothing", False):
         raise UserError(f"label_smoothing= with class weights: {INSIDE}")
     return own
 

@@ -1,7 +1,7 @@
 """SAM in Hugging Face's Trainer, which hands no closure. Imports nothing of transformers."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
+from softadlib.functional.gradient_rules import Grads
 from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
 from softadlib.optim.closure import MovedWeights, dense_gradient
@@ -54,7 +55,7 @@ class SAMTrainerMixin:
             return loss
         micro_batches = self._micro_batches
         self._micro_batches = []
-        params = {name: p for name, p in model.named_parameters() if p.grad is not None}
+        params: Grads = {n: p for n, p in model.named_parameters() if p.grad is not None}
         _check(trainer, params)
         grads = {name: dense_gradient(p) for name, p in params.items()}
         if trainer.accelerator.scaler and not F.global_norm(grads).isfinite():
@@ -69,7 +70,7 @@ class SAMTrainerMixin:
         return loss
 
 
-def _check(trainer: Any, params: Mapping[str, Tensor]) -> None:
+def _check(trainer: Any, params: Grads) -> None:
     """Raise UserError for parameters that cannot be perturbed by their gradient."""
     if any(p.dtype in HALF for p in params.values()):
         raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
