@@ -65,7 +65,7 @@ def test_nbval_fails_where_the_picture_alone_has_changed(tmp_path):
         data = {"image/png": base64.b64encode(stored).decode(), "text/plain": "<Image>"}
         output = nbformat.v4.new_output("execute_result", data, execution_count=1)
         source = "from IPython.display import Image\nImage('drawn.png')"
-        cells.append(nbformat.v4.new_code_cell(source, outputs=[output]))
+        cells.append(nbformat.v4.new_code_cell(source, outputs=[output], execution_count=1))
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
     nbformat.write(notebook, tmp_path / "page.ipynb")

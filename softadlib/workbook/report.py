@@ -66,7 +66,7 @@ def section(page: Page, anchors: Mapping[str, str]) -> Section:
     document.cells = shown
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
     html = BeautifulSoup(exporter.from_notebook_node(document)[0], "html.parser")
-    title = html.h1.get_text() if html.h1 else page.name
+    title = html.h1.get_text().rstrip("¶") if html.h1 else page.name
     if "dataset" in page.parameters:
         title += f" on {page.parameters['dataset']}"
     for number, picture in enumerate(html.select("img"), 1):

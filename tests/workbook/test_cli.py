@@ -12,7 +12,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from helpers.workspace import SECONDS, TINY, make_home, tree, write_notebook
+from helpers.workspace import SECONDS, TINY, heed_ctrl_c, make_home, tree, write_notebook
 
 from softadlib import results
 from softadlib.data import tables
@@ -139,11 +139,11 @@ def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsy
 
 def test_shards_are_put_together(home, capsys):
     for shard in ("1/2", "2/2"):
-        assert cli.main(["train", "tiny", "--shard", shard, "-j", "1"]) == 0
+        assert cli.main(["train", *ERM, "--shard", shard]) == 0
         assert f"shard {shard} is trained" in capsys.readouterr().err
-    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    assert cli.main(["train", *ERM]) == 0
     together = results.read("tiny")
-    assert cli.main(["train", "tiny", "-j", "1", "--fresh"]) == 0
+    assert cli.main(["train", *ERM, "--fresh"]) == 0
     pd.testing.assert_frame_equal(results.read("tiny"), together)
 
 
@@ -253,6 +253,7 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(
 ):
     home = make_home(tmp_path, gaussian=LONGER | {"curves": "none"})
     monkeypatch.setenv("SOFTAD_HOME", str(home))
+    heed_ctrl_c()
     signal_when_stored(home, number)
     assert cli.main([*TRAIN, "--fresh"]) == status
     again = "softad: stopped; the command without --fresh resumes"

@@ -6,18 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import nbformat
 import pytest
 from helpers.protocols import train
 from helpers.workspace import REPOSITORY, make_home, tree, write_notebook
+from papermill.translators import PythonTranslator
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.training.profiles import load
 from softadlib.workbook import cli, notebooks
-from softadlib.workbook.changes import changed_protocol
+from softadlib.workbook.changes import changed_protocol, check_parameters
 
 LACKING = (
     "class MissingData(ValueError):\n    'Named as softadlib names it.'\n"
@@ -53,8 +55,7 @@ def test_run_trains_what_is_left_then_draws_also_with_a_relative_home(home, caps
     monkeypatch.chdir(home.parent)
     monkeypatch.setenv("SOFTAD_HOME", home.name)
     shutil.copy(REPOSITORY / "notebooks/train.ipynb", home / "notebooks")
-    count = "from softadlib import results; print(len(results.read(profile, final=True)))"
-    add(home, "count", count)
+    add(home, "page", "print(profile)")
     argv = ["tiny", "--method", "erm", "-j", "2", "-p", "trials=1"]
     assert cli.main(["run", *argv]) == 0
     assert "done: 2 notebooks in" in capsys.readouterr().err.splitlines()[-1]
@@ -62,7 +63,7 @@ def test_run_trains_what_is_left_then_draws_also_with_a_relative_home(home, caps
     assert visible(folder) == ["figures", "gaussian"]
     assert visible(folder / "gaussian") == ["erm.ipynb", "erm.parquet"]
     assert "erm on gaussian: " in texts(folder / "gaussian/erm.ipynb")[0]
-    assert texts(folder / "figures/count.ipynb") == ["1"]
+    assert texts(folder / "figures/page.ipynb") == ["tiny"]
     before = tree(home)
     assert cli.main(["run", *argv]) == 0
     assert "done: 0 notebooks in" in capsys.readouterr().err.splitlines()[-1], "nothing is missing"
@@ -262,27 +263,31 @@ def test_changed_parameters_of_a_page_have_a_profile_of_their_own(home):
     assert len(short) < 20
 
 
-def papermill(home, *options):
-    """Execute the training page by papermill, in the folder of a workbook."""
-    source = str(REPOSITORY / "notebooks/train.ipynb")
-    command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
-    env = {**os.environ, "SOFTAD_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run([*command, *options], env=env, capture_output=True, text=True)
+def test_an_unknown_parameter_stops_a_page(monkeypatch):
+    """The cells of the training page as a kernel has them, the second as papermill writes it."""
+    page = nbformat.read(REPOSITORY / "notebooks/train.ipynb", as_version=4)
+    own = next(cell.source for cell in page.cells if cell.cell_type == "code")
 
+    def check(**parameters):
+        executed = {"In": ["", own, PythonTranslator.codify(parameters), "check_parameters()"]}
+        kernel = types.SimpleNamespace(user_ns=executed)
+        monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
+        check_parameters()
 
-def test_papermill_on_the_training_page_stops_at_an_unknown_parameter(home):
-    done = papermill(home, "-p", "profile", "tiny", "-p", "epoch", "3")
-    assert done.returncode == 1
-    unknown = "UserError: parameter 'epoch' unknown; choose from profile, dataset"
-    assert unknown in done.stderr.strip().splitlines()[-1]
-    assert not (home / "outputs").exists()
+    check(epochs=3, changes={"dtype": "float64"}, theta="0.1, 0.2")
+    with pytest.raises(UserError, match=r"parameter 'epoch' unknown; choose from profile, dataset"):
+        check(epochs=3, epoch=3)
 
 
 def test_papermill_trains_with_changed_parameters_under_another_name(home):
     assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
     before = tree(home)
     given = ["-p", "lr", "0.01", "-p", "epochs", "2", "-p", "theta", "0.2"]
-    done = papermill(home, "-p", "profile", "tiny", *given, "-p", "changes", "{trials: 1}")
+    given += ["-p", "profile", "tiny", "-p", "changes", "{trials: 1}"]
+    source = str(REPOSITORY / "notebooks/train.ipynb")
+    command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([*command, *given], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "unknown parameter" not in done.stderr
     assert {name: tree(home)[name] for name in before} == before

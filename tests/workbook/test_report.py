@@ -27,9 +27,11 @@ def write_page(path, title, *outputs, parameters="size = 1", profiles=()):
         v4.new_markdown_cell(f"# {title}"),
         v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),
         v4.new_markdown_cell(f"Where $x_1 > 0$. {LINKS}"),
-        v4.new_code_cell("secret()", outputs=outputs),
+        v4.new_code_cell("secret()", outputs=list(outputs)),
     ]
-    document = v4.new_notebook(cells=cells, metadata={"softad": {"profiles": profiles}})
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata = {"kernelspec": kernel, "softad": {"profiles": profiles or []}}
+    document = v4.new_notebook(cells=cells, metadata=metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(document, path)
 
@@ -48,16 +50,16 @@ def page(tmp_path_factory):
     each = {"parameters": "profile = 'tiny'\ndataset = 'own'", "profiles": "all"}
     for path in (home / "notebooks/frontier.ipynb", figures / "frontier.ipynb"):
         write_page(path, "The frontier", PICTURE, TABLE, **one)
-    write_page(home / "notebooks/curves.ipynb", "Curves <of> a run", **each)
+    write_page(home / "notebooks/curves.ipynb", "Curves & points", **each)
     for dataset in ("own", "gaussian"):
         path = figures / f"curves-{dataset}.ipynb"
-        write_page(path, "Curves <of> a run", PICTURE, PICTURE, **each)
+        write_page(path, "Curves & points", PICTURE, PICTURE, **each)
     for path in (home / "notebooks/fig01.ipynb", home / "outputs/figures/fig01.ipynb"):
         write_page(path, "Theory")
     write_page(home / "outputs/figures/fig03.error.ipynb", "Failed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOFTAD_HOME", str(home))
-        assert cli.main(["train", "tiny", "-j", "1"]) == 0
+        assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
         assert cli.main(["report", "tiny"]) == 0
         yield home / "outputs/tiny/index.html"
 
@@ -65,7 +67,7 @@ def page(tmp_path_factory):
 def test_the_page_opens_with_pictures_and_tables_and_links_within_itself(page):
     text = page.read_text(encoding="utf-8")
     order = ["The first part", "The frontier", "<math", "<img", "<table", "Other pages"]
-    order += ["Curves &lt;of&gt; a run", "How each was run"]
+    order += ["Curves &amp; points", "How each was run"]
     places = [text.index(word, text.index("<main")) for word in order]
     assert places == sorted(places)
     alts = re.findall(r'<img[^>]*\salt="([^"]*)"', text)
@@ -105,6 +107,7 @@ def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
         for _ in range(2):  # a file of its own is written anew
             assert cli.main(["report", "tiny", "--format", form, "--output", str(target)]) == 0
             assert target.read_text() == text
+            assert capsys.readouterr().out == f"{target}\n"
     other = tmp_path / "NOTES.md"
     other.write_text("Notes\n<!-- results of profile paper: softad report paper -->\n")
     assert cli.main(["report", "tiny", "--format", "md", "--output", str(other)]) == 2
