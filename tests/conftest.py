@@ -24,7 +24,8 @@ def home(tmp_path, monkeypatch):
     return make_home(tmp_path)
 
 
-LONGEST = ("kill_sweep", "dask", "crashes", "execute", "reference_erm", "engines", "study", "book")
+LONGEST = ("kill_sweep", "dask", "book", "recipes", "crashes", "execute")
+LONGEST += ("cli", "reference_erm", "engines", "study")
 """Modules to begin with, so that no process is left alone with one of them at the end."""
 FAST = ("functional", "losses", "optim", "test_models.py", "data/test_synthetic.py")
 FAST += ("analysis/test_statistics.py", "results/test_selection.py")

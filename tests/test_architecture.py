@@ -46,52 +46,44 @@ def modules(root: Path) -> dict[str, Path]:
     """{dotted name below softadlib: file}; a package has the name of its folder."""
     found = {}
     for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        found[name] = path
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
     return found
 
 
-def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Modules of softadlib that a file imports anywhere in it, TYPE_CHECKING blocks included."""
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    package = [] if package == ["__init__"] else package
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            targets = [a.name.split(".")[1:] for a in node.names if a.name.startswith("softadlib.")]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = package[: len(package) - node.level + 1]
-                base = base + (node.module.split(".") if node.module else [])
-            elif (node.module or "").split(".")[0] == "softadlib":
-                base = node.module.split(".")[1:]
-            else:
-                continue
-            targets = [[*base, a.name] for a in node.names]
+            assert node.level == 0, f"{path}: name the whole module"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        for target in targets:
-            while target and ".".join(target) not in known:
-                target = target[:-1]
-            if target:
-                yield ".".join(target)
+        for name in names:
+            package, _, target = name.partition(".")
+            if package == "softadlib":
+                while target and target not in known:
+                    target = target.rpartition(".")[0]
+                if target:
+                    yield target
 
 
 def graph(root: Path) -> dict[str, set[str]]:
+    """{module: modules that it imports}."""
     known = modules(root)
-    return {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
+    return {name: set(imports(path, known)) - {name} for name, path in known.items()}
 
 
 def upward(arrows: dict[str, set[str]]) -> list[str]:
-    """Imports that go from a lower layer to a higher one."""
+    """Imports that go from a lower layer to a higher one, or to another package of the same."""
     lines = []
     for name, targets in arrows.items():
-        if name in PUBLIC:
-            continue
+        package = name.split(".")[0]
         for target in targets:
-            levels = [LEVEL[n.split(".")[0]] for n in (name, target)]
-            same_layer = levels[0] == levels[1] and name.split(".")[0] != target.split(".")[0]
-            if levels[0] < levels[1] or same_layer:
+            other = target.split(".")[0]
+            if package not in PUBLIC and package != other and LEVEL[package] <= LEVEL[other]:
                 lines.append(f"{name} imports {target}")
     return lines
 
@@ -100,8 +92,7 @@ ROOT = REPOSITORY / "softadlib"
 
 
 def test_every_package_is_in_the_order():
-    names = {n.split(".")[0] for n in modules(ROOT)} - PUBLIC
-    assert names == set(LEVEL)
+    assert {name.split(".")[0] for name in modules(ROOT)} - PUBLIC == set(LEVEL)
 
 
 def test_imports_go_one_way():
@@ -109,46 +100,30 @@ def test_imports_go_one_way():
 
 
 def test_inside_training_imports_go_one_way():
-    level = {name: i for i, layer in enumerate(TRAINING) for name in layer}
-    inside = {n[9:]: t for n, t in graph(ROOT).items() if n.startswith("training.")}
+    level = {f"training.{name}": i for i, layer in enumerate(TRAINING) for name in layer}
+    inside = {n: targets for n, targets in graph(ROOT).items() if n.startswith("training.")}
     assert set(inside) == set(level)
-    arrows = [(n, t[9:]) for n, to in inside.items() for t in to if t.startswith("training.")]
-    assert [pair for pair in arrows if level[pair[1]] >= level[pair[0]]] == []
+    arrows = [(n, t) for n, targets in inside.items() for t in targets if t in level]
+    assert [(n, t) for n, t in arrows if level[t] >= level[n]] == []
 
 
 def test_there_are_no_circles():
     TopologicalSorter(graph(ROOT)).prepare()  # raises CycleError with the circle
 
 
-def write_package(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
 @pytest.mark.parametrize(
-    "line",
+    ("place", "line"),
     [
-        "from softadlib.training import study",
-        "from softadlib.training.study import run",
-        "import softadlib.training.study",
-        "def f():\n    from ..training.study import run",
-        "from ..training import study",
+        ("data/images.py", "from softadlib.training import study"),
+        ("data/images.py", "def f():\n    from softadlib.training.study import run"),
+        ("data/images.py", "import softadlib.training.study"),
+        ("losses/__init__.py", "from softadlib.optim import SAM"),
     ],
 )
-def test_an_upward_import_is_found(tmp_path, line):
-    files = {
-        "data/__init__.py": "",
-        "data/images.py": line,
-        "training/__init__.py": "",
-        "training/study.py": "",
-    }
-    lines = upward(graph(write_package(tmp_path, files)))
-    assert lines == ["data.images imports training.study"]
-
-
-def test_packages_of_one_layer_do_not_import_each_other(tmp_path):
-    files = {"losses/__init__.py": "from softadlib.optim import SAM", "optim/__init__.py": ""}
-    assert upward(graph(write_package(tmp_path, files))) == ["losses imports optim"]
+def test_an_upward_import_is_found(tmp_path, place, line):
+    files = {"training/__init__.py": "", "training/study.py": "", "optim/__init__.py": ""}
+    for name, text in {**files, place: line}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert len(upward(graph(tmp_path))) == 1

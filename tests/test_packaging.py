@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -76,6 +77,14 @@ def test_the_readmes_shell_commands_are_known():
         if words[0] == "softad" and not LEFT_OUT.search(line) and len(words) > 1:
             asked = re.split(r"\s*(?:&&|>|\|)\s*", line)[0]
             cli.parser().parse_args(asked.split()[1:])
+
+
+def test_make_lab_passes_options_on():
+    command = ["make", "--dry-run", "lab", "LAB=--no-browser --port 8889"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    last = done.stdout.splitlines()[-1]
+    assert "jupyter lab" in last
+    assert last.endswith("--no-browser --port 8889")
 
 
 def test_the_readmes_example_runs():

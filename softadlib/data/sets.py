@@ -95,7 +95,11 @@ def _check_name(name: str, replace: bool) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
         raise UserError(f"{name!r} is no plain name; take letters, digits, - and _")
     if name in SYNTHETIC or name in IMAGES or TABLES.get(name):
-        raise UserError(f"{name!r} is the name of a built-in set; choose another for your table")
+        place = data_root() / "tables" / f"{name}.csv"
+        its_own = f"put the built-in table's CSV at {place}, or " if name in TABLES else ""
+        raise UserError(
+            f"{name!r} is the name of a built-in set; {its_own}choose another for your table"
+        )
     if prepared_table(name).exists() and not replace:
         raise UserError(
             f"{prepared_table(name)} is there already; add --replace to write over it, or choose another name"

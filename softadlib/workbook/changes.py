@@ -1,6 +1,5 @@
 """Changes of a profile's parameters, as people give them: on the command line and in a page."""
 
-import ast
 import hashlib
 import json
 import re
@@ -11,17 +10,18 @@ from ruamel.yaml.error import YAMLError
 
 from softadlib._validation import UserError, choose
 from softadlib.methods import METHODS, get_method
-from softadlib.training.profiles import load, parse_yaml
+from softadlib.training.profiles import load, parse_yaml, write_profile
 from softadlib.training.protocol import Protocol
-from softadlib.workbook.work import derive_profile
+from softadlib.workbook.work import derived_files
 
-NUMBER = r"[-+]?[\d.]+(?:[eE][-+]?\d+)?"
-NUMBERS = re.compile(rf"\s*{NUMBER}(?:\s*,\s*{NUMBER})+\s*")
+NUMBERS = re.compile(r"[-+.\deE\s]+(?:,[-+.\deE\s]+)+")
 """Two numbers or more with commas between them: a list without brackets."""
 LONGEST_NAME = 60
 """Characters of a name that is made of changes; a longer one is shortened to a hash."""
 INJECTED = "# Parameters"
 """First line of the cell that papermill writes."""
+ASSIGNED = re.compile(r"^(\w+)(?:: \w+)? = ", re.MULTILINE)
+"""The name in `lr = 0.1` or `lr: float = 0.1`."""
 
 
 def parse(pairs: Sequence[str]) -> dict[str, Any]:
@@ -41,19 +41,20 @@ def _parse_value(name: str, text: str) -> Any:
     listed = f"[{text}]" if NUMBERS.fullmatch(text) else text
     try:
         return parse_yaml(listed)
-    except (YAMLError, ValueError, RecursionError):  # a date of month 13, 3,000 brackets
+    except (YAMLError, ValueError):
         raise UserError(f"parameter {name}: {text!r:.80} is not YAML") from None
 
 
 def _point_to_methods(name: str) -> None:
     """Raise UserError for a method's hyperparameter or setting that is given without the method."""
-    grids = [f"grids.{method.name}" for method in METHODS.values() if method.knob == name]
-    settings = [f"settings.{m.name}.{name}" for m in METHODS.values() if name in m.settings]
-    if (not grids and not settings) or name in Protocol.names():
+    if name in Protocol.names():
         return
-    choices = ", ".join(grids + settings)
-    example = f"{(grids or settings)[-1]}={'0.1,0.2' if grids else 'VALUE'}"
-    raise UserError(f"{name} belongs to a method; give it as {choices}, such as -p {example}")
+    grids = [f"grids.{m.name}" for m in METHODS.values() if m.knob == name]
+    settings = [f"settings.{m.name}.{name}" for m in METHODS.values() if name in m.settings]
+    if grids or settings:
+        choices = ", ".join(grids + settings)
+        example = f"{grids[-1]}=0.1,0.2" if grids else f"{settings[-1]}=VALUE"
+        raise UserError(f"{name} belongs to a method; give it as {choices}, such as -p {example}")
 
 
 def changed_protocol(
@@ -84,13 +85,16 @@ def changed_protocol(
     wanted = {name: value for name, value in given.items() if value is not None}
     wanted |= _as_mapping(changes)
     if "theta" in wanted:
-        wanted[_name_of_theta(method)] = _values(wanted.pop("theta"))
+        theta = wanted.pop("theta")
+        values = _parse_value("theta", theta) if isinstance(theta, str) else theta
+        wanted[_name_of_theta(method)] = values
     protocol = load(profile, dataset, wanted)
     protocol.select_methods([method])
     name = as_profile or (name_of(profile, wanted) if wanted else profile)
     if name == profile:
         return protocol
-    derive_profile(profile, name, [dataset], None, wanted)
+    for path, content in derived_files(profile, name, [dataset], None, wanted).items():
+        write_profile(path, content)
     return load(name, dataset)
 
 
@@ -109,11 +113,9 @@ def name_of(profile: str, changes: Mapping[str, Any]) -> str:
 def _as_mapping(changes: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """Return changes as a dictionary, also from a line of YAML. Raises UserError for anything else."""
     values = _parse_value("changes", changes) if isinstance(changes, str) else changes
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
+    if not isinstance(values or {}, Mapping):
         raise UserError(f"changes must be {{NAME: VALUE}}, got {changes!r:.80}")
-    return dict(values)
+    return dict(values or {})
 
 
 def _name_of_theta(method: str) -> str:
@@ -129,11 +131,6 @@ def _name_of_theta(method: str) -> str:
     raise UserError(f"theta: {method} has {chosen.knob} in place of it; give {instead}")
 
 
-def _values(theta: Any) -> Any:
-    """Return the values of a threshold: a number, a list, or text such as "0.05, 0.1"."""
-    return _parse_value("theta", theta) if isinstance(theta, str) else theta
-
-
 def check_parameters() -> None:
     """Raise UserError in a page that papermill gave a parameter which the page does not have.
 
@@ -146,16 +143,5 @@ def check_parameters() -> None:
         return
     own, injected = executed[0], executed[1]
     if injected.startswith(INJECTED):
-        for name in _assigned(injected):
-            choose("parameter", name, _assigned(own))
-
-
-def _assigned(cell: str) -> list[str]:
-    """Return the names that a cell's assignments set."""
-    names = []
-    for statement in ast.parse(cell).body:
-        if isinstance(statement, ast.AnnAssign):
-            names.append(ast.unparse(statement.target))
-        elif isinstance(statement, ast.Assign):
-            names += [ast.unparse(target) for target in statement.targets]
-    return names
+        for name in ASSIGNED.findall(injected):
+            choose("parameter", name, ASSIGNED.findall(own))

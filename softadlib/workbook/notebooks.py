@@ -13,7 +13,7 @@ import logging
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,8 @@ from softadlib import _workspace
 from softadlib._validation import UserError
 from softadlib.results.files import outputs
 from softadlib.results.read import stored_studies
-from softadlib.training.plan import Study
 from softadlib.training.profiles import datasets_of, load
+from softadlib.workbook.work import Work
 
 TRAIN = "train"
 """The notebook executed once per dataset × method; all others draw."""
@@ -39,11 +39,11 @@ class Source:
     """A notebook that draws: whose results, and which parameters it takes."""
 
     path: Path
-    profiles: tuple[str, ...] | str
+    profiles: Sequence[str]
     """Names of profiles, or "all"; empty where it reads no profile."""
-    left_out: tuple[str, ...]
+    left_out: Sequence[str]
     """Profiles that it does not draw though it draws "all"."""
-    parameters: tuple[str, ...]
+    parameters: Sequence[str]
 
     def draws(self, profile: str) -> bool:
         """Tell whether the notebook is a page of this profile."""
@@ -76,23 +76,25 @@ class Outcome:
     lacks_results: bool = False
     """Whether the page found no results to draw, which is no failure."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the page should have been drawn and was not."""
+        return bool(self.error) and not self.lacks_results
 
-def training_pages(
-    profile: str, studies: Sequence[Study], changes: Mapping[str, Any], jobs: int
-) -> list[Page]:
+
+def training_pages(work: Work, jobs: int) -> list[Page]:
     """Return a page for each study that is not finished; `jobs` processes are shared out among them."""
-    open_studies = [study for study in studies if not study.finished]
-    share = max(1, jobs // max(1, len(open_studies)))
+    open_studies = [study for study in work.studies if not study.finished]
     source = _workspace.home() / "notebooks" / f"{TRAIN}.ipynb"
     pages = []
     for study in open_studies:
         parameters = {
-            "profile": profile,
+            "profile": work.profile,
             "dataset": study.protocol.dataset,
             "method": study.method,
-            "changes": dict(changes),
-            "as_profile": profile,  # the command has checked where the rows go
-            "jobs": share,
+            "changes": dict(work.changes),
+            "as_profile": work.profile,  # the command has checked where the rows go
+            "jobs": max(1, jobs // len(open_studies)),
         }
         pages.append(Page(study.name, source, study.store.notebook, parameters))
     return pages
@@ -106,14 +108,10 @@ def pages_of_profile(profile: str, datasets: Sequence[str]) -> list[Page]:
         if not source.draws(profile):
             continue
         for dataset in datasets if "dataset" in source.parameters else [None]:
-            parameters: dict[str, Any] = {}
-            if "profile" in source.parameters:
-                parameters["profile"] = profile
-            if dataset is not None:
-                parameters["dataset"] = dataset
             noise = noises[dataset] if dataset else min(noises.values(), default=0.0)
-            if "label_noise" in source.parameters and noise:  # all labels of the profile are noisy
-                parameters["label_noise"] = noise
+            values = {"profile": profile, "dataset": dataset, "label_noise": noise}
+            # A label noise of 0 is every page's default.
+            parameters = {k: v for k, v in values.items() if k in source.parameters and v}
             name = f"{source.path.stem}-{dataset}" if dataset else source.path.stem
             target = outputs(profile) / FIGURES / f"{name}.ipynb"
             pages.append(Page(name, source.path, target, parameters))
@@ -122,33 +120,33 @@ def pages_of_profile(profile: str, datasets: Sequence[str]) -> list[Page]:
 
 def pages_of_no_profile() -> list[Page]:
     """Return the pages that read no profile."""
+    sources = [source for source in _sources() if not source.profiles]
     folder = outputs(FIGURES)
-    pages = []
-    for source in _sources():
-        if not source.profiles:
-            target = folder / source.path.name
-            pages.append(Page(source.path.stem, source.path, target, {}))
-    return pages
+    return [Page(s.path.stem, s.path, folder / s.path.name, {}) for s in sources]
 
 
-def missing_pages(profile: str, pages: Sequence[Page]) -> list[Page]:
-    """Return the pages that were never drawn, or whose notebook or results have changed since."""
+def missing_pages(
+    profile: str, datasets: Sequence[str] | None = None, planned: Iterable[str] = ()
+) -> list[Page]:
+    """Return the pages that were never drawn, or whose notebook or results have changed since.
+
+    Args:
+        profile: whose pages.
+        datasets: the pages of these alone; None for all of the profile.
+        planned: datasets that are going to have results.
+    """
+    known = {*stored_datasets(profile), *planned}
+    there = [name for name in datasets_of(profile) if name in known]
     missing = []
-    for page in pages:
+    for page in pages_of_profile(profile, there) if there else ():
         dataset = page.parameters.get("dataset", "*")
-        inputs = [page.source, *outputs(profile).glob(f"{dataset}/*.parquet")]
-        changed = max(_time(path) for path in inputs)
-        if max(_time(page.target), _time(page.reason)) < changed:
-            missing.append(page)
+        if datasets is None or dataset in datasets:
+            inputs = [page.source, *outputs(profile).glob(f"{dataset}/*.parquet")]
+            changed = max(path.stat().st_mtime_ns for path in inputs)
+            drawn = [path for path in (page.target, page.reason) if path.exists()]
+            if all(path.stat().st_mtime_ns < changed for path in drawn):
+                missing.append(page)
     return missing
-
-
-def _time(path: Path) -> int:
-    """Return when a file was changed, in nanoseconds; 0 for one that is not there."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def stored_datasets(profile: str) -> list[str]:
@@ -170,13 +168,12 @@ def read_source(path: Path) -> Source:
     with _silence():
         parameters = tuple(papermill.inspect_notebook(str(path)))
     words = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("softad", {})
-    profiles, left_out = words.get("profiles", []), words.get("except", [])
-    if not (profiles == "all" or isinstance(profiles, list)) or not isinstance(left_out, list):
+    profiles = words.get("profiles", [])
+    if profiles != "all" and not isinstance(profiles, list):
         raise UserError(
-            f'{path}: metadata softad must be profiles, "all" or a list, and except, a list; got {words}'
+            f'{path}: metadata softad.profiles must be "all" or a list; got {profiles!r}'
         )
-    profiles = profiles if profiles == "all" else tuple(profiles)
-    return Source(path, profiles, tuple(left_out), parameters)
+    return Source(path, profiles, words.get("except", []), parameters)
 
 
 @contextlib.contextmanager
@@ -193,7 +190,7 @@ def _silence() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Iterator[Outcome]:
+def execute(pages: Sequence[Page], jobs: int) -> Iterator[Outcome]:
     """Execute pages, `jobs` kernels at a time; yield how each ended. A failure does not stop the others.
 
     Who stops iterating waits for the pages that have begun; no other one is begun. KeyboardInterrupt is
@@ -204,8 +201,7 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
         pool = ThreadPoolExecutor(jobs)
         futures = []
         for number, page in enumerate(pages):
-            running = Path(folder) / f"{number}.ipynb"
-            futures.append(pool.submit(_execute, page, running, timeout))
+            futures.append(pool.submit(_execute, page, Path(folder) / f"{number}.ipynb"))
         has_to_wait = True
         try:
             for future in as_completed(futures):
@@ -217,36 +213,34 @@ def execute(pages: Sequence[Page], jobs: int, timeout: int | None = None) -> Ite
             pool.shutdown(wait=has_to_wait, cancel_futures=True)
 
 
-_starting = threading.Lock()
-
-
-def _execute(page: Page, running: Path, timeout: int | None) -> Outcome:
+def _execute(page: Page, running: Path) -> Outcome:
     """Execute one page; the result appears whole at its target, a failed one beside it."""
-    from papermill.exceptions import PapermillExecutionError
-
     failed = page.target.with_name(f"{page.target.stem}.error.ipynb")
     try:
-        _run(page, running, timeout)
-    except PapermillExecutionError as problem:
-        what = " ".join(problem.evalue.split())
-        if problem.ename == "MissingData" and page.source.stem != TRAIN:
+        _run(page, running)
+    except (
+        Exception
+    ) as problem:  # papermill tells what was raised in a cell, nbclient has other types
+        kind = getattr(problem, "ename", type(problem).__name__)
+        what = " ".join(getattr(problem, "evalue", str(problem)).split())[:600]
+        if kind == "MissingData" and page.source.stem != TRAIN:
             _workspace.write(page.reason, f"{what}\n")
-            return Outcome(page, f"{page.name}: {what[:600]}", lacks_results=True)
-        if problem.ename not in ("UserError", "MissingData"):
-            what = f"In [{problem.exec_count}]: {problem.ename}: {what}"
-        _keep(running, failed)
-        return Outcome(page, f"{page.name}: {what[:600]}; the page as it stopped: {failed}")
-    except Exception as problem:  # nbclient raises many types, such as for a kernel that died
-        _keep(running, failed)
-        what = " ".join(f"{type(problem).__name__}: {problem}".split())
-        return Outcome(page, f"{page.name}{_last_started(failed)}: {what[:600]}")
+            return Outcome(page, what, lacks_results=True)
+        if kind not in ("UserError", "MissingData"):
+            what = f"{kind}: {what}"
+        if running.exists():
+            _workspace.write(failed, running.read_bytes())
+        return Outcome(page, f"{page.name}: {what}; the page as it stopped: {failed}")
     _workspace.write(page.target, running.read_bytes())
     for outdated in (failed, page.reason):
         outdated.unlink(missing_ok=True)
     return Outcome(page)
 
 
-def _run(page: Page, running: Path, timeout: int | None) -> None:
+_starting = threading.Lock()
+
+
+def _run(page: Page, running: Path) -> None:
     """Execute a page's notebook by papermill, which writes `running` after every cell."""
     import nbformat
     import papermill
@@ -254,7 +248,9 @@ def _run(page: Page, running: Path, timeout: int | None) -> None:
 
     with _starting:  # reading is not safe in several threads at once
         notebook = nbformat.read(page.source, as_version=4)
-        _leave_out_conclusions(notebook, page)
+        if draws_other_results(page):
+            cells = notebook.cells
+            notebook.cells = [c for c in cells if STORED not in c.metadata.get("tags", ())]
     with contextlib.closing(ensure_event_loop()):  # nbclient takes the loop of this thread
         papermill.execute_notebook(
             notebook,
@@ -262,7 +258,6 @@ def _run(page: Page, running: Path, timeout: int | None) -> None:
             dict(page.parameters),
             kernel_name="python3",
             progress_bar=False,
-            execution_timeout=timeout,
             start_timeout=180,
             extra_arguments=["--log-level=CRITICAL"],  # of the kernel
             # The kernel's folder; papermill's `cwd` would move all threads of this process.
@@ -270,30 +265,10 @@ def _run(page: Page, running: Path, timeout: int | None) -> None:
         )
 
 
-def _keep(running: Path, failed: Path) -> None:
-    """Keep a page as far as it came."""
-    if running.exists():
-        _workspace.write(failed, running.read_bytes())
-
-
-def _leave_out_conclusions(notebook: Any, page: Page) -> None:
-    """Drop the cells tagged `stored` where the page draws other results than those it is stored with."""
+def draws_other_results(page: Page) -> bool:
+    """Tell whether a page is given other parameters than those that its notebook is stored with."""
     import papermill
 
-    defaults = papermill.inspect_notebook(str(page.source))
-    stored = {name: str(facts["default"]).strip("\"'") for name, facts in defaults.items()}
-    given = {name: str(value) for name, value in page.parameters.items()}
-    if any(stored.get(name) != value for name, value in given.items()):
-        notebook.cells = [c for c in notebook.cells if STORED not in c.metadata.get("tags", ())]
-
-
-def _last_started(notebook: Path) -> str:
-    """Find the cell that a kernel was in when it died; papermill marks it as completed."""
-    try:
-        cells = json.loads(notebook.read_text())["cells"]
-    except (OSError, ValueError, KeyError):
-        return ""
-    cells = [c for c in cells if c["cell_type"] == "code"]
-    facts = [c["metadata"].get("papermill", {}) for c in cells]
-    begun = [i for i, of_cell in enumerate(facts, 1) if of_cell.get("start_time")]
-    return f" In [{begun[-1]}]" if begun else ""
+    stored = papermill.inspect_notebook(str(page.source))
+    defaults = {name: str(facts["default"]).strip("\"'") for name, facts in stored.items()}
+    return any(defaults.get(name) != str(value) for name, value in page.parameters.items())

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from softadlib import _workspace
 from softadlib._validation import UserError
@@ -43,34 +44,29 @@ def read_toc() -> tuple[Part, ...]:
         return tuple(Part(p["part"], tuple(Entry(**entry) for entry in p["pages"])) for p in parts)
     except Exception as error:  # ruamel.yaml raises many types
         what = " ".join(str(error).split())[:120]
-        raise UserError(
-            f"{path} is no list of parts with page, answer and paper ({what})"
-        ) from None
+        wanted = "a list of parts with page, answer and paper"
+        raise UserError(f"{path} is not {wanted} ({what})") from None
 
 
 def index() -> str:
     """Return the list as Markdown: a heading and a table for each part."""
     lines = []
     for part in read_toc():
-        lines += [
-            f"## {part.part}",
-            "",
-            "| page | what it shows | in the paper |",
-            "| :-- | :-- | :-- |",
-        ]
+        lines += [f"## {part.part}", ""]
+        lines += ["| page | what it shows | in the paper |", "| :-- | :-- | :-- |"]
         for entry in part.pages:
             lines.append(f"| [{entry.page}]({entry.page}.ipynb) | {entry.answer} | {entry.paper} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def write_index() -> None:
-    """Write the tables of `notebooks/README.md` between its marks."""
-    page = _workspace.home() / "notebooks/README.md"
+def write_between(page: Path, marks: tuple[str, str], content: str) -> None:
+    """Replace what stands between two marks of a file."""
     text = page.read_text(encoding="utf-8")
-    head, tail = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
-    _workspace.write(page, f"{head}{MARKS[0]}\n\n{index()}\n{MARKS[1]}{tail}")
+    head = text.split(marks[0])[0]
+    tail = text.split(marks[1])[1]
+    _workspace.write(page, f"{head}{marks[0]}{content}{marks[1]}{tail}")
 
 
 if __name__ == "__main__":
-    write_index()
+    write_between(_workspace.home() / "notebooks/README.md", MARKS, f"\n\n{index()}\n")

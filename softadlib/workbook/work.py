@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
+from softadlib.data.sets import doubts_about
 from softadlib.models import build
 from softadlib.results.files import outputs
 from softadlib.results.read import stored_studies
 from softadlib.training.data import load_splits
+from softadlib.training.device import numerics, pick_device
 from softadlib.training.plan import Study, other_protocol, refuse_other_protocol
 from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
@@ -20,11 +23,14 @@ OTHER_FOLDERS = ("bench", "book", "fig12", "figures")
 
 @dataclass(frozen=True)
 class Work:
-    """The studies of a part of a profile, and why datasets are left out: their data are missing."""
+    """The studies of a part of a profile."""
 
     profile: str
     studies: Sequence[Study]
     left_out: Mapping[str, str]
+    """Datasets whose data are missing, and how to get them."""
+    changes: Mapping[str, Any]
+    """Parameters that the profile's files do not have."""
 
     @property
     def protocols(self) -> dict[str, Protocol]:
@@ -38,10 +44,11 @@ def prepare(
     methods: Sequence[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     *,
-    name: str | None = None,
+    new_profile: str | None = None,
     shard: tuple[int, int] = (1, 1),
     fresh: bool = False,
     stored: bool = False,
+    write: bool = True,
 ) -> Work:
     """Check a part of a profile and return its studies; None stands for all datasets or methods.
 
@@ -53,40 +60,46 @@ def prepare(
         datasets: those to take.
         methods: those to take.
         changes: parameters on top of the profile's, as `profiles.merge` puts them.
-        name: of the profile that these parameters become; None for `profile` itself.
+        new_profile: the name under which these parameters are written to `params/`, once all is
+            checked; None where they are not.
         shard: (i, N) takes every N-th trial, from the i-th on.
         fresh: stored results are going to be deleted, so a broken file is no error.
         stored: nothing is going to be trained, so the data need not be here.
+        write: False for a dry run.
     """
+    changes = changes or {}
     available = datasets_of(profile)
     for dataset in datasets or ():
         choose("dataset", dataset, available)
+    files: dict[Path, dict[str, Any]] = {}
+    if new_profile is not None:
+        files = derived_files(profile, new_profile, datasets or available, methods, changes)
     studies: list[Study] = []
     left_out: dict[str, str] = {}
-    for dataset in dict.fromkeys(available if datasets is None else datasets):
+    for dataset in dict.fromkeys(datasets or available):
         try:
-            protocol = load(profile, dataset, changes)
-            protocol = protocol.replace(profile=name) if name else protocol
-            of_dataset = [
-                Study(protocol, method, shard, fresh) for method in protocol.select_methods(methods)
-            ]
+            protocol = load(profile, dataset, changes).replace(profile=new_profile or profile)
+            chosen = protocol.select_methods(methods)
+            of_dataset = [Study(protocol, method, shard, fresh) for method in chosen]
             if not stored:
                 check(of_dataset)
+            studies += of_dataset
         except MissingData as error:
             if datasets is not None:
                 raise
             left_out[dataset] = str(error)
-        else:
-            studies += of_dataset
     if not studies and not (stored and stored_studies(profile)):
-        more = f"; and so for {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        first = next(iter(left_out.values()))
+        first, *others = left_out.values()
+        more = f"; and so for {len(others)} more" if others else ""
         raise UserError(f"profile {profile!r} has no data here: {first}{more}")
-    return Work(name or profile, studies, left_out)
+    if write:
+        for path, values in files.items():
+            write_profile(path, values)
+    return Work(new_profile or profile, studies, left_out, {} if new_profile else changes)
 
 
 def check(studies: Sequence[Study]) -> None:
-    """Check that the studies of a dataset can be trained: protocol, data and network.
+    """Check that the studies of a dataset can be trained: protocol, device, data and network.
 
     Raises UserError, and MissingData where data are missing that a study needs.
     """
@@ -95,58 +108,52 @@ def check(studies: Sequence[Study]) -> None:
     if all(study.finished for study in studies):
         return
     protocol = studies[0].protocol
+    with numerics(pick_device(protocol.device), protocol.precision):
+        pass  # raises where this machine has not got them
     for noise in protocol.label_noise:
         splits = load_splits(protocol, noise, trials=1)
     build(protocol.model, splits.shape, splits.classes, seed=0)
 
 
-def derive_profile(
+def derived_files(
     profile: str,
     name: str,
-    datasets: Sequence[str] | None,
+    datasets: Sequence[str],
     methods: Sequence[str] | None,
     changes: Mapping[str, Any],
-    *,
-    write: bool = True,
-) -> None:
-    """Write params/<name>/<dataset>.yaml, which extends the files of `profile` by the changes.
+) -> dict[Path, dict[str, Any]]:
+    """Return the files of a profile `name` that extends `profile` by the changes: path → values.
 
-    Other data sets of a profile of that name stay. Raises UserError for a name that cannot be one, and
-    where such a file exists with other parameters; then nothing is written. `write=False` checks alone.
+    A file that is there already is left out. Raises UserError where it has other parameters, and for a
+    name that cannot be one.
     """
     if outputs(name).name in OTHER_FOLDERS:
         raise UserError(f"--as {name}: {outputs(name)} has other contents; choose another name")
-    folder, files = _workspace.params_dir() / name, {}
-    for dataset in datasets or datasets_of(profile):
-        protocol = load(profile, dataset, changes)
-        values: dict[str, Any] = {"extends": f"{profile}/{dataset}", **changes}
+    files = {}
+    for dataset in datasets:
+        protocol = load(profile, dataset, changes).replace(profile=name)
+        values = {"extends": f"{profile}/{dataset}", **changes}
         if methods is not None:
             chosen = protocol.select_methods(methods)
-            unused = {f"grids.{m}" for m in protocol.grids if m not in chosen}
-            values = {name: value for name, value in values.items() if name not in unused}
-            kept = {name: value for name, value in changes.items() if name not in unused}
-            swept = (f"grids.{m}" for m in load(profile, dataset, kept).grids)
-            values |= {name: None for name in sorted(swept) if name in unused}
-            grids = {m: protocol.grids[m] for m in chosen if m in protocol.grids}
+            grids = {method: grid for method, grid in protocol.grids.items() if method in chosen}
             protocol = protocol.replace(grids=grids)
-        path, derived = folder / f"{dataset}.yaml", protocol.replace(profile=name)
+            values = {key: value for key, value in values.items() if not key.startswith("grids")}
+            values["grids"] = grids
+        path = _workspace.params_dir() / name / f"{dataset}.yaml"
         if not path.exists():
             files[path] = values
-        elif load(name, dataset) != derived:
+        elif load(name, dataset) != protocol:
             raise UserError(f"{path} has other parameters; choose another name for --as")
-    if write:
-        for path, values in files.items():
-            write_profile(path, values)
+    return files
 
 
 def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     """Return what a user should know before the work starts, one line each."""
     lines = [f"left out: {words}" for words in work.left_out.values()]
-    stored: dict[str, tuple[int, int]] = {}
-    for study in work.studies:
-        trained, total = stored.get(study.protocol.dataset, (0, 0))
-        stored[study.protocol.dataset] = trained + study.plan.trained, total + len(study.plan.runs)
-    for dataset, (trained, total) in stored.items():
+    for dataset in work.protocols:
+        plans = [study.plan for study in work.studies if study.protocol.dataset == dataset]
+        trained = sum(plan.trained for plan in plans)
+        total = sum(len(plan.runs) for plan in plans)
         if 0 < trained < total:
             lines.append(f"{dataset}: {trained:,} of {total:,} runs are trained already")
     for study in work.studies:
@@ -157,3 +164,12 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
         if note := protocol.cliff_note(list(methods) if methods else None):
             crossing.setdefault(note, []).append(dataset)
     return lines + [f"{', '.join(names)}: {note}" for note, names in crossing.items()]
+
+
+def doubts(work: Work) -> list[str]:
+    """Return what may not be meant in data of your own, one line each."""
+    lines = []
+    for dataset, protocol in work.protocols.items():
+        found = doubts_about(dataset, protocol.folder, protocol.table, protocol.target)
+        lines += [f"{dataset}: {line}" for line in found]
+    return lines

@@ -1,5 +1,6 @@
 """p from q against the numerical minimum of Σ_k p_k f(−ln q_k), published closed forms and by hand."""
 
+import math
 from functools import partial
 
 import numpy as np

@@ -44,7 +44,7 @@ def make_home(folder: Path, notebooks: tuple[str, ...] = (), **datasets: dict) -
 
 
 def heed_ctrl_c() -> None:
-    """Let a process that a test starts end on SIGINT, also where the tests run in the background."""
+    """Let this process end on SIGINT, also where the tests run in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

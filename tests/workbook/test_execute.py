@@ -6,24 +6,32 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import nbformat
 import pytest
 from helpers.protocols import train
-from helpers.workspace import REPOSITORY, heed_ctrl_c, make_home, tree, write_notebook
+from helpers.workspace import REPOSITORY, make_home, tree, write_notebook
+from papermill.translators import PythonTranslator
 
 from softadlib import results
 from softadlib._validation import UserError
 from softadlib.training.profiles import load
 from softadlib.workbook import cli, notebooks
+from softadlib.workbook.changes import changed_protocol, check_parameters
 
-DRAWING = "from softadlib import results; print(len(results.read(profile, final=True)))"
+LACKING = (
+    "class MissingData(ValueError):\n    'Named as softadlib names it.'\n"
+    "raise MissingData('no rows of spiral')"
+)
 
 
-def add(home, name, *cells, **options):
+def add(home, name, *cells, parameters="profile = 'paper'", **options):
     """Write a notebook, with a cell for its parameters and `cells`."""
-    write_notebook(home / "notebooks" / f"{name}.ipynb", *cells, **options)
+    path = home / "notebooks" / f"{name}.ipynb"
+    write_notebook(path, *cells, parameters=parameters, **options)
+    return path
 
 
 def page(home, name, **parameters):
@@ -43,120 +51,78 @@ def visible(folder):
     return sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
 
 
-def test_run_trains_every_study_then_draws_and_redoes_no_training(home, capsys):
+def test_run_trains_what_is_left_then_draws_also_with_a_relative_home(home, capsys, monkeypatch):
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("SOFTAD_HOME", home.name)
     shutil.copy(REPOSITORY / "notebooks/train.ipynb", home / "notebooks")
-    add(home, "count", DRAWING)
-    argv = ["tiny", "--method", "erm,softad", "-j", "2", "-p", "trials=1"]
+    add(home, "page", "print(profile)")
+    argv = ["tiny", "--method", "erm", "-j", "2", "-p", "trials=1"]
     assert cli.main(["run", *argv]) == 0
-    assert "done: 3 notebooks in" in capsys.readouterr().err.splitlines()[-1]
+    assert "done: 2 notebooks in" in capsys.readouterr().err.splitlines()[-1]
     folder = home / "outputs/tiny"
     assert visible(folder) == ["figures", "gaussian"]
-    files = ["erm.ipynb", "erm.parquet", "softad.ipynb", "softad.parquet"]
-    assert visible(folder / "gaussian") == files
-    for method in ("erm", "softad"):
-        assert f"{method} on gaussian: " in texts(folder / f"gaussian/{method}.ipynb")[0]
-    assert texts(folder / "figures/count.ipynb") == ["3"]
-
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.parquet")}
+    assert visible(folder / "gaussian") == ["erm.ipynb", "erm.parquet"]
+    assert "erm on gaussian: " in texts(folder / "gaussian/erm.ipynb")[0]
+    assert texts(folder / "figures/page.ipynb") == ["tiny"]
+    before = tree(home)
     assert cli.main(["run", *argv]) == 0
     assert "done: 0 notebooks in" in capsys.readouterr().err.splitlines()[-1], "nothing is missing"
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-
+    assert tree(home) == before
     rows = results.read("tiny")
     assert cli.main(["train", *argv, "--fresh"]) == 0
     assert results.read("tiny").equals(rows), "the same table without a notebook"
 
 
-def test_drawing_alone_trains_nothing_also_with_a_relative_home(home, monkeypatch):
-    monkeypatch.chdir(home.parent)
-    monkeypatch.setenv("SOFTAD_HOME", home.name)
-    assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
-    add(home, "count", DRAWING)
-    before = {path: path.stat().st_mtime_ns for path in (home / "outputs").rglob("*.parquet")}
-    assert cli.main(["draw", "tiny", "-j", "1"]) == 0
-    assert {p: p.stat().st_mtime_ns for p in (home / "outputs").rglob("*.parquet")} == before
-    assert texts(home / "outputs/tiny/figures/count.ipynb") == ["2"]
-
-
 def test_a_failure_is_named_in_one_line_and_the_others_are_drawn(home, capsys):
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
+    before = tree(home / "outputs")
     add(home, "broken", "x = 1", "raise ValueError('no such luck')")
-    add(
-        home,
-        "refused",
-        "from softadlib import results; results.read(profile, final=True)",
-        parameters="profile = 'x'",
-    )
-    add(
-        home,
-        "unread",
-        "from softadlib._validation import MissingData; raise MissingData('no rows of spiral')",
-    )
-    add(home, "dying", "x = 1", "import os; os.kill(os.getpid(), 9)")
-    add(home, "count", DRAWING)
+    add(home, "lacking", LACKING)
+    add(home, "dying", "import os; os.kill(os.getpid(), 9)")
+    conclusions = add(home, "drawn", "print(profile)", "print('so it is')")
+    document = nbformat.read(conclusions, as_version=4)
+    document.cells[-1].metadata.tags = [notebooks.STORED]
+    nbformat.write(document, conclusions)
     figures = home / "outputs/tiny/figures"
     capsys.readouterr()
     assert cli.main(["draw", "tiny", "-j", "2"]) == 1
     err = capsys.readouterr().err
     assert "Traceback" not in err
-    said = [line.strip() for line in err.replace("\r", "\n").splitlines() if "softad: " in line]
-    said = {line.split("softad: ")[1].split(":")[0]: line for line in said}
-    as_it_stopped = f"the page as it stopped: {figures}/broken.error.ipynb"
-    assert said["broken"].endswith(f"broken: In [4]: ValueError: no such luck; {as_it_stopped}")
-    assert "dying In [4]: DeadKernelError" in said["dying In [4]"]
-    lacking = "not drawn, results that they need are not there: unread; why: "
-    assert f"{lacking}{figures}/*.not-drawn.txt" in err
-    assert (figures / "unread.not-drawn.txt").read_text() == "no rows of spiral\n"
-    assert "2 of 5 notebooks failed; the same command tries them again" in err
-    assert visible(figures) == [
-        "broken.error.ipynb",
-        "count.ipynb",
-        "dying.error.ipynb",
-        "refused.ipynb",
-        "unread.not-drawn.txt",
-    ]
+    stopped = "the page as it stopped: "
+    assert f"broken: ValueError: no such luck; {stopped}{figures}/broken.error.ipynb\n" in err
+    assert "dying: DeadKernelError: " in err
+    assert f": lacking; why: {figures}/*.not-drawn.txt\n" in err
+    assert (figures / "lacking.not-drawn.txt").read_text() == "no rows of spiral\n"
+    assert "2 of 4 notebooks failed; the same command tries them again" in err
+    failed = ["broken.error.ipynb", "drawn.ipynb", "dying.error.ipynb", "lacking.not-drawn.txt"]
+    assert visible(figures) == failed
+    assert texts(figures / "drawn.ipynb") == ["tiny"], "no conclusion from other results"
+    stored = {name: time for name, time in tree(home / "outputs").items() if name in before}
+    assert stored == before, "nothing is trained"
 
-    for name in ("dying", "refused", "unread"):
+    for name in ("dying", "lacking", "drawn"):
         (home / f"notebooks/{name}.ipynb").unlink()
     add(home, "broken", "print('mended')")
-    assert cli.main(["draw", "tiny", "-j", "2"]) == 0
+    assert cli.main(["draw", "tiny", "-j", "1"]) == 0
     assert texts(figures / "broken.ipynb") == ["mended"]
     assert not (figures / "broken.error.ipynb").exists()
 
 
-def test_a_cell_that_takes_too_long_is_stopped(home, capsys):
-    add(home, "stuck", "import time; time.sleep(600)", parameters="size = 1")
-    assert cli.main(["draw", "-j", "1", "--timeout", "5"]) == 1
-    assert "stuck In [2]: CellTimeoutError" in capsys.readouterr().err
-
-
-def test_a_training_that_fails_is_a_failure(home, capsys):
-    add(home, "train", "1 / 0", parameters="profile = dataset = method = changes = jobs = None")
+def test_a_training_that_lacks_its_data_is_a_failure(home, capsys):
+    add(home, "train", LACKING, parameters="profile = dataset = method = changes = jobs = None")
     assert cli.main(["run", "tiny", "--method", "erm", "-j", "1"]) == 1
-    assert "gaussian × erm: In [3]: ZeroDivisionError" in capsys.readouterr().err
+    assert "gaussian × erm: no rows of spiral; the page as it stopped:" in capsys.readouterr().err
 
 
-def test_conclusions_stay_with_the_results_that_they_are_of(home):
-    add(
-        home,
-        "page",
-        "print(profile)",
-        "print('so it is')",
-        parameters="profile: str = 'paper'\nsize: int = 1",
-    )
-    path = home / "notebooks/page.ipynb"
-    document = nbformat.read(path, as_version=4)
-    document.cells[-1].metadata.tags = [notebooks.STORED]
-    nbformat.write(document, path)
-    for parameters, printed in (
-        ({"profile": "tiny"}, ["tiny"]),
-        ({"profile": "paper"}, ["paper", "so it is"]),
-        ({"profile": "paper", "size": 1}, ["paper", "so it is"]),
-        ({"profile": "paper", "size": 2}, ["paper"]),
+def test_conclusions_are_of_the_parameters_that_a_notebook_is_stored_with(home):
+    add(home, "page", parameters="profile: str = 'paper'\nsize: int = 1")
+    for parameters, others in (
+        ({"profile": "tiny"}, True),
+        ({"profile": "paper"}, False),
+        ({"profile": "paper", "size": 1}, False),
+        ({"profile": "paper", "size": 2}, True),
     ):
-        (outcome,) = notebooks.execute([page(home, "page", **parameters)], jobs=1)
-        assert outcome.error == ""
-        assert texts(outcome.page.target) == printed
+        assert notebooks.draws_other_results(page(home, "page", **parameters)) == others
 
 
 def test_pages_of_a_profile_have_its_datasets_and_label_noise(tmp_path, monkeypatch):
@@ -168,166 +134,160 @@ def test_pages_of_a_profile_have_its_datasets_and_label_noise(tmp_path, monkeypa
     add(home, "theory", parameters="size = 1")
     add(home, "own", parameters="size = 1", profiles=["tiny"])
     add(home, "others", parameters="profile_read = 'images'", profiles=["images"])
-    pages = {
-        p.name: p.parameters for p in notebooks.pages_of_profile("tiny", ["gaussian", "spiral"])
-    }
-    assert pages == {
+    pages = notebooks.pages_of_profile("tiny", ["gaussian", "spiral"])
+    assert {page.name: page.parameters for page in pages} == {
         "all": {"profile": "tiny"},
         "each-gaussian": {"profile": "tiny", "dataset": "gaussian"},
         "each-spiral": {"profile": "tiny", "dataset": "spiral", "label_noise": 0.1},
         "own": {},
     }
-    pages = {p.name: p.parameters for p in notebooks.pages_of_profile("tiny", ["spiral"])}
-    assert pages["all"] == {"profile": "tiny", "label_noise": 0.1}, "no labels are clean"
-    assert [p.name for p in notebooks.pages_of_no_profile()] == ["theory"]
-    add(home, "odd", profiles="paper")
-    with pytest.raises(
-        UserError, match=r'odd.ipynb: metadata softad must be profiles, "all" or a list'
-    ):
+    pages = {page.name: page for page in notebooks.pages_of_profile("tiny", ["spiral"])}
+    assert pages["all"].parameters == {"profile": "tiny", "label_noise": 0.1}, "no label is clean"
+    assert [page.name for page in notebooks.pages_of_no_profile()] == ["theory"]
+    odd = add(home, "odd", profiles="paper")
+    with pytest.raises(UserError, match=str(odd)):
         notebooks.pages_of_no_profile()
 
 
-def test_pages_of_no_profile_are_drawn_for_all(home):
-    add(home, "theory", "print(size)", parameters="size = 1")
-    add(home, "count", DRAWING)
-    assert cli.main(["draw", "-j", "1"]) == 0
-    assert visible(home / "outputs/figures") == ["theory.ipynb"]
-    assert texts(home / "outputs/figures/theory.ipynb") == ["1"]
-
-
 def test_run_draws_what_is_missing_and_draw_draws_all(tmp_path, monkeypatch, capsys):
-    """Nothing is left to train: what counts is whether a page is there and newer than what it reads."""
+    """What counts is whether a page is there and newer than what it reads; none is executed here."""
     home = make_home(tmp_path, gaussian={}, sinusoid={})
     monkeypatch.setenv("SOFTAD_HOME", str(home))
     assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
-    add(home, "count", DRAWING)
-    add(home, "each", "print(dataset)", parameters="profile = 'tiny'\ndataset = 'gaussian'")
-    add(
-        home, "lacking", "from softadlib.results import MissingData; raise MissingData('no spiral')"
-    )
-    erm = ["tiny", "--method", "erm"]
+    add(home, "count")
+    add(home, "lacking")
+    each = add(home, "each", parameters="profile = 'paper'\ndataset = 'gaussian'")
+    figures = home / "outputs/tiny/figures"
+    figures.mkdir()
 
     def planned(*argv):
         capsys.readouterr()
         assert cli.main([*argv, "--dry-run"]) == 0
-        return (
-            capsys.readouterr().out.splitlines()[-1].removeprefix("notebooks to draw: ").split(", ")
-        )
+        last = capsys.readouterr().out.splitlines()[-1]
+        return last.removeprefix("notebooks to draw: ").split(", ")
 
+    run = ("run", "tiny", "--method", "erm")
     every = ["count", "each-gaussian", "each-sinusoid", "lacking"]
-    assert planned("run", *erm) == every
-    assert planned("run", *erm, "--dataset", "sinusoid") == ["each-sinusoid"]
-    assert cli.main(["run", *erm, "--dataset", "sinusoid", "-j", "1"]) == 0
-    assert planned("run", *erm) == ["count", "each-gaussian", "lacking"]
-    assert cli.main(["run", *erm, "-j", "2"]) == 0
-    assert "not there: lacking; why" in capsys.readouterr().err
-    assert planned("run", *erm) == ["none"], "what cannot be drawn is not tried again"
+    assert planned(*run) == every
+    assert planned(*run, "--dataset", "sinusoid") == ["each-sinusoid"]
+    (figures / "each-sinusoid.ipynb").touch()
+    assert planned(*run) == ["count", "each-gaussian", "lacking"]
+    for name in ("count.ipynb", "each-gaussian.ipynb", "lacking.not-drawn.txt"):
+        (figures / name).touch()
+    assert planned(*run) == ["none"], "what cannot be drawn is not tried again"
     assert planned("draw", "tiny") == every
     assert planned("draw", "tiny", "--dataset", "gaussian") == ["count", "each-gaussian", "lacking"]
     os.utime(home / "outputs/tiny/gaussian/erm.parquet")
-    assert planned("run", *erm) == ["count", "each-gaussian", "lacking"], "its results are newer"
-    os.utime(home / "notebooks/each.ipynb")
-    assert planned("run", *erm) == every
+    assert planned(*run) == ["count", "each-gaussian", "lacking"], "its results are newer"
+    os.utime(each)
+    assert planned(*run) == every
 
 
 def test_who_stops_iterating_goes_on(home):
     """The pages that have begun end, no other one is begun, and the process lives."""
-    for number in range(4):
+    for number in range(3):
         add(home, f"page{number}", parameters="size = 1")
-    pages = [page(home, f"page{number}") for number in range(4)]
+    pages = [page(home, f"page{number}") for number in range(3)]
     for outcome in notebooks.execute(pages, jobs=1):
         assert outcome.error == ""
         break
     drawn = visible(home / "outputs/tiny/figures")
     assert outcome.page.target.name in drawn
-    assert len(drawn) < 4
-
-
-def kernels():
-    """Return the process ids of ipykernel on this machine and of their parents."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"ipykernel_launcher" in (folder / "cmdline").read_bytes():
-                found[int(folder.name)] = int(
-                    (folder / "stat").read_text().rsplit(")")[1].split()[1]
-                )
-        except OSError:
-            continue
-    return found
+    assert len(drawn) < 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_command_leaves_no_page_and_no_kernel(home, number, status):
-    add(
-        home,
-        "slow",
-        "open('begun', 'w').close()",
-        *["pass"] * 600,  # the page is written after each: at any moment
-        parameters="size = 1",
-    )
+def test_a_stopped_command_leaves_no_page_and_no_kernel(home):
+    """The page is written after each cell, so it is stopped at any moment."""
+    begin = "import os; open('begun', 'w').write(str(os.getpid()))"
+    add(home, "slow", begin, *["pass"] * 600, parameters="size = 1")
     command = subprocess.Popen(
         [sys.executable, "-m", "softadlib", "draw", "-j", "1"],
         env={**os.environ, "SOFTAD_HOME": str(home)},
-        start_new_session=True,
-        preexec_fn=heed_ctrl_c,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (home / "notebooks/begun").exists():
+    begun = home / "notebooks/begun"
+    while not begun.exists() or not begun.read_text():
         assert command.poll() is None
         time.sleep(0.05)
-    ours = [pid for pid, parent in kernels().items() if parent == command.pid]
-    assert len(ours) == 1
-    os.kill(command.pid, number)
+    kernel = int(begun.read_text())
+    command.send_signal(signal.SIGTERM)
     out, err = command.communicate(timeout=60)
-    assert (command.returncode, out) == (status, "")
+    assert (command.returncode, out) == (143, "")
     assert err.splitlines()[-1].endswith("softad: stopped; the same command resumes")
     assert "Traceback" not in err
     assert list((home / "outputs").rglob("*.ipynb")) == []
-    deadline = time.monotonic() + 30
-    while set(ours) & kernels().keys() and time.monotonic() < deadline:
+    running = Path(f"/proc/{kernel}/cmdline")  # empty once it has ended
+    while running.exists() and running.read_bytes():
         time.sleep(0.1)
-    assert not set(ours) & kernels().keys()
 
 
-def papermill(home, *options):
-    """Execute the training page by papermill, in the folder of a workbook."""
-    source = str(REPOSITORY / "notebooks/train.ipynb")
-    command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
-    env = {**os.environ, "SOFTAD_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run([*command, *options], env=env, capture_output=True, text=True)
+# Parameters of the training page
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("method", "given", "changes", "words"),
     [
-        (
-            ["-p", "method", "softda"],
-            "UserError: method for gaussian in profile tiny 'softda' unknown",
-        ),
-        (
-            ["-p", "epoch", "3"],
-            "UserError: parameter 'epoch' unknown; choose from profile, dataset",
-        ),
-        (["-p", "changes", "{epoch: 3}"], "UserError: parameter 'epoch' unknown"),
-        (["-p", "method", "sam", "-p", "theta", "0.1"], "sam has radius in place of it"),
+        ("softda", {}, None, ["'softda'", "choose from erm, sam, softad"]),
+        ("erm", {}, "{epoch: 3}", ["'epoch'", "choose from folder, table, target"]),
+        ("erm", {}, "3", ["changes", "{NAME: VALUE}", "3"]),
+        ("erm", {"theta": 0.1}, None, ["erm", "leave theta out"]),
+        ("sam", {"theta": 0.1}, None, ["sam has radius", "changes={grids.sam: VALUES}"]),
     ],
 )
-def test_papermill_on_the_training_page_ends_with_one_line(home, options, words):
-    done = papermill(home, "-p", "profile", "tiny", *options)
-    assert done.returncode == 1
-    assert words in done.stderr.strip().splitlines()[-1]
-    assert not (home / "outputs").exists()
+def test_bad_parameters_of_a_page_are_refused(home, method, given, changes, words):
+    before = tree(home)
+    with pytest.raises(UserError) as refusal:
+        changed_protocol("tiny", "gaussian", method, given, changes)
+    assert [word for word in words if word not in str(refusal.value)] == []
+    assert tree(home) == before
+
+
+def test_changed_parameters_of_a_page_have_a_profile_of_their_own(home):
+    unchanged = {"lr": None, "theta": None}
+    tiny = load("tiny", "gaussian")
+    assert changed_protocol("tiny", "gaussian", "softad", unchanged) == tiny
+    given = {"lr": 0.01, "epochs": 2, "theta": "0.2, 0.3"}
+    changed = changed_protocol("tiny", "gaussian", "softad", given, "{trials: 1}")
+    name = "tiny-epochs-2-softad-0.2-0.3-lr-0.01-trials-1"
+    grids = {**tiny.grids, "softad": [0.2, 0.3]}
+    same = tiny.replace(profile=name, lr=0.01, epochs=2, trials=1, grids=grids)
+    assert changed == same == load(name, "gaussian")
+    named = changed_protocol("tiny", "gaussian", "softad", {"lr": 0.01}, as_profile="slow")
+    assert named == tiny.replace(profile="slow", lr=0.01)
+    many = {"grids.softad": [number / 100 for number in range(40)]}
+    short = changed_protocol("tiny", "gaussian", "softad", {}, many).profile
+    assert short.startswith("tiny-")
+    assert len(short) < 20
+
+
+def test_an_unknown_parameter_stops_a_page(monkeypatch):
+    """The cells of the training page as a kernel has them, the second as papermill writes it."""
+    page = nbformat.read(REPOSITORY / "notebooks/train.ipynb", as_version=4)
+    own = next(cell.source for cell in page.cells if cell.cell_type == "code")
+
+    def check(**parameters):
+        executed = {"In": ["", own, PythonTranslator.codify(parameters), "check_parameters()"]}
+        kernel = types.SimpleNamespace(user_ns=executed)
+        monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
+        check_parameters()
+
+    check(epochs=3, changes={"dtype": "float64"}, theta="0.1, 0.2")
+    with pytest.raises(UserError, match=r"parameter 'epoch' unknown; choose from profile, dataset"):
+        check(epochs=3, epoch=3)
 
 
 def test_papermill_trains_with_changed_parameters_under_another_name(home):
     assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
     before = tree(home)
     given = ["-p", "lr", "0.01", "-p", "epochs", "2", "-p", "theta", "0.2"]
-    done = papermill(home, "-p", "profile", "tiny", *given, "-p", "changes", "{trials: 1}")
+    given += ["-p", "profile", "tiny", "-p", "changes", "{trials: 1}"]
+    source = str(REPOSITORY / "notebooks/train.ipynb")
+    command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([*command, *given], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "unknown parameter" not in done.stderr
     assert {name: tree(home)[name] for name in before} == before
@@ -336,4 +296,3 @@ def test_papermill_trains_with_changed_parameters_under_another_name(home):
     changes = {"lr": 0.01, "epochs": 2, "trials": 1, "grids.softad": 0.2}
     again = train(load("tiny", "gaussian", changes).replace(profile="other"), "softad")
     assert rows["loss_test"].tolist() == results.final(again)["loss_test"].tolist()
-    assert cli.main(["draw", "tiny-epochs-2-softad-0.2-lr-0.01-trials-1"]) == 0

@@ -10,15 +10,23 @@ from helpers.workspace import REPOSITORY
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import get_kernel_spec
 
-from softadlib.training.profiles import datasets_of, load, profile_names
+from softadlib.training.profiles import datasets_of, profile_names
 from softadlib.workbook.notebooks import TRAIN, pages_of_profile, read_source
 from softadlib.workbook.toc import MARKS, index, read_toc
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
 
+READ = {path: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
+each_page = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
 def code(notebook):
     return [c for c in notebook.cells if c.cell_type == "code"]
+
+
+def prose(notebook):
+    return [c.source for c in notebook.cells if c.cell_type == "markdown"]
 
 
 def test_the_list_names_every_notebook_once_and_the_index_is_made_of_it():
@@ -41,38 +49,29 @@ def test_a_page_says_whose_results_it_draws():
             assert set(source.profiles) <= set(profile_names()), path.stem
 
 
-def test_pages_use_what_is_public():
-    for path in NOTEBOOKS:
-        text = "\n".join(cell.source for cell in code(nbformat.read(path, as_version=4)))
-        assert not re.search(r"softadlib[\w.]*(\._| import _)", text), path.stem
-
-
-def test_pages_refer_to_pages_that_exist():
+@each_page
+def test_a_page_uses_what_is_public_and_names_pages_that_exist(path):
+    text = "\n".join(cell.source for cell in code(READ[path]))
+    assert not re.search(r"softadlib[\w.]*(\._| import _)", text)
     stems = {p.stem for p in NOTEBOOKS}
-    starts = {s.split("_")[0] for s in stems} - {"train", "recipes", "choosing"}
-    for path in NOTEBOOKS:
-        text = " ".join(
-            c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"
-        )
-        names = re.findall(r"`([\w-]+)`", text)
-        assert {n for n in names if n.split("_")[0] in starts and "_" in n} <= stems, path.stem
+    starts = {stem.split("_")[0] for stem in stems} - {"train", "recipes"}
+    names = re.findall(r"`([a-z0-9-]+)(_[\w-]+)`", "\n".join(prose(READ[path])))
+    assert {start + rest for start, rest in names if start in starts} <= stems
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each_page
 def test_a_notebook_is_a_page(path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook = READ[path]
     nbformat.validate(notebook)
     cells = code(notebook)
-    assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1)), (
-        "not executed from top to bottom"
-    )
-    assert notebook.metadata.kernelspec.name == "python3"
+    executed = [cell.execution_count for cell in cells]
+    assert executed == list(range(1, len(cells) + 1)), "from top to bottom"
     assert set(notebook.metadata) <= {"kernelspec", "language_info", "softad"}
-    assert notebook.metadata.kernelspec.display_name == get_kernel_spec("python3").display_name
-    language = {k: v for k, v in notebook.metadata.language_info.items() if k != "version"}
-    ours = {k: v for k, v in IPythonKernel.language_info.items() if k != "version"}
-    assert language == ours, "as JupyterLab saves it: opening the page changes nothing"
-    assert notebook.cells[0].source.startswith("# "), "a title first"
+    kernel = get_kernel_spec("python3")
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.kernelspec.display_name == kernel.display_name
+    language, ours = notebook.metadata.language_info, IPythonKernel.language_info
+    assert {**language, "version": ""} == {**ours, "version": ""}, "opening it changes nothing"
     tagged = [i for i, c in enumerate(cells) if "parameters" in c.metadata.get("tags", [])]
     assert tagged == [0], "exactly one parameters cell, the first code cell"
     for statement in ast.parse(cells[0].source).body:
@@ -83,12 +82,11 @@ def test_a_notebook_is_a_page(path):
     for cell in cells:
         assert set(cell.metadata) <= {"jupyter", "tags"}, "no execution or papermill metadata"
         assert len(cell.source.splitlines()) <= 40, "longer than a screen"
-        assert not any(o.output_type == "error" for o in cell.outputs)
-        assert not any(o.get("name") == "stderr" for o in cell.outputs)
-        assert not any("image/svg+xml" in o.get("data", {}) for o in cell.outputs)
-    assert any(c.outputs for c in cells), "nbval would check nothing"
-    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    assert "**Try** " in prose, "a page ends with something to try"
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr"
+    assert any(cell.outputs for cell in cells), "nbval would check nothing"
+    assert "**Try** " in "\n".join(prose(notebook)), "a page ends with something to try"
     assert path.stat().st_size < 1_500_000
 
 
@@ -115,23 +113,23 @@ def sentences(markdown):
     return re.split(ends, "\n".join(lines))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each_page
 def test_a_page_answers_first(path):
-    cells = nbformat.read(path, as_version=4).cells
+    cells = READ[path].cells
     first = cells[0].source
     title = first.splitlines()[0]
+    assert title.startswith("# ")
     assert title.endswith("?") or title.startswith("# Figure"), title
     assert len(first.split()) <= 120, "the first cell is a question and its answer"
     assert any(shows_picture_or_table(cell) for cell in cells[:4]), "in the first four cells"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each_page
 def test_a_sentence_has_four_numbers_at_most(path):
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "markdown":
-            for sentence in sentences(cell.source):
-                without_names = numbers_in_text.REFERENCE.sub(" ", sentence)
-                assert len(numbers_in_text.numbers(without_names)) <= 4, sentence
+    for text in prose(READ[path]):
+        for sentence in sentences(text):
+            without_names = numbers_in_text.REFERENCE.sub(" ", sentence)
+            assert len(numbers_in_text.numbers(without_names)) <= 4, sentence
 
 
 def test_a_sentence_of_five_numbers_is_found():
@@ -140,30 +138,26 @@ def test_a_sentence_of_five_numbers_is_found():
     assert found == [[1, 2024, 1.5, 2, 3], [1, 2, 3, 4, 5], [6]]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each_page
 def test_every_figure_has_numbers_beside_it(path):
     """nbval does not compare pictures: a cell with one prints something, itself or right after."""
-    cells = code(nbformat.read(path, as_version=4))
+    cells = code(READ[path])
     for here, after in zip(cells, [*cells[1:], None]):
         if any("image/png" in o.get("data", {}) for o in here.outputs):
             near = here.outputs + (after.outputs if after else [])
             text = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in near]
-            assert re.search(r"\d", " ".join(t for t in text if "Figure size" not in t)), (
-                here.source
-            )
+            printed = " ".join(t for t in text if "Figure size" not in t)
+            assert re.search(r"\d", printed), here.source
 
 
 def test_the_training_page_changes_nothing_by_default():
-    cells = code(nbformat.read(REPOSITORY / "notebooks" / f"{TRAIN}.ipynb", as_version=4))
+    cells = code(READ[REPOSITORY / "notebooks" / f"{TRAIN}.ipynb"])
     values = {}
     exec(cells[0].source, values)
-    own = {"profile", "dataset", "method", "jobs", "fresh", "__builtins__", "__annotations__"}
-    assert {
-        name: value for name, value in values.items() if value is not None and name not in own
-    } == {}
+    own = ("profile", "dataset", "method", "jobs", "fresh")
+    changed = [name for name in values if name not in own and not name.startswith("__")]
+    assert [name for name in changed if values[name] is not None] == []
     assert values["fresh"] is False, "nothing is deleted"
-    runs = load(values["profile"], values["dataset"]).runs(values["method"])
-    assert f"{len(runs)} runs " in cells[1].outputs[0]["text"]
 
 
 def test_every_number_in_prose_has_a_source():
@@ -193,14 +187,11 @@ def test_a_changed_number_in_prose_is_found_out(tmp_path, monkeypatch):
     assert [n.text for n in numbers_in_text.numbers_of(changed) if not n.source] == ["485"]
 
 
-def test_every_committed_profile_draws_pages():
+def test_every_profile_draws_pages_some_of_them_their_own():
+    names = {}
     for profile in profile_names():
-        assert pages_of_profile(profile, datasets_of(profile)[:1]), profile
-
-
-def test_two_profiles_have_pages_of_their_own():
-    names = {
-        p: {page.name for page in pages_of_profile(p, [])} for p in ("images", "smoke", "quick")
-    }
+        pages = pages_of_profile(profile, datasets_of(profile)[:1])
+        names[profile] = {page.source.stem for page in pages}
+    assert all(names.values())
     assert "figs04-10_trajectories" in names["images"] - names["quick"]
     assert len(names["smoke"]) == 1, "it is drawn in seconds"

@@ -1,23 +1,39 @@
 """The report of a profile: one page that needs nothing beside it, and tables as files."""
 
 import re
-import shutil
 
 import nbformat
 import pandas as pd
 import pytest
-from helpers.workspace import REPOSITORY, make_home, write_notebook
+from helpers.workspace import make_home
+from nbformat import v4
 
 from softadlib._validation import UserError
 from softadlib.analysis import markdown
-from softadlib.workbook import cli, report
+from softadlib.workbook import cli, notebooks, report
 
-PICTURE = "import matplotlib.pyplot as plt; plt.plot([0, 1]); plt.show()"
-TABLE = "from softadlib import results; results.read(profile, final=True)"
 LINKS = (
-    "# The frontier\n\nSee [curves](curves.ipynb#End), [theory](fig01_quadratic_gradients.ipynb), "
+    "See [curves](curves.ipynb#End), [theory](fig01.ipynb), [below](#End), "
     "[gone](gone.ipynb), [index](README.md) and [elsewhere](https://example.org).\n\n## End"
 )
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PICTURE = v4.new_output("display_data", data={"image/png": PIXEL, "text/plain": "<Figure>"})
+TABLE = v4.new_output("display_data", data={"text/html": "<table><tr><td>1</td></tr></table>"})
+
+
+def write_page(path, title, *outputs, parameters="size = 1", profiles=()):
+    """Write a notebook: a title, a cell with its parameters, formulas and links, a cell with outputs."""
+    cells = [
+        v4.new_markdown_cell(f"# {title}"),
+        v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),
+        v4.new_markdown_cell(f"Where $x_1 > 0$. {LINKS}"),
+        v4.new_code_cell("secret()", outputs=list(outputs)),
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    metadata = {"kernelspec": kernel, "softad": {"profiles": profiles or []}}
+    document = v4.new_notebook(cells=cells, metadata=metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(document, path)
 
 
 @pytest.fixture(scope="module")
@@ -26,61 +42,48 @@ def page(tmp_path_factory):
     home = make_home(tmp_path_factory.mktemp("reported"), own={"table": "own.csv"}, gaussian={})
     table = pd.DataFrame({"size": range(100), "kind": ["red", "blue"] * 50})
     table.to_csv(home / "own.csv", index=False)
-    folder = home / "notebooks"
-    write_notebook(folder / "frontier.ipynb", PICTURE, TABLE, parameters="profile = 'tiny'")
-    (folder / "_toc.yml").write_text(
+    (home / "notebooks/_toc.yml").write_text(
         "- part: The first part\n  pages: [{page: frontier, answer: a}, {page: absent, answer: b}]\n"
     )
-    parameters = "profile = 'tiny'\ndataset = 'gaussian'"
-    write_notebook(folder / "curves.ipynb", PICTURE, PICTURE, parameters=parameters)
-    for name, text in (("frontier", LINKS), ("curves", "# Curves <of> a run\n\n## End")):
-        document = nbformat.read(folder / f"{name}.ipynb", as_version=4)
-        document.cells.insert(0, nbformat.v4.new_markdown_cell(text, id="title"))
-        nbformat.write(document, folder / f"{name}.ipynb")
-    shared = home / "outputs/figures"
-    shared.mkdir(parents=True)
-    for place in (folder, shared):
-        shutil.copy(REPOSITORY / "notebooks/fig01_quadratic_gradients.ipynb", place)
-    shutil.copy(
-        REPOSITORY / "notebooks/fig03_update_directions.ipynb", shared / "fig03.error.ipynb"
-    )
+    figures = home / "outputs/tiny/figures"
+    one = {"parameters": "profile = 'tiny'", "profiles": "all"}
+    each = {"parameters": "profile = 'tiny'\ndataset = 'own'", "profiles": "all"}
+    for path in (home / "notebooks/frontier.ipynb", figures / "frontier.ipynb"):
+        write_page(path, "The frontier", PICTURE, TABLE, **one)
+    write_page(home / "notebooks/curves.ipynb", "Curves & points", **each)
+    for dataset in ("own", "gaussian"):
+        path = figures / f"curves-{dataset}.ipynb"
+        write_page(path, "Curves & points", PICTURE, PICTURE, **each)
+    for path in (home / "notebooks/fig01.ipynb", home / "outputs/figures/fig01.ipynb"):
+        write_page(path, "Theory")
+    write_page(home / "outputs/figures/fig03.error.ipynb", "Failed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOFTAD_HOME", str(home))
-        assert cli.main(["train", "tiny", "-j", "1"]) == 0
-        assert cli.main(["draw", "tiny", "-j", "2"]) == 0
+        assert cli.main(["train", "tiny", "--method", "erm", "-j", "1"]) == 0
         assert cli.main(["report", "tiny"]) == 0
         yield home / "outputs/tiny/index.html"
 
 
 def test_the_page_opens_with_pictures_and_tables_and_links_within_itself(page):
     text = page.read_text(encoding="utf-8")
-    order = [
-        "The first part",
-        "The frontier",
-        "<img",
-        "<table",
-        "Other pages",
-        "Curves &lt;of&gt; a run",
-        "How each was run",
-    ]
+    order = ["The first part", "The frontier", "<math", "<img", "<table", "Other pages"]
+    order += ["Curves &amp; points", "How each was run"]
     places = [text.index(word, text.index("<main")) for word in order]
     assert places == sorted(places)
     alts = re.findall(r'<img[^>]*\salt="([^"]*)"', text)
-    assert alts[0] == "The frontier, picture 1 of 1"
-    assert {f"Curves <of> a run: {name}, picture 2 of 2" for name in ("own", "gaussian")} <= {
-        alt.replace("&lt;", "<").replace("&gt;", ">") for alt in alts
-    }
-    assert len(alts) == text.count("<img")
+    assert len(alts) == text.count("<img") == 5
+    assert alts[0] == "The frontier, picture 1"
+    assert alts[2].endswith("on gaussian, picture 2")
     identifiers = re.findall(r'\sid="([^"]+)"', text)
     assert len(identifiers) == len(set(identifiers))
-    links = dict(re.findall(r"<a href=\"([^\"]*)\">(\w+)</a>", text))
-    assert {links["#curves-gaussian"], links["#fig01_quadratic_gradients"]} == {"curves", "theory"}
-    assert links["https://example.org"] == "elsewhere"
-    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(identifiers)
+    links = re.findall(r'<a href="([^"]*)">(\w+)</a>', text)
+    assert {("#curves-gaussian", "curves"), ("#fig01", "theory")} <= set(links)
+    assert {("#frontier-End", "below"), ("https://example.org", "elsewhere")} <= set(links)
+    assert {link[1:] for link, _ in links if link[0] == "#"} <= set(identifiers)
     assert set(re.findall(r'(?:href|src)="(?!#|data:)([^"]*)"', text)) == {"https://example.org"}
     assert "<a>gone</a>" in text
-    assert ".error" not in text
-    assert "<script" not in text
+    for hidden in (".error", "Failed", "<script", "secret", "profile = ", "$x_1"):
+        assert hidden not in text
     assert re.search(r"<td>own</td>\s*<td>ERM</td>", text), "how each was run"
 
 
@@ -97,18 +100,17 @@ def test_output_is_written_where_it_is_told(page, tmp_path, capsys):
 def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
     """What is in them, and how they are written between marks: tests/analysis/test_markdown.py."""
     for form in ("md", "latex"):
+        text = markdown.text("tiny", form)
         assert cli.main(["report", "tiny", "--format", form]) == 0
-        assert capsys.readouterr().out.strip() == markdown.text("tiny", form).strip()
+        assert capsys.readouterr().out == text
         target = tmp_path / f"tables.{form}"
         for _ in range(2):  # a file of its own is written anew
             assert cli.main(["report", "tiny", "--format", form, "--output", str(target)]) == 0
-            assert markdown.text("tiny", form).strip() in target.read_text()
-        capsys.readouterr()
-    other, picture = tmp_path / "NOTES.md", tmp_path / "picture.png"
-    picture.write_bytes(b"\x89PNG")
+            assert target.read_text() == text
+            assert capsys.readouterr().out == f"{target}\n"
+    other = tmp_path / "NOTES.md"
     other.write_text("Notes\n<!-- results of profile paper: softad report paper -->\n")
-    for path, status in ((other, 2), (picture, 0)):
-        assert cli.main(["report", "tiny", "--format", "md", "--output", str(path)]) == status
+    assert cli.main(["report", "tiny", "--format", "md", "--output", str(other)]) == 2
     assert other.read_text().startswith("Notes"), "a page of another profile stays as it is"
     assert "must hold the lines" in capsys.readouterr().err
     folder = tmp_path / "csv"
@@ -118,8 +120,8 @@ def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
     assert all("dataset" in pd.read_csv(path) for path in paths)
 
 
-def test_a_broken_page_is_named(page, tmp_path):
+def test_a_broken_page_is_named(tmp_path):
     path = tmp_path / "half.ipynb"
-    path.write_text(page.read_text()[:50])
+    path.write_text('{"cells": [')
     with pytest.raises(UserError, match=f"{path} is broken .*delete it and run again what drew it"):
-        report.section(path, "half")
+        report.section(notebooks.Page("half", path, path, {}), {})
