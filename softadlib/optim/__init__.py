@@ -1,4 +1,4 @@
-"""Optimizers that evaluate the gradient more than once a step: wrappers of any torch.optim optimizer."""
+"""Optimizers that step with a gradient taken elsewhere, as SAM does: wrappers of torch.optim optimizers."""
 
 from softadlib.optim.huggingface import SAMTrainerMixin as SAMTrainerMixin
 from softadlib.optim.sam import ASAM as ASAM

@@ -1,6 +1,6 @@
-"""What the optimizers here share: the passes of a step, and the `torch.optim` optimizer that steps.
+"""What the optimizers here share: the passes of a step, and `base`, the optimizer that steps.
 
-A step is: the closure at w, climb to other weights, the closure there, come back, `base.step()`.
+A step is: call the closure at w, move to other weights, call it there, move back, `base.step()`.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
 from softadlib.optim.joint import JointOptimizer
 
+Base = Optimizer | Sequence[Optimizer]
+"""The optimizer that steps, or several of them."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of batch norm and instance norm that a pass in training mode moves."""
 
@@ -28,11 +30,7 @@ class ClosureOptimizer(Optimizer):
     either. Subclasses write `combine`.
     """
 
-    first_sync = True
-
-    def __init__(
-        self, base: Optimizer | Sequence[Optimizer], bn_update: str, model: nn.Module | None
-    ):
+    def __init__(self, base: Base, bn_update: str = "both", model: nn.Module | None = None):
         # Optimizer.__init__ is not called on purpose: it would make groups and a state of its own.
         choose("bn_update", bn_update, BN_UPDATES)
         if bn_update == "first" and model is None:
@@ -46,7 +44,7 @@ class ClosureOptimizer(Optimizer):
         """Return the gradients to step with, by name.
 
         Args:
-            gradient: `gradient(weights)` is one pass, see `Passes.gradient`.
+            gradient: `gradient(weights)` runs the closure there, see `Passes.gradient`.
             params: the parameters by name.
         """
         raise NotImplementedError
@@ -77,8 +75,7 @@ class ClosureOptimizer(Optimizer):
             scaler.unscale_(self.base)  # before the step, so that hooks of `base` can clip
             scaler.step(self.base)
             scaler.update()
-        loss: Tensor = passes.loss
-        return loss
+        return passes.losses[0]
 
     # All else that an Optimizer has is that of `base`.
 
@@ -133,7 +130,7 @@ class ClosureOptimizer(Optimizer):
     def _names(self, params: list[Tensor]) -> list[str]:
         return [str(i) for i in range(len(params))]
 
-    def _checked_base(self, base: Optimizer | Sequence[Optimizer]) -> Optimizer:
+    def _checked_base(self, base: Base) -> Optimizer:
         """Return the optimizer to step; several are joined. UserError for what cannot be one."""
         name = type(self).__name__
         bases: list[Any] = list(base) if isinstance(base, (list, tuple)) else [base]
@@ -141,37 +138,34 @@ class ClosureOptimizer(Optimizer):
             given = type(one).__name__
             if not isinstance(one, Optimizer):
                 raise UserError(
-                    f"{name} takes an optimizer that has its own settings, such as "
-                    f"{name}(torch.optim.SGD(model.parameters(), lr=0.1)), got {given}"
+                    f"{name} takes an optimizer, such as SGD(model.parameters(), lr=0.1), got {given}"
                 )
             calls_closure = isinstance(one, (ClosureOptimizer, torch.optim.LBFGS))
             if calls_closure or hasattr(one, "first_step"):  # as in SAM of other packages
                 raise UserError(
-                    f"{name} cannot wrap {given}, which calls the closure itself; "
-                    "take an optimizer whose step needs no closure, such as SGD or Adam"
+                    f"{name} cannot wrap {given}, which calls the closure itself; take SGD or Adam"
                 )
         return bases[0] if len(bases) == 1 else JointOptimizer(bases)
 
     def _check_groups(self) -> None:
-        """Raise UserError for parameters whose gradient would not be the one to climb by."""
+        """Raise UserError for groups and parameters that cannot be perturbed by their gradient."""
         name = type(self).__name__
         for group in self.param_groups:
             if group.get("maximize"):
                 raise UserError(
-                    f"{name} climbs up the loss, and so does an optimizer with maximize=True: "
-                    "minimise the negative loss instead"
+                    f"{name} cannot step with maximize=True: minimise the negative loss instead"
                 )
             for p in group["params"]:
                 if p.dtype in HALF:
                     raise UserError(
-                        f"{name} takes no parameters in {p.dtype}, in which a perturbation is lost "
-                        "in rounding; use float32 parameters, under torch.autocast with bfloat16"
+                        f"{name} takes no parameters in {p.dtype}, which rounds a perturbation away; "
+                        "use float32 parameters, under torch.autocast with bfloat16"
                     )
                 # FSDP1 sets this, also with use_orig_params=True. There is no public way to ask.
                 if getattr(p, "_fsdp_flattened", False):
                     raise UserError(
-                        f"{name} cannot step FullyShardedDataParallel, where a process sees the "
-                        "gradient of its shard alone; shard with torch.distributed.fsdp.fully_shard"
+                        f"{name} under FullyShardedDataParallel would climb by the gradient of one "
+                        "shard; shard with torch.distributed.fsdp.fully_shard"
                     )
 
     def _check_call(self, closure: object, scaler: object) -> None:
@@ -182,22 +176,10 @@ class ClosureOptimizer(Optimizer):
                 "step(closure, scaler=scaler); in Lightning use precision 'bf16-mixed', since "
                 "'16-mixed' gives none; in Hugging Face's Trainer use softadlib.SAMTrainerMixin"
             )
-        if scaler is not None and not self.first_sync:
-            raise UserError(
-                "first_sync=False with a GradScaler: a process whose part overflows would leave out "
-                "the step alone; leave out first_sync=False, or train in bfloat16 without a scaler"
-            )
-
-    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Return DDP's context in which processes do not exchange gradients."""
-        if not hasattr(self.model, "no_sync"):
-            raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
-        context: contextlib.AbstractContextManager[None] = self.model.no_sync()  # type: ignore[union-attr, operator]
-        return context
 
 
 class NothingToStepWith(Exception):
-    """A pass left no gradient, or one that is not finite. The gradients are as it left them."""
+    """A pass left no gradients, or gradients that are not finite. They stay where they are."""
 
 
 class Passes:
@@ -209,9 +191,10 @@ class Passes:
         self.scaler = scaler
         self.scale = 1.0 if scaler is None else scaler.get_scale()
         self.params = optimizer._params()
+        self.losses: list[Tensor] = []
+        """What the closure returned, one per pass."""
         self.with_gradient: set[str] = set()
-        self.loss: Any = None
-        self._called = False
+        """Names of the parameters that had a gradient in any pass."""
 
     def gradient(self, at: Grads, track: bool = True) -> Grads:
         """Run the closure at the weights `at`. Return the gradients there, by name.
@@ -234,31 +217,20 @@ class Passes:
             self.scaler.unscale_(self.optimizer)
         for name in self.with_gradient:
             grad = grads[name]
-            self.params[name].grad = grad if self.scale == 1.0 else grad * self.scale
+            self.params[name].grad = grad if self.scaler is None else grad * self.scale
 
     def _call_closure(self) -> None:
-        if self._called:
-            with perturbed_pass():
-                self.closure()
-        else:
-            self._called = True
-            self.loss = self._first_call()
-
-    def _first_call(self) -> Tensor:
         """Call the closure; RuntimeError where it adds to gradients of before."""
         earlier = [(p, p.grad) for p in self.params.values() if p.grad is not None]
-        optimizer = self.optimizer
-        with contextlib.nullcontext() if optimizer.first_sync else optimizer._no_sync():
-            loss = self.closure()
+        with perturbed_pass() if self.losses else contextlib.nullcontext():
+            self.losses.append(self.closure())
         if any(p.grad is grad for p, grad in earlier):
-            name = type(optimizer).__name__
+            name = type(self.optimizer).__name__
             raise RuntimeError(
-                f"{name}.step found gradients of an earlier backward(), to which the closure adds; "
-                f"{name} needs the whole gradient at each pass: in the closure call "
+                f"{name}.step found gradients of an earlier backward(): in the closure call "
                 "optimizer.zero_grad(), which sets them to None, and every micro-batch's backward() "
                 "(in Lightning accumulate_grad_batches=1)"
             )
-        return loss
 
     def _take_gradients(self) -> Grads:
         """Take the gradients off the parameters, so that the next pass cannot add to them."""
@@ -269,16 +241,16 @@ class Passes:
         if self.scaler is not None and not all_finite(grads):
             raise NothingToStepWith
         for name, grad in grads.items():
-            if grad._is_view():  # into a bucket of DDP, which the next pass overwrites
-                grads[name] = grad.clone()
-            if self.scale != 1.0:
+            if self.scaler is not None:
                 grads[name] = grad / self.scale
+            elif grad._is_view():  # into a bucket of DDP, which the next pass overwrites
+                grads[name] = grad.clone()
             self.params[name].grad = None
         return grads
 
 
 class MovedWeights:
-    """Parameters that move to other values and come back, every bit of them. Keeps one copy."""
+    """Parameters that move to other values and come back to the bit. Keeps one copy of them."""
 
     def __init__(self, params: Grads, frozen: nn.Module | None = None):
         self.params = params
@@ -333,11 +305,7 @@ class RadiusOptimizer(ClosureOptimizer):
     """A rule that perturbs the weights by a radius, which stands in every parameter group."""
 
     def __init__(
-        self,
-        base: Optimizer | Sequence[Optimizer],
-        radius: float,
-        bn_update: str,
-        model: nn.Module | None,
+        self, base: Base, radius: float, bn_update: str = "both", model: nn.Module | None = None
     ):
         super().__init__(base, bn_update, model)
         radius = real("radius", radius, low=0)
@@ -361,8 +329,7 @@ class RadiusOptimizer(ClosureOptimizer):
     def _check_radii(self, radii: set[float]) -> None:
         if len(radii) > 1:
             raise UserError(
-                f"parameter groups have the radii {sorted(radii)}; {type(self).__name__} perturbs "
-                "all parameters together: give every group the same"
+                f"parameter groups have the radii {sorted(radii)}; give every group the same"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """SAM in Hugging Face's Trainer, which hands no closure. Imports nothing of transformers."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,9 +9,13 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
+from softadlib.functional.gradient_rules import Grads
 from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
-from softadlib.optim.closure import MovedWeights
+from softadlib.optim.closure import MovedWeights, dense_gradient
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""Inputs, and the other arguments, of one `training_step`."""
 
 
 class SAMTrainerMixin:
@@ -26,9 +31,6 @@ class SAMTrainerMixin:
     Raises:
         ValueError: for parameters in half precision, under DeepSpeed and FSDP.
 
-    Shape:
-        `training_step` takes a micro-batch → its loss at w, ().
-
     Foret et al. (2021).
 
     Example:
@@ -37,44 +39,40 @@ class SAMTrainerMixin:
     """
 
     sam_radius: float = 0.05
+    _micro_batches: list[Call]
+    """The calls of `training_step` since the last step of the optimizer."""
 
     @torch.no_grad()
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **settings: Any) -> Tensor:
         """Run one micro-batch, and after the last of a batch all of them at the perturbed weights."""
         trainer: Any = self
-        parent = torch.enable_grad()(super().training_step)  # type: ignore[misc]
-        kept = self.__dict__.setdefault("_micro_batches", [])
-        if all(p.grad is None for p in model.parameters()):
-            kept.clear()  # of a batch that was given up
-        kept.append((copy.copy(inputs), args, settings))
-        loss: Tensor = parent(model, inputs, *args, **settings)
+        run: Callable[..., Tensor] = torch.enable_grad()(super().training_step)  # type: ignore[misc]
+        if not hasattr(self, "_micro_batches") or all(p.grad is None for p in model.parameters()):
+            self._micro_batches = []  # a batch that was given up is forgotten
+        self._micro_batches.append((copy.copy(inputs), args, settings))
+        loss = run(model, inputs, *args, **settings)
         if not trainer.accelerator.sync_gradients:
             return loss
-        micro_batches = list(kept)
-        kept.clear()
-        params: dict[str, Tensor] = {}
-        grads: dict[str, Tensor] = {}
-        for name, p in model.named_parameters():
-            if p.grad is not None:
-                params[name] = p
-                grads[name] = p.grad
-        _check(self, params)
+        micro_batches = self._micro_batches
+        self._micro_batches = []
+        params: Grads = {n: p for n, p in model.named_parameters() if p.grad is not None}
+        _check(trainer, params)
+        grads = {name: dense_gradient(p) for name, p in params.items()}
         if trainer.accelerator.scaler and not F.global_norm(grads).isfinite():
             return loss  # the scaler sees the overflow and skips the step
         point = F.perturb(params, grads, self.sam_radius)
-        grads.clear()
-        for weight in params.values():
-            weight.grad = None
+        grads.clear()  # frees them for the second pass
+        for p in params.values():
+            p.grad = None
         with MovedWeights(params).moved_to(point), perturbed_pass():
             for inputs, args, settings in micro_batches:
-                parent(model, inputs, *args, **settings)
+                run(model, inputs, *args, **settings)
         return loss
 
 
-def _check(trainer: object, params: dict[str, Tensor]) -> None:
+def _check(trainer: Any, params: Grads) -> None:
+    """Raise UserError for parameters that cannot be perturbed by their gradient."""
     if any(p.dtype in HALF for p in params.values()):
         raise UserError("SAM needs float32 parameters; load the model so, and set bf16=True")
-    if getattr(trainer, "is_deepspeed_enabled", False) or getattr(
-        trainer, "is_fsdp_enabled", False
-    ):
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise UserError("SAMTrainerMixin needs whole parameters; train without DeepSpeed and FSDP")

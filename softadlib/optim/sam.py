@@ -1,16 +1,18 @@
 """SAM, ASAM, MSAM, GNP and FD-GR: each wraps a `torch.optim` optimizer behind `step(closure)`."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
 from softadlib.functional.perturbed import end_perturbed, start_perturbed
 from softadlib.optim.closure import (
+    Base,
     ClosureOptimizer,
     MovedWeights,
     RadiusOptimizer,
@@ -18,96 +20,7 @@ from softadlib.optim.closure import (
 )
 
 
-class TwoPassOptimizer(RadiusOptimizer):
-    """Steps `base` with the gradient at perturbed weights: in one step, or in two halves."""
-
-    _moved: MovedWeights | None = None
-    """The weights between the two halves."""
-
-    def __init__(
-        self,
-        base: Optimizer | Sequence[Optimizer],
-        radius: float,
-        bn_update: str,
-        model: nn.Module | None,
-        first_sync: bool,
-    ):
-        super().__init__(base, radius, bn_update, model)
-        self.first_sync = first_sync
-        if not first_sync:
-            self._no_sync()
-
-    def perturbed(self, params: Grads, grads: Grads) -> Grads:
-        """Return the weights at which the second gradient is taken."""
-        raise NotImplementedError
-
-    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        track = self.bn_update == "both"
-        return gradient(self.perturbed(params, gradient(params)), track=track)
-
-    def _check_call(self, closure: object, scaler: object) -> None:
-        super()._check_call(closure, scaler)
-        if self._moved is not None:
-            raise RuntimeError("step was called between first_step and second_step")
-
-    @torch.no_grad()
-    def first_step(self, zero_grad: bool = False) -> None:
-        """Move to the perturbed weights, by the gradients that `backward()` has left.
-
-        For loops that cannot hand over a closure: call `first_step`, compute the loss and call
-        `backward()` at the moved weights, then call `second_step`. The result is that of
-        `step(closure)`, to the bit. With micro-batches, accumulate all before each half. With a
-        GradScaler use `step(closure, scaler=scaler)`: the halves step with scaled gradients.
-        A checkpoint that is saved between the halves holds the perturbed weights.
-
-        Args:
-            zero_grad: reset the gradients, to which the second `backward()` would add.
-
-        Raises:
-            RuntimeError: without gradients, and for a second `first_step`.
-        """
-        name = type(self).__name__
-        if self._moved is not None:
-            raise RuntimeError(f"{name}.first_step was called twice; call second_step in between")
-        params = self._params()
-        if all(p.grad is None for p in params.values()):
-            raise RuntimeError(f"{name}.first_step needs gradients: call loss.backward() before it")
-        grads = {key: dense_gradient(p) for key, p in params.items()}
-        self._moved = MovedWeights(params, self.model if self.bn_update == "first" else None)
-        self._moved.move_to(self.perturbed(params, grads))
-        start_perturbed(self, params.values())
-        if zero_grad:
-            self.zero_grad()
-
-    @torch.no_grad()
-    def second_step(self, zero_grad: bool = False) -> None:
-        """Go back to the weights before `first_step` and step `base` with the gradients there.
-
-        Until then a checkpoint holds the perturbed weights.
-
-        Args:
-            zero_grad: reset the gradients after the step.
-
-        Raises:
-            RuntimeError: without gradients, and without `first_step`.
-        """
-        name = type(self).__name__
-        if self._moved is None:
-            raise RuntimeError(f"{name}.second_step needs first_step before it")
-        self._moved.come_back()
-        self._moved = None
-        end_perturbed(self)
-        if all(p.grad is None for p in self._params().values()):
-            raise RuntimeError(
-                f"{name}.second_step needs gradients: call loss.backward() before it"
-            )
-        self._opt_called = True  # schedulers of torch warn where they see no step
-        self.base.step()
-        if zero_grad:
-            self.zero_grad()
-
-
-class SAM(TwoPassOptimizer):
+class SAM(RadiusOptimizer):
     """Sharpness-aware minimisation: steps `base` with the gradient taken at w + r·g(w)/‖g(w)‖.
 
     `step(closure)` runs the closure twice. It must zero the gradients, compute the loss, call
@@ -151,22 +64,90 @@ class SAM(TwoPassOptimizer):
         tensor([2.6700, 3.5600])
     """
 
+    _moved: MovedWeights | None = None
+    """The weights between the two halves."""
+
     def __init__(
         self,
-        base: Optimizer | Sequence[Optimizer],
+        base: Base,
         radius: float = 0.05,
         *,
         bn_update: str = "both",
         model: nn.Module | None = None,
         first_sync: bool = True,
     ):
-        super().__init__(base, radius, bn_update, model, first_sync)
+        super().__init__(base, radius, bn_update, model)
+        self.first_sync = first_sync
+        if not first_sync and not hasattr(model, "no_sync"):
+            raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
 
     def perturbed(self, params: Grads, grads: Grads) -> Grads:
+        """Return the weights at which the second gradient is taken."""
         return F.perturb(params, grads, self.radius)
 
+    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        model: Any = self.model
+        with contextlib.nullcontext() if self.first_sync else model.no_sync():
+            point = self.perturbed(params, gradient(params))
+        track = self.bn_update == "both"
+        return gradient(point, track=track)
 
-class ASAM(TwoPassOptimizer):
+    def _check_call(self, closure: object, scaler: object) -> None:
+        super()._check_call(closure, scaler)
+        if scaler is not None and not self.first_sync:
+            raise UserError(
+                "with first_sync=False and a GradScaler one process alone may skip the step; "
+                "leave out first_sync=False, or train in bfloat16 without a scaler"
+            )
+
+    @torch.no_grad()
+    def first_step(self, zero_grad: bool = False) -> None:
+        """Move to the perturbed weights, by the gradients that `backward()` has left.
+
+        For loops that cannot hand over a closure: call `first_step`, compute the loss and call
+        `backward()` at the moved weights, then call `second_step`. The result is that of
+        `step(closure)`, to the bit. With micro-batches, accumulate all before each half. With a
+        GradScaler use `step(closure, scaler=scaler)`: the halves step with scaled gradients.
+        A checkpoint that is saved between the halves holds the perturbed weights.
+
+        Args:
+            zero_grad: reset the gradients, to which the second `backward()` would add.
+
+        Raises:
+            RuntimeError: for a second `first_step` without `second_step` in between.
+        """
+        if self._moved is not None:
+            raise RuntimeError("first_step was called twice; call second_step in between")
+        params = self._params()
+        grads = {name: dense_gradient(p) for name, p in params.items()}
+        self._moved = MovedWeights(params, self.model if self.bn_update == "first" else None)
+        self._moved.move_to(self.perturbed(params, grads))
+        start_perturbed(self, params.values())
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad: bool = False) -> None:
+        """Go back to the weights before `first_step` and step `base` with the gradients there.
+
+        Args:
+            zero_grad: reset the gradients after the step.
+
+        Raises:
+            RuntimeError: without `first_step`.
+        """
+        if self._moved is None:
+            raise RuntimeError("second_step needs first_step before it")
+        self._moved.come_back()
+        self._moved = None
+        end_perturbed(self)
+        self._opt_called = True  # schedulers of torch warn where they see no step
+        self.base.step()
+        if zero_grad:
+            self.zero_grad()
+
+
+class ASAM(SAM):
     """Adaptive SAM: steps `base` with the gradient taken at w + r·T²g/‖Tg‖, T as large as |w|.
 
     `step(closure)` runs the closure twice, as for `SAM`.
@@ -202,7 +183,7 @@ class ASAM(TwoPassOptimizer):
 
     def __init__(
         self,
-        base: Optimizer | Sequence[Optimizer],
+        base: Base,
         radius: float = 0.5,
         *,
         variant: str | None = None,
@@ -211,7 +192,7 @@ class ASAM(TwoPassOptimizer):
         model: nn.Module | None = None,
         first_sync: bool = True,
     ):
-        super().__init__(base, radius, bn_update, model, first_sync)
+        super().__init__(base, radius, bn_update=bn_update, model=model, first_sync=first_sync)
         if variant is None:
             variant = "davda54" if model is None else "official"
         choose("variant", variant, ASAM_VARIANTS)
@@ -219,12 +200,8 @@ class ASAM(TwoPassOptimizer):
             raise UserError("variant='official' needs model=, to know which parameters are weights")
         self.variant = variant
         self.eta = real("eta", eta, low=0)
-        params = [p for group in self.param_groups for p in group["params"]]
-        if any(p.is_complex() for p in params):
-            raise UserError(
-                "ASAM takes no complex parameters, for which |w| is no scale of g; use SAM"
-            )
-        self._names(params)
+        if any(p.is_complex() for p in self._params().values()):  # takes the names, which may lack
+            raise UserError("ASAM is not defined for complex parameters; use SAM")
 
     def _names(self, params: list[Tensor]) -> list[str]:
         if self.variant != "official":
@@ -272,17 +249,17 @@ class MSAM(RadiusOptimizer):
         tensor([2.1900, 2.9200])
     """
 
-    def __init__(self, base: Optimizer | Sequence[Optimizer], radius: float = 0.5):
-        super().__init__(base, radius, "both", None)
+    def __init__(self, base: Base, radius: float = 0.5):
+        super().__init__(base, radius)
         if not any("betas" in group or group.get("momentum") for group in self.param_groups):
             raise UserError(
-                f"MSAM perturbs along the momentum, and {type(base).__name__} has none: give it one, "
-                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), or take Adam"
+                f"MSAM needs momentum, and {type(base).__name__} has none: take Adam, or "
+                "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
             )
         if hasattr(self.base, "consolidate_state_dict"):
             raise UserError(
-                "MSAM cannot step ZeroRedundancyOptimizer, where a process knows the momentum of its "
-                "shard alone; take SAM, or shard with torch.distributed.fsdp.fully_shard"
+                "MSAM over ZeroRedundancyOptimizer would see the momentum of one shard; take SAM, or "
+                "shard with torch.distributed.fsdp.fully_shard"
             )
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
@@ -294,7 +271,7 @@ class MSAM(RadiusOptimizer):
                 momentum[name] = buffer
         if not momentum and any(self.state.values()):
             raise UserError(
-                f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}; "
+                f"{type(self.base).__name__} keeps neither momentum_buffer nor exp_avg, which MSAM takes; "
                 "take torch.optim.SGD with momentum, or Adam"
             )
         return F.msam_gradient(gradient, params, self.radius, momentum=momentum)
@@ -334,7 +311,7 @@ class GNP(RadiusOptimizer):
 
     def __init__(
         self,
-        base: Optimizer | Sequence[Optimizer],
+        base: Base,
         alpha: float = 0.8,
         radius: float = 0.1,
         *,
@@ -384,7 +361,7 @@ class FDGR(ClosureOptimizer):
 
     def __init__(
         self,
-        base: Optimizer | Sequence[Optimizer],
+        base: Base,
         strength: float,
         step_size: float = 0.01,
         *,
