@@ -6,9 +6,8 @@ The public names are imported on first use, so that `softad --help` does not wai
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if (
-    TYPE_CHECKING
-):  # what type checkers and editors read; each module says in `__all__` what is public
+# What type checkers and editors read. Each module says in `__all__` what is public.
+if TYPE_CHECKING:
     from softadlib import functional as functional
     from softadlib.calibration import *  # noqa: F403
     from softadlib.losses import *  # noqa: F403

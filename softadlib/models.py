@@ -41,7 +41,7 @@ def mlp(shape: tuple[int, ...], classes: int, *, width: int, depth: int) -> nn.M
 
 
 def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make torchvision's own, ImageNet stem and all, no pretrained weights: (n, 3, H, W) → (n, classes)."""
+    """Make torchvision's network with its ImageNet stem, untrained: (n, 3, H, W) → (n, classes)."""
     if len(shape) != 3 or shape[0] != 3:
         raise UserError(f"resnet{depth} takes images of 3 channels, got samples of shape {shape}")
     make = getattr(torchvision().models, f"resnet{depth}")
@@ -51,8 +51,8 @@ def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "linear": linear,
-    "mlp4x500": functools.partial(mlp, width=500, depth=4),  # the paper's of the synthetic sets
-    "mlp1x1000": functools.partial(mlp, width=1000, depth=1),  # the paper's of FashionMNIST
+    "mlp4x500": functools.partial(mlp, width=500, depth=4),  # of the paper, for the synthetic sets
+    "mlp1x1000": functools.partial(mlp, width=1000, depth=1),  # of the paper, for FashionMNIST
     "mlp2x256": functools.partial(mlp, width=256, depth=2),
     "resnet18": functools.partial(_resnet, 18),
     "resnet34": functools.partial(_resnet, 34),
@@ -70,7 +70,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
 
 
 def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Module:
-    """Make a network after `torch.manual_seed(seed)`; an error calls it by the name `called`."""
+    """Make a network after `torch.manual_seed(seed)`; `called` is its name in errors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = make()
@@ -78,12 +78,12 @@ def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Mod
     if frozen:
         raise UserError(
             f"{called}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
-            "keep it as a buffer (register_buffer), or train the network in a loop of your own"
+            "keep it as a buffer (register_buffer), or train the network in your own loop"
         )
     for key, module in network.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
             raise UserError(
                 f"{called}: {key} is dropout with p = {module.p}, and a training here must give the same "
-                "numbers each time; leave it out, or train the network in a loop of your own"
+                "numbers each time; leave it out, or train the network in your own loop"
             )
     return network

@@ -44,10 +44,9 @@ class LossMonitor:
         every: batches in a row, at least 1; as many losses are kept. `len(loader)` gives epochs.
 
     Raises:
-        ValueError: for anything else than a criterion of softadlib, and where a row is asked for before
-            a batch.
+        ValueError: for anything but a criterion of softadlib, and for a row before the first batch.
 
-    Losses around θ and their weights φ: Holland & Nakatani (2024), Sec. 3.
+    Holland & Nakatani (2024), Sec. 3.
 
     Example:
         >>> from softadlib import SoftAD

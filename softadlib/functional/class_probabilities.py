@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from softadlib._validation import UserError
-from softadlib.functional.reduction import check_number, in_float32
+from softadlib.functional.reduction import Number, check_number, in_float32, kind_of
 
 LEAST_WEIGHT = 1e-6
 """Smallest weight of a class relative to the largest of its row; a smaller or negative one counts as that."""
 
 
 def class_probabilities(
-    logits: Tensor, weight: Callable[[Tensor], Tensor], smoothing: float | Tensor = 0.0
+    logits: Tensor, weight: Callable[[Tensor], Tensor], smoothing: Number = 0.0
 ) -> Tensor:
     r"""p_k ∝ q_k / f′(−ln q_k) with q = softmax(logits), (…, C) → (…, C).
 
@@ -49,9 +49,9 @@ def class_probabilities(
 
 
 def class_log_probabilities(
-    logits: Tensor, weight: Callable[[Tensor], Tensor], smoothing: float | Tensor = 0.0
+    logits: Tensor, weight: Callable[[Tensor], Tensor], smoothing: Number = 0.0
 ) -> Tensor:
-    """ln p of `class_probabilities`, of the same arguments; finite where the logits are.
+    """ln p of `class_probabilities`, with the same arguments; finite where the logits are.
 
     >>> logits = torch.tensor([[0.9, 0.1]]).log()
     >>> class_log_probabilities(logits, torch.ones_like, smoothing=0.2).exp()  # (0.9 − 0.1)/0.8
@@ -71,19 +71,17 @@ def class_log_probabilities(
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """Return ln softmax(logits) in float32 at least, and so large that a sum over the classes is finite."""
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"logits must be a float tensor of shape (n, C), got {kind}")
-    if logits.ndim == 0 or logits.shape[-1] < 2:
+    is_float = isinstance(logits, Tensor) and logits.is_floating_point()
+    if not is_float or logits.ndim == 0 or logits.shape[-1] < 2:
         raise UserError(
-            "logits must have shape (n, C), a column for each class, got "
-            f"{tuple(logits.shape)}; for one logit z of two classes pass the columns 0 and z"
+            f"logits must be a float tensor (n, C), a column for each class, got {kind_of(logits)}; for "
+            "one logit z of two classes pass the columns 0 and z"
         )
     log_q = in_float32(logits).log_softmax(-1)
     return log_q.clamp_min(torch.finfo(log_q.dtype).min / (2 * log_q.shape[-1]))
 
 
-def _log_share_left(log_q: Tensor, smoothing: float | Tensor) -> Tensor:
+def _log_share_left(log_q: Tensor, smoothing: Number) -> Tensor:
     """Return ln(1 − α/(C q_k)): the share of q_k that is left without the uniform part of the targets."""
     uniform = torch.as_tensor(smoothing / log_q.shape[-1], dtype=log_q.dtype, device=log_q.device)
     return (1 - (uniform.log() - log_q).exp()).clamp_min(LEAST_WEIGHT).log()

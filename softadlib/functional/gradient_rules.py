@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from softadlib._validation import UserError, choose
-from softadlib.functional.reduction import check_number
+from softadlib.functional.reduction import Number, check_number
 
 Grads = dict[str, Tensor]
+Gradient = Callable[..., Grads]
+"""`gradient(params, track=True)`: the gradients at `params`, by name."""
 ASAM_VARIANTS = {"official": 1e-16, "davda54": 1e-12}
 """The two public ASAMs, and what each adds to the norm it divides by."""
-USE_BFLOAT = "use float32 parameters, under torch.autocast with bfloat16"
 GNP_MIXINGS = ("paper", "official")
 FD_SCHEMES = ("forward", "centered")
 BN_UPDATES = ("both", "first")
@@ -31,23 +32,23 @@ def global_norm(grads: Grads) -> Tensor:
     >>> global_norm({"weight": torch.tensor([3.0, 0.0]), "bias": torch.tensor([4.0])})
     tensor(5.)
     """
-    norms = []
     for name, g in grads.items():
         if g.dtype == torch.float16:
             raise UserError(
-                f"the gradient of {name} is float16, whose norm overflows; {USE_BFLOAT}"
+                f"the gradient of {name} is float16, whose norm overflows; use float32 parameters, under "
+                "torch.autocast with bfloat16"
             )
-        norms.append(torch.linalg.vector_norm(g))
+    norms = [torch.linalg.vector_norm(g) for g in grads.values()]
     norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     return norm
 
 
-def _on_device(tensor: Tensor, factor: float | Tensor) -> float | Tensor:
+def _on_device(tensor: Tensor, factor: Number) -> Number:
     """Return `factor` on the device of `tensor`: a model may lie on several."""
     return factor.to(tensor.device) if isinstance(factor, Tensor) else factor
 
 
-def perturb(params: Grads, grads: Grads, radius: float | Tensor) -> Grads:
+def perturb(params: Grads, grads: Grads, radius: Number) -> Grads:
     """w + r·g/(‖g‖ + 1e-12): a step of L2 length r up the gradient; w where g is zero.
 
     `radius` in weight space. Foret et al. (2021), eq. 2 with p = 2.
@@ -65,7 +66,7 @@ def _moves_statistics(bn_update: str) -> bool:
     return bn_update == "both"
 
 
-def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object = None) -> Grads:
+def plain_gradient(gradient: Gradient, params: Grads, knob: object = None) -> Grads:
     """g(w): the gradient rule of every method that changes the objective only. `knob` is ignored.
 
     >>> w = {"weight": torch.tensor([3.0, 4.0])}
@@ -76,7 +77,7 @@ def plain_gradient(gradient: Callable[..., Grads], params: Grads, knob: object =
 
 
 def sam_gradient(
-    gradient: Callable[..., Grads], params: Grads, radius: float | Tensor, bn_update: str = "both"
+    gradient: Gradient, params: Grads, radius: Number, bn_update: str = "both"
 ) -> Grads:
     """g(w + r·g(w)/‖g(w)‖): two calls of `gradient`. Foret et al. (2021).
 
@@ -91,11 +92,7 @@ def sam_gradient(
 
 
 def msam_gradient(
-    gradient: Callable[..., Grads],
-    params: Grads,
-    radius: float | Tensor,
-    *,
-    momentum: Grads | None,
+    gradient: Gradient, params: Grads, radius: Number, *, momentum: Grads | None
 ) -> Grads:
     """g(w − r·m/‖m‖) with the optimizer's momentum m: one call of `gradient`. Becker et al. (2024).
 
@@ -110,20 +107,14 @@ def msam_gradient(
     if not momentum:
         return gradient(params)
     factor = torch.as_tensor(radius / (global_norm(momentum) + 1e-12))
-    return gradient(
-        {
-            name: torch.addcmul(p, momentum[name], -factor.to(p.device)) if name in momentum else p
-            for name, p in params.items()
-        }
-    )
+    point = dict(params)
+    for name, m in momentum.items():
+        point[name] = torch.addcmul(params[name], m, -factor.to(m.device))
+    return gradient(point)
 
 
 def asam_perturb(
-    params: Grads,
-    grads: Grads,
-    radius: float | Tensor,
-    variant: str = "official",
-    eta: float | Tensor = 0.01,
+    params: Grads, grads: Grads, radius: Number, variant: str = "official", eta: Number = 0.01
 ) -> Grads:
     """w + r·T²g/‖Tg‖ with a diagonal T as large as the weights: a climb relative to their scale.
 
@@ -138,26 +129,27 @@ def asam_perturb(
     """
     choose("variant", variant, ASAM_VARIANTS)
     check_number("eta", eta, low=0)
-    if variant == "official":
-        sizes = {
-            n: p.abs() + eta if "weight" in n else torch.ones_like(p) for n, p in params.items()
-        }
-    else:
-        sizes = {name: p.abs() for name, p in params.items()}
+    sizes = {}
+    for name, p in params.items():
+        if variant == "davda54":
+            sizes[name] = p.abs()
+        else:
+            sizes[name] = p.abs() + eta if "weight" in name else torch.ones_like(p)
     scaled = {name: size * grads[name] for name, size in sizes.items()}
     factor = radius / (global_norm(scaled) + ASAM_VARIANTS[variant])
-    return {
-        name: p + _on_device(p, factor) * (sizes[name] * scaled[name]) for name, p in params.items()
-    }
+    point = {}
+    for name, p in params.items():
+        point[name] = p + _on_device(p, factor) * (sizes[name] * scaled[name])
+    return point
 
 
 def asam_gradient(
-    gradient: Callable[..., Grads],
+    gradient: Gradient,
     params: Grads,
-    radius: float | Tensor,
+    radius: Number,
     bn_update: str = "both",
     variant: str = "official",
-    eta: float | Tensor = 0.01,
+    eta: Number = 0.01,
 ) -> Grads:
     """g at `asam_perturb`, w + r·T²g/‖Tg‖: two calls of `gradient`. Kwon et al. (2021).
 
@@ -171,11 +163,11 @@ def asam_gradient(
 
 
 def gnp_gradient(
-    gradient: Callable[..., Grads],
+    gradient: Gradient,
     params: Grads,
-    alpha: float | Tensor,
+    alpha: Number,
     bn_update: str = "both",
-    radius: float | Tensor = 0.1,
+    radius: Number = 0.1,
     mixing: str = "paper",
 ) -> Grads:
     """(1−α)·g(w) + α·g(w + r·g/‖g‖), which descends L + αr·‖∇L‖: two calls of `gradient`.
@@ -199,11 +191,11 @@ def gnp_gradient(
 
 
 def fdgr_gradient(
-    gradient: Callable[..., Grads],
+    gradient: Gradient,
     params: Grads,
-    strength: float | Tensor,
+    strength: Number,
     bn_update: str = "both",
-    step_size: float | Tensor = 0.01,
+    step_size: Number = 0.01,
     scheme: str = "forward",
 ) -> Grads:
     """g + λ·(g(w + a·g) − g)/a ≈ ∇(L + λ/2·‖∇L‖²): two calls of `gradient`, three if "centered".
@@ -225,8 +217,7 @@ def fdgr_gradient(
     back, width = grads, step_size
     up = gradient({name: p + step_size * grads[name] for name, p in params.items()}, track=track)
     if scheme == "centered":
-        back = gradient(
-            {name: p - step_size * grads[name] for name, p in params.items()}, track=track
-        )
+        behind = {name: p - step_size * grads[name] for name, p in params.items()}
+        back = gradient(behind, track=track)
         width = 2 * step_size
     return {name: g + strength * ((up[name] - back[name]) / width) for name, g in grads.items()}

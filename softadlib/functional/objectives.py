@@ -15,9 +15,12 @@ from torch import Tensor
 
 from softadlib._validation import UserError, choose
 from softadlib.functional.reduction import (
+    Number,
+    Weights,
     check_losses,
     check_number,
     in_float32,
+    kind_of,
     number_like,
     reduce,
 )
@@ -62,7 +65,7 @@ def phi(x: Tensor) -> Tensor:
 
 
 def erm(
-    losses: Tensor, knob: object = None, *, weights: Tensor | None = None, reduction: str = "mean"
+    losses: Tensor, knob: object = None, *, weights: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean ℓ, (n,) → (). `knob` is ignored; every method is called the same way. Vapnik (1992).
 
@@ -74,7 +77,7 @@ def erm(
     return reduce(check_losses(losses), weights, reduction)
 
 
-def flooding(losses: Tensor, theta: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
+def flooding(losses: Tensor, theta: Number, *, weights: Weights = None) -> Tensor:
     """θ + |mean ℓ − θ|, (n,) → (). Gradient: sign(mean ℓ − θ)·∇mean ℓ.
 
     The sign is taken once per batch, so the value does not decompose over micro-batches.
@@ -87,11 +90,7 @@ def flooding(losses: Tensor, theta: float | Tensor, *, weights: Tensor | None = 
 
 
 def iflood(
-    losses: Tensor,
-    theta: float | Tensor,
-    *,
-    weights: Tensor | None = None,
-    reduction: str = "mean",
+    losses: Tensor, theta: Number, *, weights: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean(θ + |ℓ − θ|), (n,) → (). Gradient: mean sign(ℓ − θ)·∇ℓ.
 
@@ -105,12 +104,12 @@ def iflood(
 
 def softad(
     losses: Tensor,
-    theta: float | Tensor,
-    sigma: float | Tensor = 1.0,
+    theta: Number,
+    sigma: Number = 1.0,
     eta: float = 1.0,
     scale: str = "code",
     *,
-    weights: Tensor | None = None,
+    weights: Weights = None,
     reduction: str = "mean",
 ) -> Tensor:
     """η·θ + s·mean ρ((ℓ − θ)/σ) with s = σ² ("code") or σ ("text"), (n,) → ().
@@ -144,12 +143,12 @@ def softad(
     return reduce(eta * theta + spread, weights, reduction)
 
 
-def _is_one(sigma: float | Tensor) -> bool:
+def _is_one(sigma: Number) -> bool:
     """Tell whether σ is the plain number 1: every kernel left out counts on small batches."""
     return type(sigma) in (int, float) and bool(sigma == 1)
 
 
-def _checked_sigma(losses: Tensor, sigma: float | Tensor) -> float | Tensor:
+def _checked_sigma(losses: Tensor, sigma: Number) -> Number:
     """σ, NaN where it is a tensor that is not positive and cannot be read; `UserError` otherwise."""
     check_number("sigma", sigma, low=MIN_SIGMA)
     check_losses(losses, sigma, name="sigma")
@@ -157,12 +156,7 @@ def _checked_sigma(losses: Tensor, sigma: float | Tensor) -> float | Tensor:
 
 
 def softad_weights(
-    losses: Tensor,
-    theta: float | Tensor,
-    sigma: float | Tensor = 1.0,
-    scale: str = "code",
-    *,
-    eta: float = 1.0,
+    losses: Tensor, theta: Number, sigma: Number = 1.0, scale: str = "code", *, eta: float = 1.0
 ) -> Tensor:
     """∂softad/∂ℓ_i · n: the weight of each sample's gradient, same shape as `losses`.
 
@@ -185,7 +179,7 @@ def softad_weights(
     return sigma * weights if scale == "code" else weights
 
 
-def softad_width(losses: Tensor, sigma: float | Tensor, theta: float = 0.01) -> Tensor:
+def softad_width(losses: Tensor, sigma: Number, theta: float = 0.01) -> Tensor:
     """`softad` at a fixed θ, its width σ the swept value: θ + σ·mean ρ((ℓ − θ)/σ), (n,) → ().
 
     The scale is "text": no gradient weight exceeds 1, so σ does not change the step. For σ → 0 it is
@@ -197,7 +191,7 @@ def softad_width(losses: Tensor, sigma: float | Tensor, theta: float = 0.01) -> 
     return softad(losses, theta, sigma, scale="text")
 
 
-def softad_width_weights(losses: Tensor, sigma: float | Tensor, theta: float = 0.01) -> Tensor:
+def softad_width_weights(losses: Tensor, sigma: Number, theta: float = 0.01) -> Tensor:
     """∂softad_width/∂ℓ_i · n = φ((ℓ_i − θ)/σ), same shape as `losses`.
 
     >>> softad_width_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0, 1.0)  # φ(0.75) = 0.6
@@ -215,7 +209,7 @@ def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
     return torch.ones_like(in_float32(losses))
 
 
-def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
+def flooding_weights(losses: Tensor, theta: Number) -> Tensor:
     """∂flooding/∂ℓ_i · n = sign(mean ℓ − θ), the same for all, same shape as `losses`. θ in nats.
 
     >>> flooding_weights(torch.tensor([0.25, 0.75]), 1.0)
@@ -224,7 +218,7 @@ def flooding_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
     return (in_float32(losses).mean() - theta).sign().expand_as(losses)
 
 
-def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
+def iflood_weights(losses: Tensor, theta: Number) -> Tensor:
     """∂iflood/∂ℓ_i · n = sign(ℓ_i − θ), same shape as `losses`. θ in nats.
 
     >>> iflood_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)
@@ -234,11 +228,7 @@ def iflood_weights(losses: Tensor, theta: float | Tensor) -> Tensor:
 
 
 def focal(
-    losses: Tensor,
-    gamma: float | Tensor,
-    *,
-    weights: Tensor | None = None,
-    reduction: str = "mean",
+    losses: Tensor, gamma: Number, *, weights: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean((1 − p)^γ·ℓ) with p = e^−ℓ, (n,) → (): the focal loss of cross-entropies ℓ.
 
@@ -252,7 +242,7 @@ def focal(
     return reduce(_miss(losses, gamma)[1] * losses, weights, reduction)
 
 
-def _miss(losses: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
+def _miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
     """1 − e^−ℓ, 1 where ℓ is 0, and its power γ, 0^γ where ℓ is 0: no infinite slope meets a 0."""
     zero = losses == 0
     miss = torch.where(zero, 1, -torch.expm1(-losses))
@@ -260,7 +250,7 @@ def _miss(losses: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
     return miss, torch.where(zero, at_zero, miss**gamma)
 
 
-def focal_weights(losses: Tensor, gamma: float | Tensor) -> Tensor:
+def focal_weights(losses: Tensor, gamma: Number) -> Tensor:
     """∂focal/∂ℓ_i · n = (1 − p)^γ·(1 + γpℓ/(1 − p)), p = e^−ℓ, same shape as `losses`.
 
     >>> focal_weights(torch.tensor([0.0, math.log(2)]), 2.0)  # ¼·(1 + 2·ln 2)
@@ -283,9 +273,9 @@ WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 
 
 def adaflood(
-    losses: Tensor, theta: Tensor, *, weights: Tensor | None = None, reduction: str = "mean"
+    losses: Tensor, theta: Tensor, *, weights: Weights = None, reduction: str = "mean"
 ) -> Tensor:
-    """mean(θ_i + |ℓ_i − θ_i|), (n,) → (): iFlood with a level of its own for every sample.
+    """mean(θ_i + |ℓ_i − θ_i|), (n,) → (): iFlood with one level for each sample.
 
     `theta` (n,) in nats, in the order of `losses`; make it with `flood_levels`. Raises ValueError
     for any other shape, a single level included. Bae et al. (2024).
@@ -294,13 +284,14 @@ def adaflood(
     tensor(2.)
     """
     if not isinstance(theta, Tensor) or theta.shape != check_losses(losses).shape:
-        got = tuple(theta.shape) if isinstance(theta, Tensor) else repr(theta)
-        raise UserError(f"theta must have shape {tuple(losses.shape)}, one per loss, got {got}")
+        raise UserError(
+            f"theta must have shape {tuple(losses.shape)}, one per loss, got {kind_of(theta)}"
+        )
     return iflood(losses, theta, weights=weights, reduction=reduction)
 
 
 def flood_levels(
-    aux_losses: Tensor, gamma: float | Tensor, alpha: float = 1.0, beta: float = 0.0
+    aux_losses: Tensor, gamma: Number, alpha: float = 1.0, beta: float = 0.0
 ) -> Tensor:
     """θ_i = −ln((1−γ)·exp(−(αℓ_i + β)) + γ), same shape as `aux_losses`.
 
@@ -319,7 +310,7 @@ def flood_levels(
     return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))
 
 
-def adaflood_at(losses: Tensor, gamma: float | Tensor, aux: Tensor) -> Tensor:
+def adaflood_at(losses: Tensor, gamma: Number, aux: Tensor) -> Tensor:
     """`adaflood` at the `flood_levels` of held-out losses `aux` (n,), in the order of `losses`.
 
     Where `aux` is NaN, so are value and gradient; the sign alone would make the latter 0. `gamma` as

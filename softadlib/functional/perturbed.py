@@ -1,7 +1,7 @@
-"""Which losses come from perturbed weights, so that hooks of a criterion can pass over them.
+"""Which losses come from perturbed weights, so that the hooks of a criterion can skip them.
 
-An optimizer such as SAM evaluates each batch twice. A monitor should count it once. What is marked
-here is marked for this thread alone.
+An optimizer such as SAM evaluates each batch twice, and a monitor should count it once. A mark holds
+for the current thread alone.
 """
 
 import contextlib

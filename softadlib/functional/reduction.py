@@ -5,23 +5,22 @@ from torch import Tensor
 
 from softadlib._validation import UserError, choose, real
 
+Number = float | Tensor
+"""A number, or a tensor of shape () or (n,)."""
+Weights = Tensor | None
+"""How much each sample counts, in the shape of the losses; None where all count 1."""
 REDUCTIONS = ("mean", "sum", "none")
 HALF = (torch.float16, torch.bfloat16)
 
 
 def check_losses(
-    losses: Tensor, knob: float | Tensor = 0.0, per_sample: bool = True, name: str = "theta"
+    losses: Tensor, knob: Number = 0.0, per_sample: bool = True, name: str = "theta"
 ) -> Tensor:
     """Return the losses in float32 at least; raise `UserError` for wrong shapes and types."""
-    if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        kind = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+    if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim == 0:
         raise UserError(
-            f"losses must be a float tensor of per-sample values, shape (n,), got {kind}"
-        )
-    if losses.ndim == 0:
-        raise UserError(
-            "losses must be a float tensor of per-sample values, shape (n,), got a single value; "
-            "use reduction='none'"
+            "losses must be a float tensor of per-sample values, shape (n,), as reduction='none' gives, "
+            f"got {kind_of(losses)}"
         )
     if isinstance(knob, Tensor) and knob.ndim and not (per_sample and knob.shape == losses.shape):
         wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
@@ -29,6 +28,13 @@ def check_losses(
     if not isinstance(knob, Tensor):
         check_number(name, knob)
     return in_float32(losses)
+
+
+def kind_of(value: object) -> str:
+    """Return dtype and shape of a tensor, and the type of anything else, for a message."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return type(value).__name__
 
 
 def in_float32(values: Tensor) -> Tensor:
@@ -39,16 +45,15 @@ def in_float32(values: Tensor) -> Tensor:
 def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
     """Return the weights in float32 at least; raise `UserError` unless there is one ≥ 0 for each loss."""
     if not isinstance(weights, Tensor) or weights.shape != losses.shape:
-        got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise UserError(
-            f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {got}"
+            f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {kind_of(weights)}"
         )
     if weights.dtype != torch.bool:
         check_number("weights", weights, low=0)
     return in_float32(weights)
 
 
-def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean") -> Tensor:
+def reduce(values: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
     """Σ wᵢvᵢ/Σ wᵢ, Σ wᵢvᵢ or wᵢvᵢ, as `reduction` says; the mean of nothing is NaN."""
     choose("reduction", reduction, REDUCTIONS)
     if reduction == "mean" and (weights is None or not values.numel()):
@@ -62,7 +67,7 @@ def reduce(values: Tensor, weights: Tensor | None = None, reduction: str = "mean
     return values if reduction == "none" else values.sum()
 
 
-def number_like(losses: Tensor, value: float | Tensor) -> Tensor:
+def number_like(losses: Tensor, value: Number) -> Tensor:
     """Return `value` as a 0-d tensor of the losses' kind; a plain number is not copied from the host."""
     if isinstance(value, Tensor):
         return value.to(losses)
@@ -70,15 +75,15 @@ def number_like(losses: Tensor, value: float | Tensor) -> Tensor:
 
 
 def is_hidden(value: Tensor) -> bool:
-    """Tell whether no look at this value may decide anything: under `compile`, `vmap` and `grad`."""
+    """Tell whether the value cannot be read: under `compile`, `vmap` and `grad`."""
     return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
-def check_number(name: str, value: float | Tensor, **bounds: float) -> None:
+def check_number(name: str, value: Number, **bounds: float) -> None:
     """Raise `UserError` unless `value` lies within `bounds`, those of `_validation.real`.
 
-    A tensor is read on a CPU only, and not under `vmap` or `compile`: elsewhere a look would wait for
-    the device, or there is no value to look at. A number is not checked under `compile`.
+    A tensor is read on a CPU only, and not under `vmap` or `compile`: elsewhere reading it would wait
+    for the device, or it has no value yet. A number is not checked under `compile`.
     """
     if not isinstance(value, Tensor):
         # From its second value on a number is a symbol in a compiled function.

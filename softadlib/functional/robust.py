@@ -1,7 +1,7 @@
 """Robust objectives of per-sample losses: CVaR, χ²-DRO and tilted. Each is monotone in every loss.
 
 `weights` (n,) of at least 0 say how much each sample counts, as if it were there that many times.
-What counts 0 changes nothing. NaN for an empty batch and where nothing counts, as torch's mean.
+A sample of weight 0 changes nothing. NaN for an empty batch and where nothing counts, as torch's mean.
 Raises ValueError for a weight below 0.
 """
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from softadlib.functional.reduction import (
+    Number,
+    Weights,
     check_losses,
     check_number,
     check_weights,
@@ -19,7 +21,7 @@ from softadlib.functional.reduction import (
 )
 
 
-def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
+def cvar(losses: Tensor, beta: Number, *, weights: Weights = None) -> Tensor:
     """min over θ of θ + mean(ℓ − θ)₊/(1−β), (n,) → (): the mean of the worst (1−β)n losses.
 
     `beta` in [0, 1), float or (); 0 is the mean. Where (1−β)n is not whole, the last of the worst
@@ -41,7 +43,7 @@ def cvar(losses: Tensor, beta: float | Tensor, *, weights: Tensor | None = None)
 
 
 class Ranked(NamedTuple):
-    """Per-sample losses from the worst to the best, and how much counts where. Shapes (n,) and ()."""
+    """Per-sample losses from the worst to the best, and how much each counts. Shapes (n,) and ()."""
 
     losses: Tensor
     weights: Tensor
@@ -52,8 +54,8 @@ class Ranked(NamedTuple):
     """How much counts in all."""
 
 
-def _rank(losses: Tensor, weights: Tensor | None) -> Ranked:
-    """Sort losses from the worst. What counts nothing stands last, at the minimum of the others."""
+def _rank(losses: Tensor, weights: Weights) -> Ranked:
+    """Sort losses from the worst. Samples of weight 0 go last, with the smallest loss of the others."""
     if weights is None:
         losses = losses.flatten()
         before = torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
@@ -72,7 +74,7 @@ def _counts(weights: Tensor, losses: Tensor) -> Tensor:
     return check_weights(weights, losses).flatten().to(losses.dtype)
 
 
-def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
+def chi2_dro(losses: Tensor, radius: Number, *, weights: Weights = None) -> Tensor:
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²), (n,) → (): the worst mean over a χ² ball.
 
     The ball: weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or (); 0 gives
@@ -112,7 +114,7 @@ def chi2_dro(losses: Tensor, radius: float | Tensor, *, weights: Tensor | None =
     return top + mean + root
 
 
-def tilted(losses: Tensor, t: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
+def tilted(losses: Tensor, t: Number, *, weights: Weights = None) -> Tensor:
     """ln(mean exp(tℓ))/t, (n,) → (): from the minimum (t → −∞) by the mean (0) to the maximum.
 
     Gradient weights are softmax(tℓ). `t` per nat, float or (). Nothing overflows at large tℓ, and

@@ -1,4 +1,4 @@
-"""Criteria for anyone's training loop: each takes logits and targets and gives a loss to call `backward` on."""
+"""Criteria: each takes logits and targets, and returns a loss to call `backward()` on."""
 
 from typing import Any
 
@@ -57,9 +57,9 @@ def list_criteria() -> list[str]:
 
 
 def get_criterion(name: str, **settings: Any) -> PerSampleCriterion:
-    """Return the criterion of a name with its settings, as for a configuration file.
+    """Return the criterion with this name and these settings, for a configuration file.
 
-    ValueError for another name. The classes say what each setting is.
+    Raises ValueError for an unknown name. The classes say what each setting is.
 
     >>> get_criterion("softad", theta=0.1).theta
     0.1

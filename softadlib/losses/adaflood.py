@@ -1,7 +1,6 @@
 """AdaFlood: a criterion with a flood level for every sample."""
 
-import reprlib
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.functional.reduction import is_hidden
+from softadlib.functional.reduction import Weights, is_hidden, kind_of
 from softadlib.losses.criterion import PerSampleCriterion
 from softadlib.losses.per_sample import Base
 
@@ -43,15 +42,9 @@ class AdaFlood(PerSampleCriterion):
 
     theta: Tensor
     no_closed_form = (
-        "each training sample has a level of its own, and a new sample has none; with a level use "
+        "each training sample has its own level, and a new sample has none; with a level use "
         "IFlood(theta).probabilities(logits)"
     )
-
-    if TYPE_CHECKING:
-
-        def __call__(
-            self, input: Tensor, target: Tensor, index: Tensor, weights: Tensor | None = None
-        ) -> Tensor: ...
 
     def __init__(
         self,
@@ -64,7 +57,7 @@ class AdaFlood(PerSampleCriterion):
         self.register_buffer("theta", _levels(theta))
 
     def forward(
-        self, input: Tensor, target: Tensor, index: Tensor, weights: Tensor | None = None
+        self, input: Tensor, target: Tensor, index: Tensor, weights: Weights = None
     ) -> Tensor:
         """Map logits, targets and the samples' indices (n,), in whatever order, to ()."""
         losses, counts = self._losses(input, target, weights)
@@ -75,12 +68,11 @@ class AdaFlood(PerSampleCriterion):
 
     def _levels_of(self, index: Tensor, losses: Tensor) -> Tensor:
         """Return the level of each loss, in float32 at least."""
-        if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
-            kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
-            raise UserError(f"index must be a tensor of whole numbers, one per sample, got {kind}")
-        if index.shape != losses.shape:
+        is_whole = isinstance(index, Tensor) and not index.is_floating_point()
+        if not is_whole or index.dtype == torch.bool or index.shape != losses.shape:
             raise UserError(
-                f"index must have shape {tuple(losses.shape)}, one per loss, got {tuple(index.shape)}"
+                f"index must be a tensor of whole numbers of shape {tuple(losses.shape)}, one per loss, "
+                f"got {kind_of(index)}"
             )
         index = index.to(self.theta.device, torch.int64)
         samples = len(self.theta)
@@ -98,21 +90,17 @@ class AdaFlood(PerSampleCriterion):
         return ", ".join(filter(None, [f"{len(self.theta)} levels", super().extra_repr()]))
 
 
-def _levels(theta: Tensor | np.ndarray | list[float]) -> Tensor:
+def _levels(theta: Any) -> Tensor:
     """Return levels (N,) of the caller's dtype; `UserError` for what cannot be levels by position."""
     wanted = "theta must be a vector of finite levels, the i-th of sample i"
-    if hasattr(theta, "keys"):  # of a dict or a pandas.Series the positions may be others
-        raise UserError(
-            f"{wanted}, got {type(theta).__name__}: make a vector, with a level for each"
-        )
-    try:
-        # without negative strides, which no tensor has
-        dense = np.ascontiguousarray(theta) if isinstance(theta, np.ndarray) else theta
-        levels = torch.as_tensor(dense)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{wanted}, got {reprlib.repr(theta)}") from error
+    if not isinstance(theta, (Tensor, np.ndarray, list, tuple)):
+        # A dict or a pandas.Series has its levels by key, and not by position.
+        raise UserError(f"{wanted}, got {kind_of(theta)}")
+    if isinstance(theta, np.ndarray):
+        theta = np.ascontiguousarray(theta)  # torch has no negative strides
+    levels = torch.as_tensor(theta)
     if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
-        raise UserError(f"{wanted}, got {levels.dtype} of shape {tuple(levels.shape)}")
+        raise UserError(f"{wanted}, got {kind_of(levels)}")
     if not levels.isfinite().all():
         raise UserError(f"{wanted}, got {levels[~levels.isfinite()][0].item()}")
     return levels.detach().clone()

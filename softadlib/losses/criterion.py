@@ -1,4 +1,4 @@
-"""What all criteria share: a base loss with one value per sample, hooks, the level θ."""
+"""What all criteria share: a base loss with one value per sample, hooks, and the level θ."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,13 +11,14 @@ from torch.utils.hooks import RemovableHandle
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.perturbed import in_perturbed_pass
+from softadlib.functional.reduction import Weights
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
 from softadlib.losses.per_sample import Base, PerSampleOfClasses, per_sample
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
 
-LossesHook = Callable[[Tensor, Tensor | None, float | Tensor | None], None]
+LossesHook = Callable[[Tensor, Weights, float | Tensor | None], None]
 """Takes losses (n,), how much each counts (n,) or None, and θ: one, one for each loss, or None."""
 
 
@@ -40,8 +41,7 @@ class PerSampleCriterion(nn.Module):
         choose("reduction", reduction, F.REDUCTIONS)
         if isinstance(base, PerSampleCriterion):
             raise UserError(
-                f"base must be a callable such as nn.MSELoss(), got {type(base).__name__}, which is a "
-                "criterion itself"
+                f"base must be a callable such as nn.MSELoss(), got a criterion, {type(base).__name__}"
             )
         self.base = per_sample(base, reduction)
         self.reduction = reduction
@@ -68,10 +68,8 @@ class PerSampleCriterion(nn.Module):
         self._losses_hooks[handle.id] = hook
         return handle
 
-    def _losses(
-        self, input: Any, target: Any, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return per-sample losses, and how much each counts, the caller's weights among it."""
+    def _losses(self, input: Any, target: Any, weights: Weights) -> tuple[Tensor, Weights]:
+        """Return per-sample losses, and how much each counts, with the caller's weights."""
         losses, counts = self.base.losses_and_counts(input, target, weights)
         if self._is_first_batch and not torch.compiler.is_compiling():
             self._check_first_batch(input, target)
@@ -79,15 +77,16 @@ class PerSampleCriterion(nn.Module):
         return losses, counts
 
     def _check_first_batch(self, input: Any, target: Any) -> None:
-        """Look at the first batch for what only a batch shows; one synchronisation at most."""
+        """Warn of what only a batch shows; waits for the device once at most."""
         self.base.check_first_batch(input, target)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _notify(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
+    def _notify(self, losses: Tensor, counts: Weights, theta: float | Tensor | None) -> None:
         """Call the hooks of a batch that is trained on."""
         if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
+            flat_counts = None if counts is None else counts.flatten()
             for hook in self._losses_hooks.values():
-                hook(losses.detach().flatten(), _flat(counts), theta)
+                hook(losses.detach().flatten(), flat_counts, theta)
 
     def gradient_weights(self, losses: Tensor) -> Tensor:
         """Return f′ of losses (m,), up to a factor, where the criterion is the mean of f over samples."""
@@ -95,16 +94,16 @@ class PerSampleCriterion(nn.Module):
             f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
         )
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def sample_weights(self, losses: Tensor, counts: Weights = None) -> Tensor:
         """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,)."""
         return self.gradient_weights(losses)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the class probabilities p that logits of a network trained with this criterion stand for.
 
-        p_k ∝ q_k / f′(−ln q_k), with q the softmax and f what the criterion makes of a loss: see
-        `functional.class_probabilities`. Of ERM p is q. Class weights and label smoothing of the base
-        are taken off too.
+        p_k ∝ q_k / f′(−ln q_k), with q the softmax and f(ℓ) the criterion's value for a loss ℓ: see
+        `functional.class_probabilities`. For ERM p is q. The class weights and the label smoothing of
+        the base are undone, too.
 
         Args:
             logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
@@ -120,8 +119,8 @@ class PerSampleCriterion(nn.Module):
         """
         if not isinstance(self.base, PerSampleOfClasses):
             raise UserError(
-                "class probabilities have a closed form for cross-entropy; the base is "
-                f"{self.base.loss!r}, use functional.class_probabilities for a loss −ln q of your own"
+                f"probabilities have a closed form for cross-entropy, and the base is {self.base.loss!r}; "
+                "for another loss −ln q use functional.class_probabilities"
             )
         class_axis = 1 if logits.ndim > 1 else 0
         log_p = F.class_log_probabilities(
@@ -131,8 +130,7 @@ class PerSampleCriterion(nn.Module):
         if weights is not None:
             if not weights.all():
                 raise UserError(
-                    "a class of weight 0 has no probability: the criterion never saw it; leave it "
-                    "out of weight= and of the logits"
+                    "a class of weight 0 has no probability; leave it out of weight= and of the logits"
                 )
             log_p = (log_p - weights.log()).log_softmax(-1)
         return log_p.exp().movedim(-1, class_axis)
@@ -150,14 +148,14 @@ class PerSampleCriterion(nn.Module):
 class Criterion(PerSampleCriterion):
     """A scalar criterion over per-sample losses. Subclasses write `reduce`.
 
-    Where `decomposes`, means of equal parts average to the whole's. For unequal parts
-    take sums and divide by all weights. `reduction="mean"` of an empty batch is NaN, as torch's.
+    If `decomposes` is true, the values of equal parts average to the value of the whole batch. For
+    unequal parts, add up sums and divide by all weights. The mean of an empty batch is NaN, as torch's.
 
     Args:
         base: callable (input, target) → per-sample losses of any shape, each of which is a sample:
-            pixels, tokens, and of `nn.MSELoss` or `nn.BCEWithLogitsLoss` every element. Default:
-            `nn.CrossEntropyLoss()`. A torch loss is copied with `reduction="none"`: what is set on it
-            afterwards, such as `label_smoothing`, changes nothing here.
+            each pixel, each token, each element for `nn.MSELoss` or `nn.BCEWithLogitsLoss`. Default:
+            `nn.CrossEntropyLoss()`. A torch loss is copied with `reduction="none"`: settings that you
+            change on it afterwards, such as `label_smoothing`, have no effect here.
         reduction: "mean" gives Σ w·f(ℓ)/Σ w, "sum" Σ w·f(ℓ), "none" w·f(ℓ) in the target's shape.
             The weights w are 0 for ignored targets, w_y for class weights, 1 otherwise.
 
@@ -168,19 +166,13 @@ class Criterion(PerSampleCriterion):
             `reduction`, and for `weights` of another shape or below 0.
 
     `state_dict` holds θ and class weights. All other settings (σ, γ, β, t, radius, label smoothing)
-    are the constructor's, as in torch's losses.
+    come from the constructor, as in torch's losses.
     """
 
     decomposes = True
     """Whether the values of parts of a batch add up to the value of the whole."""
 
-    if TYPE_CHECKING:  # type checkers know of a module only that it can be called
-
-        def __call__(
-            self, input: Tensor, target: Tensor, weights: Tensor | None = None
-        ) -> Tensor: ...
-
-    def forward(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, weights: Weights = None) -> Tensor:
         """Map (n, C) logits and (n,) targets to (), or whatever shapes `base` takes.
 
         `weights` in the shape of the per-sample losses, at least 0, say how much each sample counts,
@@ -189,7 +181,7 @@ class Criterion(PerSampleCriterion):
         """
         return self._value(input, target, weights, self.reduction)
 
-    def per_sample(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+    def per_sample(self, input: Tensor, target: Tensor, weights: Weights = None) -> Tensor:
         """Return w·f(ℓ) in the shape of the per-sample losses, whatever `reduction` is.
 
         >>> from softadlib import Focal
@@ -198,37 +190,30 @@ class Criterion(PerSampleCriterion):
         """
         return self._value(input, target, weights, "none")
 
-    def _value(
-        self, input: Tensor, target: Tensor, weights: Tensor | None, reduction: str
-    ) -> Tensor:
+    def _value(self, input: Tensor, target: Tensor, weights: Weights, reduction: str) -> Tensor:
         if reduction != "mean" and not self.decomposes:
             raise UserError(
-                f"{type(self).__name__} has no value per sample, and so no sum: it is a function of the "
-                "whole batch; SoftAD and IFlood have one"
+                f"{type(self).__name__} has no value per sample: it is a function of the whole batch; "
+                "SoftAD and IFlood have one"
             )
         losses, counts = self._losses(input, target, weights)
         if self._losses_hooks:
             self._notify(losses, counts, getattr(self, "theta", None))
-        if losses.ndim == 1:
-            value = self.reduce(losses, counts, reduction)
-        else:
-            value = self.reduce(losses.flatten(), _flat(counts), reduction)
+        flat_counts = None if counts is None else counts.flatten()
+        value = self.reduce(losses.flatten(), flat_counts, reduction)
         if not self.decomposes and not torch.compiler.is_compiling() and world_size() > 1:
             warn(
-                f"{type(self).__name__} is a function of the whole batch, and each of {world_size()} "
-                "processes takes it of its own part; use AccumulatedFlooding for Flooding, and "
-                "functional over `gather_losses` for others",
+                f"{type(self).__name__} is a function of the whole batch, and {world_size()} processes "
+                "take it of their parts; use AccumulatedFlooding, or functional over `gather_losses`",
                 DistributionWarning,
             )
         return value.reshape(losses.shape) if reduction == "none" else value
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         """Reduce per-sample losses (n,) and how much each counts (n,) to (), or (n,) for "none"."""
         raise NotImplementedError
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def sample_weights(self, losses: Tensor, counts: Weights = None) -> Tensor:
         """Return n·∂value/∂ℓᵢ, in closed form or by autograd: 1 for ERM. (n,) → (n,)."""
         try:
             return self.gradient_weights(losses)
@@ -264,8 +249,8 @@ class Thresholded(Criterion):
         if self.pointwise and self._theta >= level:
             warn(
                 f"{type(self).__name__}(theta={self._theta:g}): from theta = {level:.4f} on (ln 2 times "
-                "the smallest weight of the loss) the minimiser of cross-entropy predicts the wrong one "
-                "of two classes, and may predict a wrong one of more; use a smaller theta",
+                "the smallest weight of the loss) the minimiser of cross-entropy predicts the wrong "
+                "class; use a smaller theta",
                 CalibrationWarning,
             )
 
@@ -278,7 +263,6 @@ class Thresholded(Criterion):
         self.theta = state.item()
 
     def _check_first_batch(self, input: Any, target: Any) -> None:
-        """Warn of a θ below the smallest loss, or above the level, of smoothed and mixed targets."""
         super()._check_first_batch(input, target)
         levels = self.base.levels(input, target)
         if levels is None:
@@ -287,30 +271,22 @@ class Thresholded(Criterion):
         if self.pointwise and self.theta >= levels.calibrated_below:
             said += (
                 f"from theta = {levels.calibrated_below:.4f} on the minimiser of smoothed cross-entropy "
-                "may predict the wrong class (softadlib.cross_entropy_levels); use a smaller theta"
+                "may predict the wrong class; use a smaller theta"
             )
             warn(said, CalibrationWarning)
         elif 0 < self.theta < levels.minimum:
             said += (
-                "half of the targets are smoothed or mixed so that their loss is at least "
-                f"{levels.minimum:.4f}, and none of them ever ascends; theta = "
-                f"{levels.minimum + self.theta:.4f} lies as far above that as yours above 0"
+                f"half of the targets are smoothed or mixed and have a loss of at least {levels.minimum:.4f}: "
+                f"they never ascend; try theta = {levels.minimum + self.theta:.4f}, as far above that"
             )
             warn(said, InertWarning)
 
 
-def _flat(counts: Tensor | None) -> Tensor | None:
-    return None if counts is None else counts.flatten()
-
-
 def one_level(theta: Any) -> float:
     """Return θ as a float; `UserError` for anything else, with the way out for several levels."""
-    try:
-        return real("theta", theta)
-    except UserError as error:
-        if getattr(theta, "ndim", 0) or isinstance(theta, (list, tuple)):
-            raise UserError(
-                f"{error}; a level for each class is AdaFlood(levels)(logits, targets, targets), whose "
-                "third argument says which level each sample has"
-            ) from None
-        raise
+    if getattr(theta, "ndim", 0) or isinstance(theta, (list, tuple)):
+        raise UserError(
+            f"theta must be one number, got {theta!r:.60}; for a level per class use "
+            "AdaFlood(levels)(logits, targets, targets)"
+        )
+    return real("theta", theta)

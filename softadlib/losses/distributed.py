@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
+from softadlib.functional.reduction import Weights
 from softadlib.losses.criterion import Thresholded, world_size
 from softadlib.losses.per_sample import Base
 from softadlib.losses.softad import Flooding
@@ -22,9 +23,8 @@ class AccumulatedFlooding(Thresholded):
     Call `backward()` on what it gives for each part, divided by the number of parts or not. Then call
     `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
     size. Gradients must be zero before the first part, and averaged over the processes, as DDP
-    leaves them. A part counts when its `backward()` runs: validation, and a part that is left out, do
-    not. Call `reset()` where a batch is given up after some of its parts. `torch.compile` breaks the
-    graph here.
+    leaves them. A part counts when its `backward()` runs, so validation does not count. Call `reset()`
+    to give up a batch after some of its parts. `torch.compile` breaks the graph here.
 
     Args:
         theta: flood level in nats, any finite number. It cannot be learned.
@@ -36,7 +36,7 @@ class AccumulatedFlooding(Thresholded):
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
 
-    Flooding is of Ishida et al. (2020).
+    Ishida et al. (2020).
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class AccumulatedFlooding(Thresholded):
         self._parts: list[Tensor] = []
         """Of each part whose `backward()` ran: Σ w·ℓ, Σ w, and the factor before its gradient, (3,)."""
 
-    def forward(self, input: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, weights: Weights = None) -> Tensor:
         """Return the sum of the part's weighted losses, (n, C), (n,) → (); its gradient is not yet scaled."""
         losses, counts = self._losses(input, target, weights)
         if self._losses_hooks:
@@ -67,7 +67,7 @@ class AccumulatedFlooding(Thresholded):
             total.register_hook(lambda factor: self._parts.append(torch.stack([*sums, factor])))
         return total
 
-    def sample_weights(self, losses: Tensor, counts: Tensor | None = None) -> Tensor:
+    def sample_weights(self, losses: Tensor, counts: Weights = None) -> Tensor:
         """Return NaN: a part does not know the sign of the whole."""
         return torch.full_like(losses, torch.nan)
 
@@ -88,7 +88,7 @@ class AccumulatedFlooding(Thresholded):
         R is the mean loss of every part of every process. Every process must call this.
 
         Args:
-            parameters: one or several whose gradients are scaled, each once however often it is given.
+            parameters: one parameter, or several; each is scaled once, however often it is given.
             group: the process group that shares the batch. Default: all processes.
             scaler: the GradScaler that scaled the parts; its scale stays, for `scaler.step` to remove.
 
@@ -98,54 +98,43 @@ class AccumulatedFlooding(Thresholded):
         """
         if not self._parts:
             raise RuntimeError(
-                "AccumulatedFlooding.scale_gradients needs a part first: call the criterion with gradients "
-                "and backward() its value"
-            )
-        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if not all(isinstance(p, Tensor) for p in given):
-            raise UserError(
-                f"parameters must be tensors, such as model.parameters(), got {given!r:.60}"
+                "scale_gradients needs a part first: call the criterion and backward() its value"
             )
         parts = torch.stack(self._parts)
         self.reset()
-        total, samples = self._sum(parts[:, :2], group)
+        sums = parts[:, :2].sum(0)
+        if world_size(group) > 1:
+            torch.distributed.all_reduce(sums, group=group)
+        total, samples = sums
         risk = total / samples
         # DDP has divided the sum over processes by their number.
         factor = world_size(group) * torch.sign(risk - self.theta) / samples
         factor = factor * _undone(parts[:, 2].tolist(), scaler)
-        for p in {id(p): p for p in given}.values():
+        for p in {parameters} if isinstance(parameters, Tensor) else set(parameters):
             if p.grad is not None:
                 p.grad.mul_(factor.to(p.grad.device))
         value: Tensor = self.theta + (risk - self.theta).abs()
         return value
 
-    @staticmethod
-    def _sum(parts: Tensor, group: "ProcessGroup | None") -> Tensor:
-        """Return the sums over parts and processes, (m, 2) → (2,)."""
-        sums = parts.sum(0)
-        if world_size(group) > 1:
-            torch.distributed.all_reduce(sums, group=group)
-        return sums
-
 
 def _undone(factors: list[float], scaler: "torch.amp.GradScaler | None") -> float:
-    """Return what takes the factor before the parts' gradients away, but for the scaler's scale."""
+    """Return what turns the factor of the parts' gradients into the scaler's scale, or 1."""
     scale = 1.0 if scaler is None else scaler.get_scale()
     if min(factors) != max(factors):
         raise UserError(
-            f"parts were multiplied by different factors, {min(factors):g} to {max(factors):g}, before "
-            "backward(); call backward() on the criterion's value itself"
+            f"the parts were multiplied by {min(factors):g} to {max(factors):g} before backward(); "
+            "call backward() on the criterion's value itself"
         )
     if scaler is None and factors[0] > 1:
         raise UserError(
             f"the parts were multiplied by {factors[0]:g} before backward(), as by a GradScaler: call "
-            "scale_gradients(parameters, scaler=scaler), or backward() on the criterion's value itself"
+            "scale_gradients(parameters, scaler=scaler)"
         )
     return scale / factors[0]
 
 
 def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor:
-    """Return the losses of all processes, (n,) → (N,), for `functional.cvar` and others of the whole batch.
+    """Return the losses of all processes, (n,) → (N,), for `functional.cvar` and its like.
 
     N = Σ n over the processes of `group`, default all, each of which must call it. n may differ. Only
     the losses of this process carry a gradient, times the number of processes, by which DDP divides:

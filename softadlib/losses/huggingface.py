@@ -12,6 +12,9 @@ from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.criterion import Criterion
 from softadlib.losses.notices import warn
 
+OWN = "give the Trainer your own compute_loss_func"
+TAKE = "take SoftAD, IFlood, Focal or ERM"
+
 
 def hf_loss(
     criterion: Criterion,
@@ -29,8 +32,8 @@ def hf_loss(
     Args:
         criterion: one whose values add up over samples: ERM, IFlood, SoftAD or Focal.
         shift: True for causal language models, whose logits are for the next token; without it they
-            learn to copy their input. Set the first label of each row to -100 then: it is no next
-            token, and some versions count it.
+            learn to copy their input. Then set the first label of each row to -100, because no logit
+            predicts it and some versions count it.
         router_aux_loss_coef: factor of `outputs.aux_loss`, the router's loss of a mixture of experts,
             as in `model.config`. It is added for each micro-batch, as the model itself does; without
             it the router's loss is left out, and that is warned of.
@@ -57,18 +60,14 @@ def hf_loss(
     smoothing = getattr(args, "label_smoothing_factor", 0)
     if smoothing:
         warn(
-            f"the Trainer leaves label_smoothing_factor={smoothing:g} out where it has a "
-            f"compute_loss_func; give base=nn.CrossEntropyLoss(label_smoothing={smoothing:g}) to the "
-            "criterion"
+            f"the Trainer leaves label_smoothing_factor={smoothing:g} out beside a compute_loss_func; "
+            f"give base=nn.CrossEntropyLoss(label_smoothing={smoothing:g}) to the criterion"
         )
 
     def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         logits = _output(outputs, "logits")
         if not isinstance(logits, Tensor):
-            raise UserError(
-                f"{type(outputs).__name__} has no logits, which hf_loss is of; give Trainer a "
-                "compute_loss_func of your own"
-            )
+            raise UserError(f"{type(outputs).__name__} has no logits, which hf_loss takes; {OWN}")
         logits, labels = _matched(logits, labels, shift)
         if not logits.requires_grad:
             losses, counts = criterion.base.losses_and_counts(logits, labels)
@@ -81,16 +80,14 @@ def hf_loss(
             count = count * values.numel() / labels.numel()
         loss = torch.div(values.sum(), count)
         router_loss = _output(outputs, "aux_loss")
-        if router_loss is None:
-            return loss
-        if router_aux_loss_coef is None:
+        if router_loss is not None and router_aux_loss_coef is None:
             warn(
                 "the router's loss (outputs.aux_loss) is left out; to add it give hf_loss(criterion, "
                 "router_aux_loss_coef=model.config.router_aux_loss_coef)"
             )
-            return loss
-        whole: Tensor = loss + router_aux_loss_coef * router_loss.to(loss.device)
-        return whole
+        elif router_loss is not None:
+            loss = loss + router_aux_loss_coef * router_loss.to(loss.device)
+        return loss
 
     return compute_loss
 
@@ -100,24 +97,20 @@ def _check_criterion(criterion: Any) -> None:
     name = type(criterion).__name__
     if isinstance(criterion, AdaFlood):
         raise UserError(
-            "AdaFlood takes the samples' indices, which the Trainer hands to no loss; take SoftAD, IFlood, "
-            "Focal or ERM, or give Trainer a compute_loss of your own"
+            f"AdaFlood takes the samples' indices, which the Trainer does not give; {TAKE}"
         )
     if not isinstance(criterion, Criterion) or not criterion.decomposes:
         raise UserError(
-            f"{name} is no sum over samples, and the Trainer adds up micro-batches: take SoftAD, IFlood, "
-            "Focal or ERM"
+            f"{name} is no sum over samples, and the Trainer adds up micro-batches; {TAKE}"
         )
     if criterion.base.class_weights is not None:
         raise UserError(
-            "the Trainer counts labels and not class weights; leave out weight= of the base, or give "
-            "Trainer a compute_loss of your own"
+            f"the Trainer counts labels and not class weights; leave out weight= of the base, or {OWN}"
         )
     ignored = criterion.base.ignore_index
     if ignored not in (None, -100):
         raise UserError(
-            f"the Trainer counts the labels that are not -100, and base ignores {ignored}; mark them by "
-            "-100 and leave out ignore_index="
+            f"the Trainer counts labels that are not -100, and the base ignores {ignored}; use -100"
         )
 
 
@@ -137,6 +130,6 @@ def _matched(logits: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tenso
     if logits.numel() // logits.shape[-1] != labels.numel():
         raise UserError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not match: hf_loss takes "
-            "logits (…, classes) and a label for each; give Trainer a compute_loss_func of your own"
+            f"logits (…, classes) and a label for each; {OWN}"
         )
     return logits.flatten(0, -2), labels.flatten()

@@ -1,4 +1,4 @@
-"""Levels of θ for losses: what ln 2 is to cross-entropy, beyond which the minimiser goes wrong.
+"""Levels of θ for smoothed cross-entropy: what 0 and ln 2 are to the plain one.
 
 A sample that is classified wrongly has at least the loss `calibrated_below`. Where class j outscores
 class k, ℓ_j + ℓ_k is at least twice that. Exchanging the two scores therefore shows that SoftAD and
@@ -6,23 +6,20 @@ iFlood prefer the likelier class for every θ below it, as they do for θ < ln 2
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from softadlib._validation import real, whole
 
 
-@dataclass(frozen=True)
-class Levels:
+class Levels(NamedTuple):
     """Losses of one sample, in the unit of its loss."""
 
     minimum: float
     """No score gives less: a θ below it never pushes a sample up."""
     calibrated_below: float
     """Every sample with less is classified rightly: ln 2 for cross-entropy."""
-    inverted_from: float
+    inverted_from: float = math.inf
     """Every sample with this or more is classified wrongly: ln K for cross-entropy; ∞ if there is none."""
-    uniform: float
-    """Loss of equal scores, about where training starts."""
 
 
 def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
@@ -48,12 +45,10 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     b = smoothing / classes
     a = 1 - smoothing + b
     tie = (a + b) / 2
-    uniform = math.log(classes)
     return Levels(
         minimum=_entropy([a] + [b] * (classes - 1)),
         calibrated_below=_entropy([tie, tie] + [b] * (classes - 2)),
-        inverted_from=math.inf if smoothing else uniform,
-        uniform=uniform,
+        inverted_from=math.inf if smoothing else math.log(classes),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from softadlib._validation import UserError
 from softadlib.functional.objectives import LN2
-from softadlib.functional.reduction import check_weights, in_float32, is_hidden
+from softadlib.functional.reduction import Weights, check_weights, in_float32, is_hidden
 from softadlib.losses.levels import Levels, cross_entropy_levels
 from softadlib.losses.notices import warn
 
@@ -22,6 +22,11 @@ OF_FUNCTIONS = {
     nn.functional.nll_loss: nn.NLLLoss,
 }
 """Function of torch → the loss that `partial(function, …)` stands for."""
+WEIGH_SAMPLES = "leave out weight=, and call criterion(logits, targets, weights=w[targets])"
+INSIDE = (
+    "torch weighs the classes inside each sample, which leaves no loss in nats and no weight of "
+    f"the sample; {WEIGH_SAMPLES}"
+)
 
 
 class PerSample(nn.Module):
@@ -60,16 +65,17 @@ class PerSample(nn.Module):
         """θ from which on SoftAD and iFlood of this loss may predict the wrong class."""
 
     def losses_and_counts(
-        self, input: Any, target: Any, weights: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, input: Any, target: Any, weights: Weights = None
+    ) -> tuple[Tensor, Weights]:
         """Return losses, one per sample, and how much each counts; None where all count 1.
 
-        A target of weight 0 is replaced before the base sees it, and its loss is 0: a NaN or a class
-        out of range there reaches neither the value nor the gradient.
+        A target of weight 0 is replaced by 0 before the base sees it, and its loss is 0: a NaN or a
+        class out of range there reaches neither the value nor the gradient.
         """
-        input, target = self._prepare(input, target)
+        if self.of_torch:
+            input, target = self._checked(input, target)
         if weights is not None:
-            target = _without(target, weights, self._fill(target))
+            target = _without(target, weights)
         losses = self._losses(input, target)
         counts = self._counts(losses, input, target)
         if weights is not None:
@@ -78,29 +84,27 @@ class PerSample(nn.Module):
             counts = weights if counts is None else counts * weights
         return losses, counts
 
-    def _prepare(self, input: Any, target: Any) -> tuple[Any, Any]:
-        """Return what the base is given."""
-        return _checked(input, target) if self.of_torch else (input, target)
-
-    def _fill(self, target: Any) -> float:
-        """Return what stands in place of a target of weight 0."""
-        return 0 if self.ignore_index is None else self.ignore_index
+    def _checked(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a loss of torch is given, in float32 at least."""
+        for name, value in (("input", input), ("target", target)):
+            if not isinstance(value, Tensor):
+                raise UserError(
+                    f"{name} must be a tensor, got {type(value).__name__}; of a model's output give "
+                    "its logits"
+                )
+        return in_float32(input), in_float32(target)
 
     def _losses(self, input: Any, target: Any) -> Tensor:
         losses: Any = self.loss(input, target)
-        if not isinstance(losses, Tensor):
+        if not isinstance(losses, Tensor) or losses.ndim == 0:
+            got = "a single value" if isinstance(losses, Tensor) else type(losses).__name__
             raise UserError(
-                f"base {self.loss!r} must give a tensor of one loss per sample, shape (n,), "
-                f"got {type(losses).__name__}"
-            )
-        if losses.ndim == 0:
-            raise UserError(
-                f"base {self.loss!r} must give one loss per sample, shape (n,); it gave a single value: "
+                f"base {self.loss!r} must give a tensor of one loss per sample, shape (n,), got {got}: "
                 "use reduction='none', or a callable without the mean"
             )
         return losses
 
-    def _counts(self, losses: Tensor, input: Any, target: Any) -> Tensor | None:
+    def _counts(self, losses: Tensor, input: Any, target: Any) -> Weights:
         """Return how much each sample counts by the options of the base, None where all count 1."""
         if self.ignore_index is None or losses.numel() != target.numel():
             return None
@@ -108,7 +112,7 @@ class PerSample(nn.Module):
         return counted.reshape(losses.shape)
 
     def check_first_batch(self, input: Any, target: Any) -> None:
-        """Look for what only a batch shows: logits in place of log-probabilities, or turned axes."""
+        """Warn of what only a batch shows."""
 
     def levels(self, input: Any, target: Any) -> Levels | None:
         """Return the levels of smoothed or mixed targets, None for others."""
@@ -130,70 +134,48 @@ class PerSampleOfClasses(PerSample):
             calibrated_below=_calibrated_below(loss),
         )
         self.label_smoothing = getattr(loss, "label_smoothing", 0.0)
-        self.takes_log_probabilities = isinstance(loss, nn.NLLLoss)
         loss.weight = None
 
-    def _prepare(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        input, target = _checked(input, target)
-        if (
-            input.ndim > 2
-            and self._has_classes_last(input, target)
-            and input[:, 0].shape != target.shape
-        ):
+    def _checked(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        input, target = super()._checked(input, target)
+        if _has_classes_last(input, target) and input[:, 0].shape != target.shape:
             raise UserError(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} have their classes "
                 "last, and cross-entropy takes them second: give logits.movedim(-1, 1), or "
                 "logits.flatten(0, -2) and targets.flatten()"
             )
         if target.is_floating_point() and self.class_weights is not None:
-            raise UserError(weights_inside("class probabilities"))
+            raise UserError(f"class probabilities with class weights: {INSIDE}")
         if target.dtype == torch.uint8:  # takes -100 for 156, and as an index is a mask
             target = target.long()
         return input, target
 
-    @staticmethod
-    def _has_classes_last(input: Tensor, target: Tensor) -> bool:
-        """Tell whether logits (B, T, V) stand beside classes (B, T)."""
-        return target.shape == input.shape[:-1] and not target.is_floating_point()
-
-    def _fill(self, target: Tensor) -> float:
-        return 0 if target.is_floating_point() else self.ignore_index
-
     def _losses(self, input: Tensor, target: Tensor) -> Tensor:
         return self.loss(input, target)
 
-    def _counts(self, losses: Tensor, input: Tensor, target: Tensor) -> Tensor | None:
+    def _counts(self, losses: Tensor, input: Tensor, target: Tensor) -> Weights:
         if target.is_floating_point():  # probabilities all count
             return None
-        class_weights = self.class_weights
-        if class_weights is None:
+        if self.class_weights is None:
             return None if _all_count(target, self.ignore_index) else target != self.ignore_index
         classes = input.shape[_class_axis(input)]
-        if class_weights.shape != (classes,):
+        if self.class_weights.shape != (classes,):
             raise UserError(
                 f"the base's class weights must have shape ({classes},), one per class of the logits, "
-                f"got {tuple(class_weights.shape)}"
+                f"got {tuple(self.class_weights.shape)}"
             )
         counted = target != self.ignore_index
         index = torch.where(counted, target, 0)
-        weights = class_weights.to(losses.dtype).index_select(0, index.flatten())
+        weights = self.class_weights.to(losses.dtype).index_select(0, index.flatten())
         return weights.view_as(index) * counted
 
     def check_first_batch(self, input: Tensor, target: Tensor) -> None:
-        if input.ndim > 2 and self._has_classes_last(input, target):
-            # By the shapes alone, both readings are possible. A later batch of another length shows.
+        """Warn of logits (B, T, T), whose classes may be second or last: a later batch shows."""
+        if _has_classes_last(input, target):
             warn(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
                 "classes, length), as torch reads them; if the classes are last, give "
                 "logits.flatten(0, -2) and targets.flatten()"
-            )
-        if not self.takes_log_probabilities or not input.numel() or is_hidden(input):
-            return
-        sums = input.detach().double().exp().sum(_class_axis(input))
-        if (sums - 1).abs().max() > 0.05:
-            raise UserError(
-                "NLLLoss takes log-probabilities, whose exponentials sum to one, and these sum to "
-                f"{sums.flatten()[0].item():.3g}; for logits give base=nn.CrossEntropyLoss()"
             )
 
     def levels(self, input: Tensor, target: Tensor) -> Levels | None:
@@ -203,8 +185,8 @@ class PerSampleOfClasses(PerSample):
         if target.is_floating_point():
             mixed = target.detach().float()
             mixed = mixed * (1 - self.label_smoothing) + self.label_smoothing / classes
-            least = torch.special.entr(mixed).sum(_class_axis(input)).median().item()
-            return Levels(least, math.inf, math.inf, math.log(classes))
+            entropies = torch.special.entr(mixed).sum(_class_axis(input))
+            return Levels(minimum=entropies.median().item(), calibrated_below=math.inf)
         if self.label_smoothing and classes > 1:
             return cross_entropy_levels(classes, self.label_smoothing)
         return None
@@ -215,14 +197,28 @@ def _class_axis(input: Tensor) -> int:
     return min(1, input.ndim - 1)
 
 
-def _checked(input: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Return what a loss of torch is given, in float32 at least; `UserError` for anything but tensors."""
-    for name, value in (("input", input), ("target", target)):
-        if not isinstance(value, Tensor):
-            raise UserError(
-                f"{name} must be a tensor, got {type(value).__name__}; of a model's output give its logits"
-            )
-    return in_float32(input), in_float32(target)
+def _has_classes_last(input: Tensor, target: Tensor) -> bool:
+    """Tell whether logits (B, T, K) stand beside classes (B, T)."""
+    return input.ndim > 2 and target.shape == input.shape[:-1] and not target.is_floating_point()
+
+
+def _all_count(target: Tensor, ignored: int) -> bool:
+    """Tell whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
+    if ignored >= 0 or target.device.type != "cpu" or is_hidden(target):
+        return False
+    return target.numel() > 0 and target.amin().item() >= 0
+
+
+def _without(target: Any, weights: Any) -> Any:
+    """Return the target with 0 where the weight is 0; weights may be per row, or per pixel."""
+    if not isinstance(target, Tensor) or not isinstance(weights, Tensor):
+        return target
+    if weights.numel() == target.numel():
+        return target.masked_fill((weights == 0).reshape(target.shape), 0)
+    inner = target.ndim - weights.ndim  # of class probabilities (n, K, …), or of a loss per row
+    if inner < 1 or target.shape[:1] + target.shape[1 + inner :] != weights.shape:
+        return target  # `check_weights` refuses them
+    return target.masked_fill((weights == 0)[(slice(None), *[None] * inner)], 0)
 
 
 class RowSums(nn.Module):
@@ -245,8 +241,6 @@ def uncompiled(value: Any) -> Any:
 def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
     """Resolve a base: torch's losses are copied with `reduction="none"`, others called as they are.
 
-    Options that are set on a loss of torch afterwards change nothing here.
-
     Args:
         base: callable (input, target) → losses; None is cross-entropy.
         wanted: the criterion's own reduction; a base that sums under a mean is warned of.
@@ -259,73 +253,53 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
         >>> base.losses_and_counts(torch.zeros(2, 2), torch.tensor([0, 1]))  # ln 2 each; the second counts three times
         (tensor([0.6931, 0.6931]), tensor([1., 3.]))
     """
-    base = nn.CrossEntropyLoss() if base is None else uncompiled(base)
-    if not callable(base) or isinstance(base, type):
+    loss: Any = nn.CrossEntropyLoss() if base is None else uncompiled(base)
+    if not callable(loss) or isinstance(loss, type):
         raise UserError(
-            f"base must be a callable such as nn.MSELoss(), got {type(base).__name__} {base!r:.40}"
+            f"base must be a callable such as nn.MSELoss(), got {type(loss).__name__} {loss!r:.40}"
         )
-    if isinstance(base, functools.partial) and base.func in OF_FUNCTIONS and not base.args:
-        base = OF_FUNCTIONS[base.func](**base.keywords)
-    reduction = getattr(base, "reduction", "none")
-    of_torch = isinstance(base, nn.modules.loss._Loss)  # torch has no public name for its losses
-    if reduction != "none":
-        _check_reduction(base, reduction, wanted)
-    level = _calibrated_below(base)
-    loss: Any = base
+    if isinstance(loss, functools.partial) and loss.func in OF_FUNCTIONS and not loss.args:
+        loss = OF_FUNCTIONS[loss.func](**loss.keywords)
+    reduction = getattr(loss, "reduction", "none")
+    if reduction == "sum" and wanted == "mean":
+        warn(
+            f"{loss!r} has reduction='sum', and a criterion takes the mean of its losses unless "
+            "it gets reduction='sum' itself; give reduction= to the criterion"
+        )
+    of_torch = isinstance(loss, nn.modules.loss._Loss)  # torch has no public name for its losses
+    level = _calibrated_below(loss)
     if of_torch or reduction != "none":
-        loss = copy.deepcopy(base)
-        loss.reduction = "none"
+        loss = _copy(loss)
     if reduction == "batchmean":
         loss = RowSums(loss)
-    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        _check_class_weights(loss)
-        if _calls_torchs_forward(loss):
-            return PerSampleOfClasses(loss)
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and _is_torchs_own(loss):
+        return PerSampleOfClasses(loss)
     return PerSample(loss, of_torch=of_torch, ignore_index=_index_of(loss), calibrated_below=level)
 
 
-def _check_reduction(base: Base, reduction: str, wanted: str) -> None:
-    """Refuse a base with parameters that reduces; warn of one that sums under a mean."""
-    if isinstance(base, nn.Module) and next(base.parameters(), None) is not None:
+def _copy(loss: Any) -> Any:
+    """Return a copy with `reduction="none"`; UserError for a loss with parameters that reduces."""
+    if loss.reduction != "none" and isinstance(loss, nn.Module) and list(loss.parameters()):
         raise UserError(
-            f"base {base!r} has parameters and reduction={reduction!r}; a criterion would copy it, and "
-            "the copy's parameters would be no optimizer's: make it with reduction='none'"
+            f"base {loss!r} has parameters and reduction={loss.reduction!r}; a criterion would copy it, "
+            "and the copy's parameters would be no optimizer's: make it with reduction='none'"
         )
-    if reduction == "sum" and wanted == "mean":
-        warn(
-            f"{base!r} has reduction='sum', and a criterion takes the mean of its losses unless "
-            "it gets reduction='sum' itself; give reduction= to the criterion"
-        )
+    loss = copy.deepcopy(loss)
+    loss.reduction = "none"
+    return loss
 
 
-def _calls_torchs_forward(loss: nn.Module) -> bool:
-    """Tell whether the loss is torch's own cross-entropy or NLL, whose options are known here."""
-    return type(loss).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
-
-
-def _check_class_weights(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
-    """Refuse class weights that have no one meaning, and negative ones."""
-    if loss.weight is None:
-        return
-    if not _calls_torchs_forward(loss):
+def _is_torchs_own(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> bool:
+    """Tell whether a loss has torch's forward; UserError for class weights that have no one meaning."""
+    own = type(loss).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+    if loss.weight is not None and not own:
         raise UserError(
             f"{type(loss).__name__} has class weights and a forward of its own, which leaves no weight "
-            "of the sample to divide by; leave out weight=, and call criterion(logits, targets, "
-            "weights=w[targets])"
+            f"of the sample to divide by; {WEIGH_SAMPLES}"
         )
-    if getattr(loss, "label_smoothing", 0.0):
-        raise UserError(weights_inside("label_smoothing="))
-    if (loss.weight < 0).any():
-        raise UserError(f"class weights must be at least 0, got {loss.weight.min().item():g}")
-
-
-def weights_inside(option: str) -> str:
-    """Say why class weights and `option` do not go together."""
-    return (
-        f"{option} with class weights: torch weighs the classes inside each sample, which leaves no "
-        "loss in nats and no weight of the sample; leave out weight=, and weigh the samples: "
-        "criterion(logits, targets, weights=w[targets])"
-    )
+    if loss.weight is not None and getattr(loss, "label_smoothing", False):
+        raise UserError(f"label_smoothing= with class weights: {INSIDE}")
+    return own
 
 
 def _calibrated_below(base: object) -> float:
@@ -345,22 +319,3 @@ def _index_of(loss: Any) -> int | None:
     """Return the `ignore_index` of a callable, where it has a whole number."""
     index: Any = getattr(loss, "ignore_index", None)
     return operator.index(index) if hasattr(index, "__index__") else None
-
-
-def _without(target: Any, weights: Any, fill: float) -> Any:
-    """Return the target with `fill` where the weight is 0; weights may be per row, or per pixel."""
-    if not isinstance(target, Tensor) or not isinstance(weights, Tensor):
-        return target
-    if weights.numel() == target.numel():
-        return target.masked_fill((weights == 0).reshape(target.shape), fill)
-    inner = target.ndim - weights.ndim  # of class probabilities (n, K, …), or of a loss per row
-    if inner < 1 or target.shape[:1] + target.shape[1 + inner :] != weights.shape:
-        return target  # `check_weights` refuses them
-    return target.masked_fill((weights == 0)[(slice(None), *[None] * inner)], fill)
-
-
-def _all_count(target: Tensor, ignored: int) -> bool:
-    """Tell whether no target is ignored, where a look at them costs less than weights do: on a CPU."""
-    if ignored >= 0 or target.device.type != "cpu" or is_hidden(target):
-        return False
-    return target.numel() > 0 and target.amin().item() >= 0

@@ -1,4 +1,4 @@
-"""Robust criteria: monotone functions of the losses, what SoftAD and flooding are held against.
+"""Robust criteria, with which SoftAD and flooding are compared: monotone functions of the losses.
 
 Raising a loss never lowers them and no sample gets a negative weight: they never ascend.
 """
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError, real
+from softadlib.functional.reduction import Weights
 from softadlib.losses.criterion import Criterion
 from softadlib.losses.per_sample import Base
 
@@ -27,8 +28,8 @@ class BatchCriterion(Criterion):
         super().__init__(base)
         if self.base.class_weights is not None:
             raise UserError(
-                f"{type(self).__name__} takes no class weights; leave out weight= of the base, and to count "
-                "a sample several times call criterion(logits, targets, weights=…)"
+                f"{type(self).__name__} takes no class weights; leave out weight= of the base, and give "
+                "criterion(logits, targets, weights=…) to count a sample several times"
             )
 
 
@@ -36,7 +37,7 @@ class CVaR(BatchCriterion):
     """min over θ of θ + mean(ℓ − θ)₊/(1−β): the mean of the worst share 1 − β of the losses.
 
     Args:
-        beta: share of the batch that is left out, in [0, 1); 0 is ERM.
+        beta: share of the batch to leave out, in [0, 1); 0 is ERM.
         base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
 
     Shape:
@@ -59,9 +60,7 @@ class CVaR(BatchCriterion):
         super().__init__(base)
         self.beta = real("beta", beta, low=0, below=1)
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.cvar(losses, self.beta, weights=weights)
 
 
@@ -92,9 +91,7 @@ class ChiSquareDRO(BatchCriterion):
         super().__init__(base)
         self.radius = real("radius", radius, low=0)
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.chi2_dro(losses, self.radius, weights=weights)
 
 
@@ -125,7 +122,5 @@ class Tilted(BatchCriterion):
         super().__init__(base)
         self.t = real("t", t)
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.tilted(losses, self.t, weights=weights)

@@ -1,10 +1,11 @@
-"""SoftAD and what it is held against: drop-in replacements for `nn.CrossEntropyLoss`."""
+"""SoftAD and the criteria it is compared with: drop-in replacements for `nn.CrossEntropyLoss`."""
 
 from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.objectives import MIN_SIGMA
+from softadlib.functional.reduction import Weights
 from softadlib.losses.criterion import Criterion, Thresholded
 from softadlib.losses.per_sample import Base
 
@@ -30,9 +31,7 @@ class ERM(Criterion):
         tensor(0.6931)
     """
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.erm(losses, weights=weights, reduction=reduction)
 
     def gradient_weights(self, losses: Tensor) -> Tensor:
@@ -67,9 +66,7 @@ class Focal(Criterion):
         super().__init__(base, reduction=reduction)
         self.gamma = real("gamma", gamma, low=0)
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.focal(losses, self.gamma, weights=weights, reduction=reduction)
 
     def gradient_weights(self, losses: Tensor) -> Tensor:
@@ -83,8 +80,8 @@ class Flooding(Thresholded):
     `AccumulatedFlooding`; in a process group this warns (`DistributionWarning`).
 
     Args:
-        theta: flood level in nats, any finite number. 0 or less is ERM, of losses that are at least
-            0. It cannot be learned; assign `criterion.theta`.
+        theta: flood level in nats, any finite number. If no loss is below 0, a level of 0 or less
+            gives ERM. It cannot be learned; assign `criterion.theta`.
         base: per-sample loss, see `Criterion`. Default: `nn.CrossEntropyLoss()`.
 
     Shape:
@@ -111,9 +108,7 @@ class Flooding(Thresholded):
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.flooding(losses, self.theta, weights=weights)
 
 
@@ -144,9 +139,7 @@ class IFlood(Thresholded):
 
     pointwise = True
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
         return F.iflood(losses, self.theta, weights=weights, reduction=reduction)
 
     def gradient_weights(self, losses: Tensor) -> Tensor:
@@ -209,18 +202,9 @@ class SoftAD(Thresholded):
         choose("scale", scale, F.SCALES)
         self.scale = scale
 
-    def reduce(
-        self, losses: Tensor, weights: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
-        return F.softad(
-            losses,
-            self.theta,
-            self.sigma,
-            self.eta,
-            self.scale,
-            weights=weights,
-            reduction=reduction,
-        )
+    def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
+        settings = (self.theta, self.sigma, self.eta, self.scale)
+        return F.softad(losses, *settings, weights=weights, reduction=reduction)
 
     def gradient_weights(self, losses: Tensor) -> Tensor:
         return F.softad_weights(losses, self.theta, self.sigma, self.scale)
