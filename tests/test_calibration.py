@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -121,33 +122,22 @@ def test_the_error_of_probabilities_by_their_logarithms_is_that_of_the_logits():
     )
 
 
-@pytest.mark.parametrize(
-    ("args", "settings", "message"),
-    [
-        ((Z[:, :1], Y), {}, r"a column for each class, got \(200, 1\).* 0 and z"),
-        ((Z[:, 0], Y), {}, r"shape \(n, K\)"),
-        ((Z, 0 * Y), {}, "all of class 0; a temperature needs two"),
-        ((np.where(Z[3, 1] == Z, np.nan, Z), Y), {}, "NaN or infinity in 1 places"),
-        ((Z, Y[:-1]), {}, r"shape \(200,\), got .*\(199,\)"),
-        ((Z, Y + 1), {}, "run from 1 to 2; they must lie in 0 to 1"),
-        ((Z, Y - 1), {}, "run from -1 to 0"),
-        ((Z, Y * 1.0), {}, "class indices .*got torch.float64"),
-        ((Z, Y), {"prior": -1.0}, "prior must be a number of at least 0"),
-    ],
-)
-def test_refusals_are_one_line(args, settings, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        fit_temperature(*args, **settings)
-    assert "\n" not in str(caught.value)
+ece = expected_calibration_error
+REFUSALS = {
+    "one column": (lambda: fit_temperature(Z[:, :1], Y), "a column for each class", "(200, 1)", "0 and z"),
+    "a vector": (lambda: fit_temperature(Z[:, 0], Y), "(n, K)", "(200,)"),
+    "no sample": (lambda: ece(np.zeros((0, 2)), []), "(n, K)", "(0, 2)"),
+    "one class": (lambda: fit_temperature(Z, 0 * Y), "all of class 0", "two classes"),
+    "nan": (lambda: ece(np.where(Z[3, 1] == Z, np.nan, Z), Y), "NaN or infinity in 1 places"),
+    "too few": (lambda: fit_temperature(Z, Y[:-1]), "(200,)", "(199,)"),
+    "from 1": (lambda: fit_temperature(Z, Y + 1), "from 1 to 2", "0 to 1"),
+    "from -1": (lambda: ece(Z, Y - 1), "from -1 to 0", "0 to 1"),
+    "floats": (lambda: ece(Z, Y * 1.0), "class indices", "float64"),
+    "prior": (lambda: fit_temperature(Z, Y, prior=-1.0), "prior", "at least 0", "-1.0"),
+    "bins": (lambda: ece(Z, Y, bins=2.5), "bins", "whole number of at least 1", "2.5"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("logits", "bins", "words"),
-    [
-        (np.zeros((0, 2)), 15, r"shape \(n, K\).* got \(0, 2\)"),
-        (np.zeros((2, 2)), 2.5, "bins must be a whole number of at least 1, got 2.5"),
-    ],
-)
-def test_bad_input_of_the_calibration_error_is_refused(logits, bins, words):
-    with pytest.raises(ValueError, match=words):
-        expected_calibration_error(logits, [0, 1][: len(logits)], bins=bins)
+@pytest.mark.parametrize(("call", "words"), [(c, w) for c, *w in REFUSALS.values()], ids=REFUSALS)
+def test_the_message_has_the_value_and_what_is_wanted(call, words):
+    refused(call, *words)

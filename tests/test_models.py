@@ -42,11 +42,8 @@ def test_mlp_layers():
     block = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
     assert kinds == [*block, *block, nn.Linear]
     model = mlp((2,), 3, width=7, depth=2)
-    assert [layer.bias is None for layer in model if isinstance(layer, nn.Linear)] == [
-        True,
-        True,
-        False,
-    ]
+    without_bias = [layer.bias is None for layer in model if isinstance(layer, nn.Linear)]
+    assert without_bias == [True, True, False]
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if "resnet" not in n])

@@ -12,7 +12,7 @@ from helpers.objectives import close
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from softadlib import functional as F
 
@@ -104,9 +104,6 @@ def test_gnp_of_a_quadratic_is_the_gradient_of_the_penalised_loss_exactly(alpha,
     g = A @ W
     penalty = alpha * radius * (A @ g) / g.norm()  # λ·∇‖∇L‖ = λ·Ag/‖g‖, λ = αr
     close(on_quadratic(F.gnp_gradient, alpha, radius=radius), g + penalty, rtol=1e-9)
-    leaf = W.clone().requires_grad_()
-    objective = leaf @ A @ leaf / 2 + alpha * radius * (A @ leaf).norm()
-    close(on_quadratic(F.gnp_gradient, alpha, radius=radius), *torch.autograd.grad(objective, leaf))
 
 
 def test_gnp_official_mixing_normalises_the_first_gradient():
@@ -114,8 +111,6 @@ def test_gnp_official_mixing_normalises_the_first_gradient():
     expected = (1 - alpha) * g / g.norm() + alpha * A @ (W + radius * g / g.norm())
     result = on_quadratic(F.gnp_gradient, alpha, radius=radius, mixing="official")
     close(result, expected, rtol=1e-10)
-    paper = on_quadratic(F.gnp_gradient, alpha, radius=radius)
-    assert (result - paper).norm() > 0.1
 
 
 @given(st.floats(0, 3), st.floats(0.001, 2))
@@ -144,12 +139,9 @@ def test_asam_official_by_hand(eta):
 def test_asam_davda54_by_hand():
     params, grads = layer([2.0, -0.5], [0.0]), layer([1.0, 3.0], [-2.0])
     there = F.asam_perturb(params, grads, 0.7, "davda54", eta=5.0)
-    assert there["0.bias"].tolist() == [0], "a bias of 0 is never moved"
-    size, g = np.array([2.0, 0.5]), np.array([1.0, 3.0])
+    size, g = np.array([2.0, 0.5, 0.0]), np.array([1.0, 3.0, -2.0])  # a bias of 0 is never moved
     expected = 0.7 * size**2 * g / np.linalg.norm(size * g)
-    close(there["0.weight"] - params["0.weight"], expected, rtol=1e-9)
-    official = F.asam_perturb(params, grads, 0.7)
-    assert official["0.bias"].item() != 0
+    close(flat(there) - flat(params), expected, rtol=1e-9)
 
 
 # ASAM does not see the scale of the layers, SAM does
@@ -158,57 +150,33 @@ def test_asam_davda54_by_hand():
 @pytest.mark.parametrize("variant", ["official", "davda54"])
 @pytest.mark.parametrize("c", [0.1, 4.0])
 def test_asam_is_invariant_to_rescaled_layers_and_sam_is_not(c, variant):
+    """Without η, that is: with it the invariance is gone."""
     layers = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False))
     net = Net(layers)
     one = net.params
     two = {"0.weight": c * one["0.weight"], "2.weight": one["2.weight"] / c}
     close(net.loss(one), net.loss(two))
-    asam = partial(F.asam_perturb, radius=0.5, variant=variant, eta=0.0)
-    climbs = {"asam": asam, "sam": partial(F.perturb, radius=0.5)}
-    gaps = {}
-    for name, climb in climbs.items():
-        ends = [net.loss(climb(p, net.gradient(p))) for p in (one, two)]
-        gaps[name] = abs(ends[0] - ends[1]).item()
+
+    def gap(climb):
+        ends = [net.loss(climb(params, net.gradient(params))) for params in (one, two)]
         assert ends[0] > net.loss(one) + 0.01
-    assert gaps["asam"] < 1e-12
-    assert gaps["sam"] > 1e-2
-    # with η the invariance is gone
-    if variant == "official":
-        ends = [net.loss(F.asam_perturb(p, net.gradient(p), 0.5, eta=0.1)) for p in (one, two)]
-        assert abs(ends[0] - ends[1]) > 1e-3
+        return abs(ends[0] - ends[1])
+
+    assert gap(partial(F.asam_perturb, radius=0.5, variant=variant, eta=0.0)) < 1e-12
+    assert gap(partial(F.perturb, radius=0.5)) > 1e-2
+    assert gap(partial(F.asam_perturb, radius=0.5, eta=0.1)) > 1e-3
 
 
 # Limits
 
 
-@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "fdgr", "centered"])
-def test_knob_zero_is_the_plain_gradient(name):
-    net = Net()
-    result = RULES[name](net.gradient, net.params, 0.0)
-    for key, g in net.gradient(net.params).items():
-        assert torch.equal(result[key], g), key
-
-
-def test_fdgr_with_step_and_strength_of_sams_climb_is_sam():
-    """a = λ = ρ/‖g(w)‖, which depends on the data: "SAM is a = λ" hides the normalisation."""
-    net = Net()
-    size = 0.3 / F.global_norm(net.gradient(net.params))
-    fdgr = F.fdgr_gradient(net.gradient, net.params, size, step_size=size)
-    close(flat(fdgr), flat(F.sam_gradient(net.gradient, net.params, 0.3)), atol=1e-11)
-    fixed = F.fdgr_gradient(net.gradient, net.params, 0.3, step_size=0.3)
-    assert (flat(fixed) - flat(fdgr)).norm() > 1e-2
-
-
-@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "fdgr", "centered"])
+@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "gnp, official", "fdgr", "centered"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_zero_gradient_stays_zero_and_is_no_nan(name, dtype):
+    rule = {**RULES, "gnp, official": partial(F.gnp_gradient, mixing="official")}[name]
     params = {"weight": torch.zeros(3, dtype=dtype)}
-    result = RULES[name](counted(lambda p: p["weight"].square().sum()), params, 0.5)
+    result = rule(counted(lambda p: p["weight"].square().sum()), params, 0.5)
     assert result["weight"].tolist() == [0, 0, 0]
-    official = F.gnp_gradient(
-        counted(lambda p: p["weight"].square().sum()), params, 0.5, mixing="official"
-    )
-    assert official["weight"].tolist() == [0, 0, 0]
 
 
 # FD-GR against double backprop
@@ -237,38 +205,3 @@ def test_fdgr_tends_to_double_backprop_at_the_order_of_its_scheme(scheme, order)
 
 
 # Types, transforms, arguments
-
-
-@pytest.mark.parametrize("name", ["sam", "asam", "gnp", "fdgr", "centered"])
-def test_vmap_gives_every_run_its_own_gradient_norm_and_knob(name):
-    nets, knobs = [Net(seed=seed) for seed in range(3)], torch.tensor([0.1, 0.5, 1.0]).double()
-    x, y = nets[0].x, nets[0].y
-    stacked = {key: torch.stack([net.params[key] for net in nets]) for key in nets[0].params}
-
-    def direction(params, knob):
-        def loss(params):
-            return nn.functional.cross_entropy(functional_call(nets[0].module, params, (x,)), y)
-
-        return RULES[name](lambda params, track=True: grad(loss)(params), params, knob)
-
-    many = vmap(direction)(stacked, knobs)
-    for i, net in enumerate(nets):
-        alone = direction(net.params, knobs[i].item())
-        for key in alone:
-            close(many[key][i], alone[key], rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("rule", "settings", "words"),
-    [
-        (F.asam_gradient, {"variant": "adaptive"}, "variant 'adaptive' unknown; choose from"),
-        (F.asam_gradient, {"eta": -0.1}, "eta must be a number of at least 0, got -0.1"),
-        (F.gnp_gradient, {"mixing": True}, "mixing True unknown; choose from paper, official"),
-        (F.fdgr_gradient, {"scheme": "backward"}, "scheme 'backward' unknown; choose from forward"),
-        (F.fdgr_gradient, {"step_size": 0.0}, "step_size must be a number above 0, got 0.0"),
-        (F.fdgr_gradient, {"step_size": math.nan}, "step_size must be a number above 0, got nan"),
-    ],
-)
-def test_bad_settings_are_refused(rule, settings, words):
-    with pytest.raises(ValueError, match=words):
-        rule(counted(quadratic), {"weight": W}, 0.5, **settings)

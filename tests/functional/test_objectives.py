@@ -19,17 +19,9 @@ thetas = st.floats(-1, 5, allow_subnormal=False)
 sigmas = st.floats(0.01, 100)
 scales = st.sampled_from(["code", "text"])
 THRESHOLDED = {"flooding": F.flooding, "iflood": F.iflood, "softad": F.softad}
-EVERY = [F.erm, *THRESHOLDED.values(), F.cvar, F.chi2_dro, F.tilted]
 
 
 # ρ and φ
-
-
-@pytest.mark.parametrize("function", [F.rho, F.phi])
-def test_rho_and_phi_are_smooth_twice(function):
-    x = torch.tensor([-30.0, -1.0, -1e-3, 0.0, 0.2, 5.0], dtype=torch.float64, requires_grad=True)
-    assert gradcheck(function, x)
-    assert gradgradcheck(function, x)
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
@@ -61,14 +53,6 @@ def test_rho_and_its_slope_and_the_weights_at_infinity(dtype):
     close(lost[:3], [0.5, -0.5, math.nan], equal_nan=True)
 
 
-@pytest.mark.parametrize("scale", ["code", "text"])
-@pytest.mark.parametrize("size", [1e19, 1e30])
-def test_softad_of_huge_float32_losses_has_value_and_gradient(size, scale):
-    x = torch.tensor([size, size])
-    assert F.softad(x, 0.1, scale=scale).item() == pytest.approx(size, rel=1e-6)
-    close(weights(F.softad, x, 0.1, scale=scale), [1.0, 1.0], rtol=1e-6)
-
-
 # Gradients by finite differences, weights by closed form
 
 
@@ -81,12 +65,6 @@ def test_softad_differentiates_twice_in_losses_theta_and_sigma(scale):
     assert gradgradcheck(objective, inputs)
 
 
-@pytest.mark.parametrize("function", [F.erm, F.flooding, F.iflood])
-@pytest.mark.parametrize("theta", [0.4, 1.2])
-def test_the_others_differentiate_where_they_are_smooth(function, theta):
-    assert gradcheck(lambda v: function(v, theta), SPREAD.clone().requires_grad_())
-
-
 @given(losses, thetas, sigmas)
 def test_softad_weights_are_phi_scaled(values, theta, sigma):
     z = (values.numpy() - theta) / sigma
@@ -97,21 +75,13 @@ def test_softad_weights_are_phi_scaled(values, theta, sigma):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_of_half_precision_are_those_of_the_criterion(dtype):
+@pytest.mark.parametrize(
+    "function", [F.erm_weights, F.flooding_weights, F.iflood_weights, F.softad_weights]
+)
+def test_weights_of_half_precision_are_those_of_the_criterion(function, dtype):
     """In float32, as the criteria are: 0.7 lies 0.004 from the nearest bfloat16."""
     values = torch.tensor([0.25, 0.703125, 300.0], dtype=dtype)
-    for name in ("erm", "flooding", "iflood", "softad"):
-        knob = () if name == "erm" else (0.7,)
-        found = getattr(F, f"{name}_weights")(values, *knob)
-        assert found.dtype == torch.float32
-        close(found, getattr(F, f"{name}_weights")(values.float(), *knob), rtol=0)
-
-
-@given(losses, thetas)
-def test_both_scales_coincide_at_sigma_one(values, theta):
-    code, text = (partial(F.softad, theta=theta, scale=scale) for scale in ("code", "text"))
-    assert code(values) == text(values)
-    assert torch.equal(weights(code, values), weights(text, values))
+    assert torch.equal(function(values, 0.7), function(values.float(), 0.7))
 
 
 def test_hand_example():
@@ -141,28 +111,10 @@ def test_softad_is_zero_above_eta_theta_only_where_all_losses_are_theta(
 
 
 @given(losses, thetas, st.floats(1e-6, 1e-3))
-def test_small_sigma_code_vanishes_as_sigma_sign_and_text_becomes_iflood(values, theta, sigma):
-    gap = (values - theta).abs()
-    assume(gap.min() > 0.05)
-    assert 0 <= F.softad(values, theta, sigma, 0.0) <= sigma * gap.mean()
-    sign = np.sign(values.numpy() - theta)
-    close(weights(F.softad, values, theta, sigma) / sigma, sign, atol=1e-3)
-    # √(x²+σ²) − σ lies within σ below |x|
+def test_for_a_small_sigma_text_is_iflood(values, theta, sigma):
+    """√(x²+σ²) − σ lies within σ below |x|."""
     text, hard = F.softad(values, theta, sigma, scale="text"), F.iflood(values, theta)
     assert -sigma - 1e-12 <= text - hard <= 1e-12
-    close(weights(F.softad, values, theta, sigma, scale="text"), sign, atol=1e-3)
-
-
-@given(losses, thetas, st.floats(1e2, 1e4))
-def test_large_sigma_code_becomes_half_the_square_and_text_vanishes(values, theta, sigma):
-    gap = values.numpy() - theta
-    square, fourth = (gap**2).mean() / 2, (gap**4).mean() / 8
-    below = square - F.softad(values, theta, sigma, 0.0).item()
-    assert -1e-9 <= below <= fourth / sigma**2 + 1e-9  # √(1+x²) ≥ 1 + x²/2 − x⁴/8
-    close(weights(F.softad, values, theta, sigma), gap, rtol=0.05)
-    text = F.softad(values, theta, sigma, 0.0, "text").item()
-    assert text <= square / sigma * (1 + 1e-12)
-    assert weights(F.softad, values, theta, sigma, scale="text").abs().max() <= 21 / sigma
 
 
 @given(losses, thetas, sigmas, st.floats(-3, 3), st.floats(-3, 3), scales)
@@ -196,12 +148,6 @@ def test_flooding_is_plus_or_minus_erm_and_exactly_zero_at_theta(values, theta):
     at = values.mean().item()
     assert not weights(F.flooding, values, at).any()
     assert F.flooding(values, at) == at
-
-
-@given(losses, thetas)
-def test_iflood_weights_are_signs(values, theta):
-    expected = np.sign(values.numpy() - theta)
-    close(weights(F.iflood, values, theta), expected)
 
 
 # AdaFlood
@@ -238,55 +184,23 @@ def test_adaflood_is_flooding_of_every_sample_by_itself(values, data):
     close(F.adaflood(values, levels), torch.stack(each).mean())
     expected = np.sign(values.numpy() - levels.numpy())
     close(weights(F.adaflood, values, levels), expected)
-    order = torch.tensor(data.draw(st.permutations(range(len(values)))))
-    close(F.adaflood(values[order], levels[order]), F.adaflood(values, levels))
-
-
-@pytest.mark.parametrize(
-    "bad", [0.1, torch.tensor(0.1), torch.ones(4), torch.ones(5, 1), [0.1] * 5]
-)
-def test_adaflood_takes_one_level_per_loss_and_nothing_else(bad):
-    with pytest.raises(ValueError, match=r"theta must have shape \(5,\), one per loss, got "):
-        F.adaflood(SPREAD, bad)
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [("gamma", bad) for bad in (-0.1, 1.1, math.nan, "0.5", True, None)]
-    + [("alpha", math.inf), ("beta", math.nan), ("beta", None)],
-    ids=str,
-)
-def test_flood_levels_refuse_what_is_out_of_range(name, bad):
-    with pytest.raises(ValueError, match=f"{name} must be a .*number.*, got {bad!r}"):
-        F.flood_levels(SPREAD, **{"gamma": 0.5, name: bad})
 
 
 # Types, shapes, transforms
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
-    values, theta = [0.5, 300.0, 1000.0], 0.125  # exact in both types; 300² overflows float16
-    gaps = [v - theta for v in values]
-    mean = sum(values) / 3
-    expected = {
-        "erm": (F.erm, mean, [1, 1, 1]),
-        "flooding": (F.flooding, mean, [1, 1, 1]),
-        "iflood": (F.iflood, theta + sum(gaps) / 3, [1, 1, 1]),
-        "softad": (
-            F.softad,
-            theta + sum(math.sqrt(1 + g * g) - 1 for g in gaps) / 3,
-            [g / math.sqrt(1 + g * g) for g in gaps],
-        ),
-    }
-    for function, value, slopes in expected.values():
-        leaf = torch.tensor(values, dtype=dtype, requires_grad=True)
-        result = function(leaf, theta)
-        result.backward()
-        assert result.dtype == torch.float32
-        assert result.item() == pytest.approx(value, rel=1e-6)
-        assert leaf.grad.dtype == dtype
-        close(3 * leaf.grad.double(), slopes, rtol=1e-2)
+@pytest.mark.parametrize("function", [F.erm, F.flooding, F.iflood, F.softad])
+def test_half_precision_is_computed_in_float32(function, dtype):
+    values = torch.tensor(
+        [0.5, 300.0, 1000.0], dtype=dtype, requires_grad=True
+    )  # 300² overflows float16
+    found, expected = function(values, 0.125), function(values.float(), 0.125)
+    assert found.dtype == torch.float32
+    assert found == expected
+    (slope,) = torch.autograd.grad(found, values)
+    assert torch.equal(slope, torch.autograd.grad(expected, values)[0])
+    assert slope.isfinite().all()
 
 
 @pytest.mark.parametrize("name", THRESHOLDED)
@@ -324,32 +238,19 @@ def test_vmap_gives_every_run_its_own_sigma(scale):
     close(many, [F.softad(SPREAD, 0.4, s, scale=scale).item() for s in sigma.tolist()])
 
 
-@pytest.mark.parametrize("function", EVERY)
+@pytest.mark.parametrize("function", [F.softad, F.flooding, F.cvar, F.chi2_dro, F.tilted])
 def test_compiles_without_graph_breaks(function):
     compiled = torch.compile(function, backend="eager", fullgraph=True)
     for knob in (0.4, 0.3, 0.2):  # from the second on a number is a symbol to the compiler
         assert torch.equal(compiled(SPREAD, knob), function(SPREAD, knob))
     level = torch.tensor(0.4, dtype=torch.float64)
-    slopes = (weights(f, SPREAD, level) for f in (compiled, function))
-    assert torch.equal(*slopes)
+    assert torch.equal(weights(compiled, SPREAD, level), weights(function, SPREAD, level))
 
 
 def test_softad_compiles_for_one_sigma_after_the_other():
     compiled = torch.compile(F.softad, backend="eager", fullgraph=True)
     for sigma in (0.5, 2.0, 3.0):
         assert torch.equal(compiled(SPREAD, 0.4, sigma), F.softad(SPREAD, 0.4, sigma))
-
-
-@pytest.mark.parametrize("bad", [torch.tensor(1.0), [0.1, 0.2], torch.tensor([1, 2]), None])
-@pytest.mark.parametrize("function", EVERY)
-def test_anything_but_a_vector_of_losses_is_refused(function, bad):
-    with pytest.raises(ValueError, match="losses must be a float tensor of per-sample values"):
-        function(bad, 0.1)
-
-
-def test_flooding_has_one_level_for_the_batch():
-    with pytest.raises(ValueError, match=r"theta must have shape \(\), got \(3,\)"):
-        F.flooding(torch.ones(3), torch.ones(3))
 
 
 # Focal loss
@@ -371,13 +272,10 @@ def test_focal_and_its_weights_are_the_formulas(values, gamma):
     assert F.WEIGHTS[F.focal] is F.focal_weights
 
 
-def test_focal_at_the_ends_and_out_of_range():
+def test_focal_at_the_ends():
     close(F.focal(SPREAD, 0.0), SPREAD.mean())
     each = vmap(F.focal, in_dims=(None, 0))(SPREAD, torch.tensor([0.0, 0.5, 2.0]).double())
     close(each, [F.focal(SPREAD, g) for g in (0.0, 0.5, 2.0)])
-    for bad in (-0.1, math.nan, "2"):
-        with pytest.raises(ValueError, match="gamma must be a number of at least 0"):
-            F.focal(SPREAD, bad)
 
 
 # SoftAD over a robust loss

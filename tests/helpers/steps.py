@@ -14,24 +14,41 @@ def network(batch_norm=False):
     return nn.Sequential(nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3))
 
 
-def closure_from(optimizer, loss):
+def loss_of(model):
+    """Cross-entropy of the data, in the precision of the model."""
+    return nn.functional.cross_entropy(model(X.to(model[0].weight.dtype)), Y)
+
+
+def weights(model):
+    """A copy of all parameters, in one vector."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def closure_from(optimizer, loss, scaler=None):
     """The usual closure, of what `loss()` gives."""
 
     def closure():
         optimizer.zero_grad()
         value = loss()
-        value.backward()
+        (value if scaler is None else scaler.scale(value)).backward()
         return value
 
     return closure
 
 
-def closure_of(model, optimizer, calls=None):
+def closure_of(model, optimizer, calls=None, scaler=None):
     """The usual closure; `calls` collects the parameters each evaluation was made at."""
 
     def loss():
         if calls is not None:
             calls.append([p.detach().clone() for p in model.parameters()])
-        return nn.functional.cross_entropy(model(X), Y)
+        return loss_of(model)
 
-    return closure_from(optimizer, loss)
+    return closure_from(optimizer, loss, scaler)
+
+
+def step(model, optimizer, times=1):
+    """Make some steps; return the weights after them."""
+    for _ in range(times):
+        optimizer.step(closure_of(model, optimizer))
+    return weights(model)

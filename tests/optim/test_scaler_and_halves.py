@@ -1,18 +1,17 @@
-"""GradScaler, the two-call form and MSAM: held against loops written out here, in float64."""
+"""GradScaler, the two-call form and MSAM, in float64: held against plain steps and plain loops."""
 
 import copy
 
 import pytest
 import torch
 from helpers.plain_loop import msam_step
+from helpers.steps import X, Y, closure_of, loss_of, network, step, weights
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from softadlib import ASAM, FDGR, GNP, MSAM, SAM
 from softadlib import functional as F
 
-X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-Y = torch.arange(12) % 3
 RULES = {
     "sam": lambda base, model: SAM(base, 0.2),
     "asam": lambda base, model: ASAM(base, 0.5, model=model),
@@ -23,28 +22,8 @@ RULES = {
 halves = pytest.mark.parametrize("name", ["sam", "asam", "asam, davda54"])
 
 
-def network(norm=False):
-    torch.manual_seed(0)
-    layers = [nn.BatchNorm1d(6)] if norm else []
-    return nn.Sequential(nn.Linear(4, 6), *layers, nn.Tanh(), nn.Linear(6, 3)).double()
-
-
-def loss_of(model):
-    return nn.functional.cross_entropy(model(X), Y)
-
-
-def closure_of(model, optimizer, scaler=None):
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        (scaler.scale(loss) if scaler else loss).backward()
-        return loss
-
-    return closure
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+def double(norm=False):
+    return network(batch_norm=norm).double()
 
 
 # A GradScaler
@@ -55,19 +34,19 @@ def weights(model):
 def test_twenty_scaled_steps_are_twenty_plain_ones(name, scale):
     ends = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=7)):
-        model = network()
+        model = double()
         optimizer = RULES[name](SGD(model.parameters(), lr=0.1, momentum=0.9), model)
         for _ in range(20):
-            optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+            optimizer.step(closure_of(model, optimizer, scaler=scaler), scaler=scaler)
         ends.append(weights(model))
     torch.testing.assert_close(*ends, rtol=0, atol=0)
     assert scaler.get_scale() == 4 * scale, "one update a step"
-    assert (ends[0] - weights(network())).norm() > 0.5
+    assert (ends[0] - weights(double())).norm() > 0.5
 
 
 @pytest.mark.parametrize("bad", [1, 2])
 def test_a_pass_that_overflows_skips_the_step_and_halves_the_scale(bad):
-    model, calls = network(), []
+    model, calls = double(), []
     optimizer = SAM(SGD(model.parameters(), lr=0.1, momentum=0.9), 0.2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 
@@ -85,26 +64,25 @@ def test_a_pass_that_overflows_skips_the_step_and_halves_the_scale(bad):
     assert not optimizer.state
     assert scaler.get_scale() == 512.0
     optimizer.step(closure, scaler=scaler)
-    twin = network()
-    plain = SAM(SGD(twin.parameters(), lr=0.1, momentum=0.9), 0.2)
-    plain.step(closure_of(twin, plain))
-    assert torch.equal(weights(model), weights(twin))
+    twin = double()
+    expected = step(twin, SAM(SGD(twin.parameters(), lr=0.1, momentum=0.9), 0.2))
+    assert torch.equal(weights(model), expected)
 
 
 def test_hooks_of_the_step_clip_unscaled_gradients():
     ends = []
     for scaler in (None, torch.amp.GradScaler("cpu")):
-        model = network()
+        model = double()
         optimizer = SAM(SGD(model.parameters(), lr=1.0), 0.2)
 
         def clip(*_, model=model):
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
         optimizer.register_step_pre_hook(clip)
-        optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
+        optimizer.step(closure_of(model, optimizer, scaler=scaler), scaler=scaler)
         ends.append(weights(model))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
-    assert (ends[0] - weights(network())).norm() == pytest.approx(0.01, rel=1e-3)
+    assert (ends[0] - weights(double())).norm() == pytest.approx(0.01, rel=1e-3)
 
 
 # Two halves
@@ -115,7 +93,7 @@ def test_hooks_of_the_step_clip_unscaled_gradients():
     "base", [lambda p: SGD(p, lr=0.1, momentum=0.9), lambda p: Adam(p, lr=0.01)]
 )
 def test_two_halves_are_the_step_with_a_closure_to_the_bit(name, base):
-    whole, parts = network(norm=True), network(norm=True)
+    whole, parts = double(norm=True), double(norm=True)
     one, two = (RULES[name](base(m.parameters()), m) for m in (whole, parts))
     schedule = torch.optim.lr_scheduler.StepLR(two, 100)  # warns where it sees no step
     for _ in range(10):
@@ -133,18 +111,18 @@ def test_two_halves_are_the_step_with_a_closure_to_the_bit(name, base):
 
 @halves
 def test_halves_around_accumulated_micro_batches_are_the_step_of_the_whole_batch(name):
-    whole, parts = network(), network()
+    whole, parts = double(), double()
     one, two = (RULES[name](SGD(m.parameters(), lr=0.1), m) for m in (whole, parts))
     one.step(closure_of(whole, one))
     for half in (two.first_step, two.second_step):
-        for x, y in zip(X.split(4), Y.split(4)):
+        for x, y in zip(X.double().split(4), Y.split(4)):
             (nn.functional.cross_entropy(parts(x), y) / 3).backward()
         half(zero_grad=True)
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=1e-12)
 
 
 def test_halves_restore_every_bit_and_keep_the_statistics_of_the_first():
-    model = network(norm=True)
+    model = double(norm=True)
     twin = copy.deepcopy(model)
     optimizer = SAM(SGD(model.parameters(), lr=0.0), 3.0, bn_update="first", model=model)
     before = weights(model)
@@ -153,72 +131,59 @@ def test_halves_restore_every_bit_and_keep_the_statistics_of_the_first():
     assert (weights(model) - before).norm() == pytest.approx(3.0)
     loss_of(model).backward()
     optimizer.second_step()
-    twin(X)
+    twin(X.double())
     assert torch.equal(weights(model), before)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers()))
 
 
 def test_a_closure_that_fails_in_its_second_pass_leaves_no_trace_in_the_scaler():
-    model, calls = network(), []
+    model, calls = double(), []
     optimizer, scaler = SAM(SGD(model.parameters(), lr=0.1), 0.2), torch.amp.GradScaler("cpu")
-    step = closure_of(model, optimizer, scaler)
+    plain = closure_of(model, optimizer, scaler=scaler)
 
     def closure():
         calls.append(1)
-        if len(calls) % 2 == 0:
+        if len(calls) == 2:
             raise MemoryError
-        return step()
+        return plain()
 
-    for _ in range(10):
-        with pytest.raises(MemoryError):
-            optimizer.step(closure, scaler=scaler)
-    optimizer.step(step, scaler=scaler)
-    twin = network()
-    plain = SAM(SGD(twin.parameters(), lr=0.1), 0.2)
-    plain.step(closure_of(twin, plain))
-    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=1e-12)
+    with pytest.raises(MemoryError):
+        optimizer.step(closure, scaler=scaler)
+    optimizer.step(plain, scaler=scaler)
+    twin = double()
+    expected = step(twin, SAM(SGD(twin.parameters(), lr=0.1), 0.2))
+    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-12)
 
 
 # MSAM
 
 
-def msam_loop(model, radius, adam=False):
-    """Twenty steps of the plain loop: the gradient at w − r·m/‖m‖, then torch's SGD or Adam."""
-    base = Adam(model.parameters(), lr=0.01) if adam else SGD(model.parameters(), 0.1, momentum=0.9)
+BASES = {
+    "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: Adam(p, lr=0.01),
+    "adamw": lambda p: AdamW(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_twenty_steps_of_msam_are_the_plain_loop(base, scaled):
+    model, twin, calls = double(), double(), []
+    optimizer, plain = MSAM(base(model.parameters()), 0.5), base(twin.parameters())
+    scaler = torch.amp.GradScaler("cpu") if scaled else None
+    closure = closure_of(model, optimizer, calls, scaler)
     for _ in range(20):
-        msam_step(model, base, X, Y, radius)
-    return weights(model)
-
-
-@pytest.mark.parametrize("adam", [False, True])
-def test_twenty_steps_of_msam_are_the_plain_loop(adam):
-    model, calls = network(), []
-    base = Adam(model.parameters(), lr=0.01) if adam else SGD(model.parameters(), 0.1, momentum=0.9)
-    optimizer = MSAM(base, 0.5)
-    step = closure_of(model, optimizer)
-    for _ in range(20):
-        optimizer.step(lambda: calls.append(1) or step())
-    assert len(calls) == 20, "one gradient a step"
-    expected = msam_loop(network(), 0.5, adam)
-    torch.testing.assert_close(weights(model), expected, rtol=0, atol=1e-12)
-    assert (weights(model) - msam_loop(network(), 0.0, adam)).norm() > 1e-3
-
-
-def test_msam_takes_adamw_and_a_scaler():
-    ends = []
-    for scaler in (None, torch.amp.GradScaler("cpu")):
-        model = network()
-        optimizer = MSAM(AdamW(model.parameters(), lr=0.01), 0.5)
-        for _ in range(5):
-            optimizer.step(closure_of(model, optimizer, scaler), scaler=scaler)
-        ends.append(weights(model))
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+        optimizer.step(closure, scaler=scaler)
+        msam_step(twin, plain, X.double(), Y, 0.5)
+    assert len(calls) == 20, "one gradient per step"
+    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=1e-12)
+    without = double()
+    assert (weights(model) - step(without, base(without.parameters()), 20)).norm() > 1e-3
 
 
 def test_the_rule_of_msam_by_hand():
     w = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
-    seen = []
-    rule = lambda params, track=True: seen.append(params) or params  # noqa: E731
+    rule = lambda params, track=True: params  # noqa: E731
     for momentum in (None, {}):
         assert F.msam_gradient(rule, w, 0.5, momentum=momentum) is w
     found = F.msam_gradient(rule, w, 0.5, momentum={"a": torch.tensor([0.6, 0.8])})

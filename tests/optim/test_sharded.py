@@ -1,34 +1,14 @@
 """SAM and its kin in two processes that share parameters (FSDP2) or states (ZeRO)."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from helpers import sharded_worker
+from helpers.processes import run_two
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    command = [sys.executable, "-W", "ignore", str(Path(sharded_worker.__file__))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True, env=environment
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for process in running:
-            _, said = process.communicate(timeout=300)
-            assert process.returncode == 0, said[-3000:]
-    finally:
-        for process in running:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+    return run_two(sharded_worker, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize(("make", "rule"), sharded_worker.SHARDED)
