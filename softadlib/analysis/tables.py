@@ -1,6 +1,6 @@
 """The paper's printed tables, and tables with typed columns from stored rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -107,6 +107,17 @@ def read(profile: str, label_noise: float | None = None, **options: Any) -> pd.D
             f" at label noise {label_noise or 0:g}; stored: {stored}; softad train {profile} trains them"
         )
     return rows.assign(gap=rows["loss_test"] - rows["loss_train"])
+
+
+def require_some(found: Sized, missing: str) -> None:
+    """Raise MissingData, which leaves the page out, where there is nothing to show.
+
+    Args:
+        found: rows, sets or lines that the page shows.
+        missing: what is not there, for the message.
+    """
+    if not len(found):
+        raise MissingData(missing)
 
 
 def require(

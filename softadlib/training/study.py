@@ -80,6 +80,8 @@ class SessionLog:
     runs_replayed: int = 0
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     started: float = field(default_factory=time.monotonic)
+    announced: bool = False
+    """Whether it was said how long it takes."""
 
     @property
     def runs(self) -> int:
@@ -149,6 +151,7 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
                     provenance = study.provenance([log.session()])
                     store.save_part(rows, losses, provenance, replay=planned.is_replay)
                     bar.update(len(task.runs))
+                    announce(bar, log)
                     ends.append(rows[rows["epoch"] == protocol.epochs])
                 if planned.is_replay:
                     warn_of_other_ends(merge(ends), store)
@@ -345,6 +348,19 @@ def progress_bar(study: Study) -> Any:
         mininterval=0.5 if sys.stderr.isatty() else 60,
         file=sys.stderr,
     )
+
+
+def announce(bar: Any, log: SessionLog) -> None:
+    """Say after the first task how long the others will take, where that is more than a minute."""
+    left = log.seconds / log.runs * (bar.total - bar.n)
+    if left > 60 and not log.announced:
+        minutes = f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
+        tqdm.write(
+            f"softad: {bar.desc}: about {minutes} for {bar.total - bar.n} trainings; stop at any time, "
+            "the same command goes on",
+            file=sys.stderr,
+        )
+    log.announced = True
 
 
 def warn_of_other_ends(replayed: pd.DataFrame, store: StudyStore) -> None:

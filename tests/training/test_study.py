@@ -18,6 +18,7 @@ from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import RUN_KEY, run_keys
+from softadlib.training import study as study_module
 from softadlib.training.chunk import train_runs
 from softadlib.training.plan import Study
 from softadlib.training.study import commit, useful_jobs
@@ -308,3 +309,23 @@ def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_d
     assert commit()[-1] != "+"
     (home / "params/tiny/gaussian.yaml").write_text("changed")
     assert commit()[-1] == "+"
+
+
+class Bar:
+    """What `announce` asks of a progress bar."""
+
+    desc = "gaussian × erm"
+    n = 10
+    total = 40
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(100, "5 min"), (1900, "1.6 h"), (19, "")])
+def test_a_long_training_says_how_long_and_how_to_go_on(monkeypatch, capsys, seconds, said):
+    """10 of 40 trainings took so long; the 30 that are left take three times that. Said once, above a minute."""
+    log = study_module.SessionLog(jobs=1, commit=None, runs_trained=10)
+    monkeypatch.setattr(study_module.SessionLog, "seconds", seconds)
+    study_module.announce(Bar, log)
+    study_module.announce(Bar, log)
+    err = capsys.readouterr().err
+    assert err.count("the same command goes on") == bool(said)
+    assert f"about {said} for 30 trainings" in err or not said
