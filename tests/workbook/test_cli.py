@@ -207,6 +207,7 @@ def test_own_data_are_listed_and_prepared(home, capsys):
         "20 rows, 1 inputs, 2 classes",
         "classes, column kind: blue (10), red (10)",
         "numbers: size",
+        "note: column 'size' has one value per class; leave it out if it says the class",
         "note: 18 rows are copies of an earlier row; copies may be in training and test",
     ]
     assert "flowers.parquet is there already; add --replace" in refused(capsys, *argv)
