@@ -5,7 +5,7 @@ import pandas as pd
 
 from softadlib import results
 from softadlib.experiments.many_sets import FIXED_THETA
-from softadlib.results.selection import SWEEP
+from softadlib.results.selection import CASE, SWEEP
 
 LAST = "last epoch"
 BEST = "stopped early"
@@ -13,16 +13,18 @@ SOFTMAX = "softmax"
 CLOSED_FORM = "closed form"
 TEMPERATURE = "one temperature"
 RUN = [*SWEEP, "trial", "knob"]
+PAIR = [*CASE, "trial", "side"]
+"""What a run and the run of ERM beside it have in common."""
 
 
 def relative_losses(profile: str) -> pd.DataFrame:
-    r"""Return test losses of a profile with `linked`, and their ratio to those of ERM in the same trial.
+    """Return test losses of a profile with `linked`, and their ratio to those of ERM in the same trial.
 
     One row per run, side and form, with columns dataset, label_noise, method, trial, knob, side,
     form, loss and ratio. The side is "last epoch" or "stopped early". The form says which class
-    probabilities the cross-entropy is that of: "softmax", "closed form" (Charoenphakdee et al. 2021,
-    for any pointwise criterion), or "one temperature" fitted on validation data. Stopped early is the
-    epoch of the lowest validation loss of that form. Every ratio has the softmax of ERM below.
+    probabilities the cross-entropy is that of: "softmax", "closed form" (`class_probabilities`), or
+    "one temperature" fitted on validation data. The closed form is stopped at the epoch of its own
+    lowest validation loss, the other two at that of the softmax. The ratio is to the softmax of ERM.
 
     Args:
         profile: a folder of `outputs/`.
@@ -46,8 +48,8 @@ def relative_losses(profile: str) -> pd.DataFrame:
     ]
     long = pd.concat(frames, ignore_index=True).dropna(subset="loss")
     plain = long[(long["method"] == "erm") & (long["form"] == SOFTMAX)]
-    plain = plain.rename(columns={"loss": "erm"})[[*_trial(), "erm"]]
-    long = long.merge(plain, on=_trial())
+    plain = plain.rename(columns={"loss": "erm"})[[*PAIR, "erm"]]
+    long = long.merge(plain, on=PAIR)
     return long.assign(ratio=long["loss"] / long["erm"]).drop(columns="erm")
 
 
@@ -61,7 +63,3 @@ def of_sets(long: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     grouped = np.log(long["ratio"]).groupby([long[name] for name in ["dataset", *by]])
     means = grouped.agg(["mean", "size"]).rename(columns={"mean": "ratio", "size": "n"})
     return means.assign(ratio=np.exp(means["ratio"])).reset_index()
-
-
-def _trial() -> list[str]:
-    return ["dataset", "label_noise", "trial", "side"]
