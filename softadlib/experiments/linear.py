@@ -20,7 +20,7 @@ from softadlib.training.recipe import Recipe
 Sizes = tuple[int, int, int]
 SIZES: Sizes = (100, 100, 20000)
 """Training, validation and test points of the paper's problems on the plane."""
-STORED = ("gaussian",)
+STORED = ("gaussian", "sinusoid")
 """Sets whose runs over θ and σ are stored."""
 
 
