@@ -138,6 +138,26 @@ class Method:
         """Return names of the settings that any of `users` is given: "objective", "rule", "held-out"."""
         return tuple(name for name, setting in self.settings.items() if setting.used_by in users)
 
+    def value(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+        """Return the objective of per-sample losses (n,), a single value to differentiate.
+
+        Raises:
+            UserError: where an objective of your own takes other arguments, or returns anything else.
+        """
+        names = ", ".join(["losses", self.knob or "knob", *settings])
+        wanted = f"the objective of {self.name!r} is called as objective({names}) and returns"
+        wanted += " a single value, such as losses.mean()"
+        try:
+            value = self.objective(losses, knob, **settings)
+        except TypeError as error:
+            raise UserError(f"{wanted}: {error}") from error
+        if not isinstance(value, Tensor):
+            raise UserError(f"{wanted}, got {value!r}")
+        if value.ndim or not value.requires_grad:
+            found = f"shape {tuple(value.shape)}" if value.ndim else "a value without a gradient"
+            raise UserError(f"{wanted}, got {found}")
+        return value
+
 
 METHODS: dict[str, Method] = {
     m.name: m

@@ -25,12 +25,10 @@ ASSIGNED = re.compile(r"^(\w+)(?:: \w+)? = ", re.MULTILINE)
 
 
 def parse(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read every `-p NAME=VALUE`. Raises UserError for one without a value, or whose value is not YAML."""
+    """Read every `-p NAME=VALUE`. Raises UserError where the value is not YAML."""
     values = {}
     for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise UserError(f"-p {pair} has no value; give -p {pair}=VALUE")
+        name, _, text = pair.partition("=")
         _point_to_methods(name)
         values[name] = _parse_value(name, text)
     return values

@@ -69,6 +69,13 @@ def names(text: str) -> list[str]:
     return found
 
 
+def assignment(text: str) -> str:
+    """Return NAME=VALUE as it is; argparse leaves a value after a space behind."""
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value; give -p {text}=VALUE")
+    return text
+
+
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
     if not text.isdecimal() or int(text) == 0:
@@ -142,6 +149,7 @@ OPTIONS = {
         "-p --parameter NAME=VALUE",
         "change one parameter of the profile, VALUE as YAML: -p grids.softad=0.1,0.2",
         _parameters,
+        type=assignment,
         action="append",
         default=[],
     ),

@@ -118,7 +118,7 @@ def build(profile: str, target: Path | None = None) -> Path:
 
     pages = [p for p in pages_of_profile(profile, stored_datasets(profile)) if p.target.exists()]
     if not pages:
-        first = f"softad run {profile}"
+        first = f"softad draw {profile}, or softad run {profile}, which trains too"
         raise MissingData(f"nothing is drawn of profile {profile!r} yet; first: {first}")
     pages += [page for page in pages_of_no_profile() if page.target.exists()]
     anchors = {page.source.stem: page.name for page in reversed(pages)}

@@ -7,6 +7,7 @@ from helpers.plain_loop import plain_loop
 from torch import nn
 
 from softadlib._validation import UserError
+from softadlib.methods import METHODS, Method
 from softadlib.training.many import train_many
 from softadlib.training.recipe import Recipe
 
@@ -163,3 +164,22 @@ def test_bad_arguments_are_one_line(changes, words):
     given = {"make_model": perceptron, "runs": [{}], "epochs": 1, "batch_size": 20, **changes}
     with pytest.raises(UserError, match=words):
         train_many(data=data(), **given)
+
+
+WRONG_OBJECTIVES = {
+    "takes the losses alone": lambda losses: losses.mean(),
+    "a value per sample": lambda losses, knob: losses,
+    "a number": lambda losses, knob: 3.0,
+    "nothing": lambda losses, knob: None,
+    "no gradient": lambda losses, knob: losses.mean().detach(),
+}
+
+
+@pytest.mark.parametrize("make_model", [perceptron, with_tanh])  # an engine each
+@pytest.mark.parametrize("wrong", WRONG_OBJECTIVES)
+def test_an_objective_that_returns_no_single_value_is_named(monkeypatch, make_model, wrong):
+    mine = Method("mine", label="Mine", objective=WRONG_OBJECTIVES[wrong])
+    monkeypatch.setitem(METHODS, "mine", mine)
+    with pytest.raises(UserError) as raised:
+        train_many(make_model, data(), [{"method": "mine"}], epochs=1, batch_size=20, device="cpu")
+    assert "'mine' is called as objective(losses, knob)" in str(raised.value)

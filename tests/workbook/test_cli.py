@@ -44,6 +44,7 @@ STUDY = [
     (["tiny", "-p", "epochs.softad=2"], ["epochs.softad", "epochs is 4"]),
     (["tiny", "-p", "grids={sam: ["], ["grids", "'{sam: ['", "YAML"]),
     (["tiny", "-p", "lr"], ["-p lr=VALUE"]),
+    (["tiny", "-p", "lr", "0.01"], ["-p lr=VALUE"]),
     (["tiny", "-p", "theta=0.1"], ["grids.softad", "-p grids.softad=0.1,0.2"]),
     (["tiny", "-p", "sigma=2"], ["settings.softad.sigma", "such as -p "]),
     (["tiny", "--dryrun"], ["--dryrun", "--help"]),

@@ -81,7 +81,7 @@ def logit_gradient(
         logits.requires_grad_()
         with torch.enable_grad():
             losses = method.losses(logits, y, knob)
-            value = method.objective(losses, knob, **settings)
+            value = method.value(losses, knob, **settings)
         return torch.autograd.grad(value, logits)[0]
     logp = logits.log_softmax(1)
     losses, total = _NLL(logp, y, None, _NO_REDUCTION, _NOTHING_IGNORED)

@@ -88,7 +88,7 @@ class VmapEngine(Engine):
         def loss(params: Grads, buffers: Grads) -> Tensor:
             logits = self._logits((params, buffers), x).to(knob.dtype)
             losses = self.method.losses(logits, y, knob)
-            return self.method.objective(losses, knob, **of_objective)
+            return self.method.value(losses, knob, **of_objective)
 
         def gradient(params: Grads, track: bool = True) -> Grads:
             statistics = buffers if track else {name: b.clone() for name, b in buffers.items()}
