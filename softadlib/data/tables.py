@@ -261,6 +261,11 @@ def _encode(
     import pandas as pd
 
     _refuse_dates(name, column)
+    if not pd.api.types.is_hashable(column.iloc[0]):
+        kind = type(column.iloc[0]).__name__
+        raise UserError(
+            f"column {name!r} holds a {kind} in every row; give each of its values a column, or leave it out"
+        )
     is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
     words = column.astype(str)
     values = column if is_categorical else pd.to_numeric(column, errors="coerce")

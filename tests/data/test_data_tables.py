@@ -168,6 +168,13 @@ DISGUISED = {
 }
 
 
+def test_a_column_of_lists_is_refused(root):
+    frame = pd.DataFrame({"a": [[1, 2]] * 12, "y": [0, 1] * 6})
+    frame.to_parquet(root / "mine.parquet")
+    with pytest.raises(UserError, match=r"column 'a' holds a ndarray"):
+        read_table("mine.parquet")
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("name", DISGUISED)
 def test_a_column_that_is_no_input_is_refused_by_name(root, name, kind):
