@@ -208,6 +208,7 @@ def execute(pages: Sequence[Page], jobs: int) -> Iterator[Outcome]:
                 yield future.result()
         except KeyboardInterrupt:
             has_to_wait = False
+            logging.disable()  # the pages left behind log that their sockets are gone
             raise
         finally:
             pool.shutdown(wait=has_to_wait, cancel_futures=True)
