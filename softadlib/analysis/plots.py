@@ -200,8 +200,9 @@ def measure_curves(
     """Draw measures over the epochs, a row of panels per measure and a column per dataset.
 
     This is how the paper draws Figures 4, 5, 8 and 9 (test loss over test accuracy) and, with
-    `measures=("model_norm",)`, Figures 6 and 10. Lines are means over trials with Student's 95 %
-    interval; of one or two trials each trial is a thin line of its own. No axis is logarithmic.
+    `measures=("model_norm",)`, Figures 6 and 10. Lines are means over trials. The shade is Student's
+    95 % interval; of fewer than six trials it spans all of them. An axis of accuracy leaves out the
+    lowest twentieth of the values: the first epochs, and single ones that fall far below the others.
 
     Args:
         rows: columns `results.schema.COLUMNS`, one label noise, one run per dataset, method and trial.
@@ -219,6 +220,8 @@ def measure_curves(
         for ax, measure in zip(column, measures):
             for name in _in_order(of_set):
                 _measure_curve(ax, name, of_set[of_set["method"] == name], measure)
+            if measure.startswith("acc"):
+                ax.set_ylim(bottom=of_set[measure].quantile(0.05))
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         column[0].set_title(dataset)
         column[-1].set_xlabel("epoch")
@@ -226,17 +229,19 @@ def measure_curves(
         kind, _, part = measure.rpartition("_")
         ax.set_ylabel(NAMES[measure] if measure in NAMES else f"{part} {NAMES[kind]}")
     handles = legend_handles(rows)
+    for handle in handles:
+        handle.set_marker("")
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig
 
 
 def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str) -> None:
-    """Draw one method's measure: its mean with an interval, or each of fewer than three trials."""
+    """Draw one method's measure: its mean with an interval, or with all of fewer than six trials."""
     runs = rows.pivot(index="epoch", columns="trial", values=measure)
-    if runs.shape[1] > 2:
-        _draw(ax, name, band(runs), marker="", linewidth=1.4)
-        return
-    ax.plot(runs.index, runs, color=PALETTE[name], linewidth=1.0)
+    line = band(runs)
+    if runs.shape[1] < 6:
+        line = line.assign(low=runs.min(axis=1), high=runs.max(axis=1))
+    _draw(ax, name, line, marker="", linewidth=1.4)
 
 
 def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:

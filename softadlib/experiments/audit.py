@@ -20,6 +20,8 @@ OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
 LEVEL = 0.05
 DECIDABLE = 6
 """Trials from which an exact two-sided test can reach 5 %: 2/2⁶ = 3 %."""
+TOO_FEW = f"n < {DECIDABLE}"
+"""What a comparison of fewer trials finds."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def compare(chosen: pd.DataFrame, claim: Claim) -> pd.DataFrame:
         p = permutation_test(difference)
         as_claimed = bool(mean.mean < 0) == claim.below and mean.mean != 0
         finds = ("yes" if as_claimed else "no") if p <= LEVEL else "open"
-        finds = finds if mean.n >= DECIDABLE else f"n < {DECIDABLE}"
+        finds = finds if mean.n >= DECIDABLE else TOO_FEW
         facts |= {"mean": mean.mean, "mean_low": mean.low, "mean_high": mean.high}
         facts |= {"above": signs.above, "equal": signs.equal, "below": signs.below}
         facts |= {"p sign": signs.p, "p": p, "as claimed": as_claimed, "finds": finds, "n": mean.n}
@@ -131,7 +133,8 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for (claim, rule), part in compared.groupby(["claim", "rule"], sort=False):
         line = {"claim": claim, "rule": rule, "verdict": verdict(part)}
-        line |= {word: int((part["finds"] == word).sum()) for word in ("yes", "open", "no")}
+        words = ("yes", "open", "no", TOO_FEW)
+        line |= {word: int((part["finds"] == word).sum()) for word in words}
         contrary = part.loc[part["finds"] == "no", ["against", "dataset"]]
         line["contrary"] = ", ".join(f"{tables.LABELS[m]} on {d}" for m, d in contrary.to_numpy())
         decidable = part.loc[part["n"] >= DECIDABLE, "n"]

@@ -112,11 +112,17 @@ class TestMeasureCurves:
         assert [ax.get_title() for ax in axes[:2]] == ["gaussian", "spiral"]
         np.testing.assert_allclose(lines(axes[0], "softad")["-"], [[0, 1], [2.1, 3.1]])
 
-    def test_each_of_two_trials_is_a_line(self):
+    def test_the_shade_of_two_trials_spans_both(self):
         ax = figures.measure_curves(table(["sam"]), measures=("model_norm",)).axes[0]
-        drawn = [line.get_ydata().tolist() for line in ax.get_lines()]
-        assert drawn == [[1, 2], [1.1, 2.1]]
+        np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), [1.05, 2.05])
+        edge = ax.collections[0].get_paths()[0].vertices[:, 1]
+        assert set(edge.round(9)) == {1.0, 2.0, 1.1, 2.1}
         assert ax.get_ylabel() == "model norm"
+
+    def test_an_axis_of_accuracy_begins_above_the_first_epochs(self):
+        rows = table(["erm"], trials=3)
+        rows["acc_test"] = np.linspace(0.1, 0.9, len(rows))
+        assert figures.measure_curves(rows).axes[1].get_ylim()[0] > 0.1
 
 
 def test_grey_methods_are_labelled_at_their_lines():

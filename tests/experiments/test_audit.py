@@ -110,6 +110,12 @@ def test_verdicts_name_what_is_contrary_and_the_smallest_n_that_decides():
     few = audit.verdicts(audit.comparisons(table_of(5), ["largest"]))
     assert set(few["verdict"]) == {"not decidable"}
     assert set(few["n"]) == {"–"}
+    assert few.set_index("claim").loc["smaller gap", ["yes", "open", "no", "n < 6"]].tolist() == [
+        0,
+        0,
+        0,
+        6,
+    ]
 
 
 def test_accuracy_is_comparable_lower_or_open():
