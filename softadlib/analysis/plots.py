@@ -77,10 +77,15 @@ def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
     return np.exp(edges) if geometric else edges
 
 
-def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
+def scatter_classes(
+    ax: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    colours: Sequence[str] = ("xkcd:red orange", "xkcd:ocean blue"),
+) -> None:
     """Draw points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
-    cross: dict[str, Any] = {"marker": "x", "color": "xkcd:red orange"}
-    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": "xkcd:ocean blue"}
+    cross: dict[str, Any] = {"marker": "x", "color": colours[0]}
+    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": colours[1]}
     for label, mark in enumerate((cross, ring)):
         across, up = x[y == label].T
         ax.scatter(across, up, s=14, linewidths=0.8, label=f"class {label}", **mark)

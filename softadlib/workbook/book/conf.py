@@ -72,12 +72,13 @@ def fill(_app, docname: str, source: list[str]) -> None:
 
 
 def notebook(text: str) -> str:
-    """Describe every picture by the page's title, and fold the code of a page that reads results."""
+    """Describe every picture by the page's title, and fold code: of a page that reads results all of it."""
     document = json.loads(text)
     title = re.search(r"^# +(.*)$", "".join(document["cells"][0]["source"]), re.M)[1]
     number = 0
     for cell in document["cells"]:
-        if cell["cell_type"] == "code" and "softad" in document["metadata"]:
+        hidden = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+        if cell["cell_type"] == "code" and (hidden or "softad" in document["metadata"]):
             cell["metadata"].setdefault("tags", []).append("hide-input")
         if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
             number += 1
