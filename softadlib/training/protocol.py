@@ -109,8 +109,8 @@ class Protocol(BaseModel):
     """What methods take beside the hyperparameter of their grid: `{softad: {sigma: 2}}`."""
     grids: Mapping[str, tuple[float, ...]] = {}
     """Values of each method's hyperparameter: a list or `{linspace: [start, stop, count]}`."""
-    ties: Literal["largest", "smallest"] = "largest"
-    """The value selected among those of equal validation accuracy."""
+    ties: Literal["largest", "smallest", "loss"] = "largest"
+    """What selects a value: the best validation accuracy, among equals the largest or smallest value; or the validation loss."""
     curves: Literal["selected", "all", "none"] = "selected"
     """The runs that are measured during training; the others are measured at the last epoch."""
     curve_every: Count = 1
