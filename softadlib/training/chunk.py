@@ -16,7 +16,7 @@ from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.data import load_splits
 from softadlib.training.device import device_name, memory_in_one_line, numerics, pick_device
-from softadlib.training.engines import Engine, Row, RunBatch, choose_engine, groups, trains_alone
+from softadlib.training.engines import Engine, Row, RunBatch, choose_engine, groups, runs_at_once
 from softadlib.training.loop import Measured, train
 from softadlib.training.protocol import Protocol, Run
 
@@ -34,8 +34,7 @@ def train_runs(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Train runs of one method and label noise; return their rows, and losses of their single samples.
 
-    A GPU trains them side by side; a CPU, and convolutional networks anywhere, one after another, so
-    that no run's numbers depend on another's.
+    A GPU trains perceptrons side by side; a CPU, and convolutional networks anywhere, one after another.
 
     Args:
         protocol: of all runs.
@@ -74,15 +73,15 @@ def train_runs(
     return merge(rows), merge_losses(losses)
 
 
-def trained_alone(protocol: Protocol, run: Run, device: str) -> bool:
-    """Tell whether a run is trained by itself: on a CPU, and of a convolutional network anywhere.
+def trained_at_once(protocol: Protocol, run: Run, device: str) -> int:
+    """Return how many runs like `run` are trained together.
 
     `device` is a type of devices, such as "cuda"; this machine need not have one.
     """
     if device == "cpu":  # whatever the network: it need not be built
-        return True
+        return 1
     splits = load_splits(protocol, run.label_noise, 1)
-    return trains_alone(network_of(protocol, splits, run), device)
+    return runs_at_once(network_of(protocol, splits, run), device)
 
 
 def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:

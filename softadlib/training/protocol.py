@@ -110,7 +110,7 @@ class Protocol(BaseModel):
     grids: Mapping[str, tuple[float, ...]] = {}
     """Values of each method's hyperparameter: a list or `{linspace: [start, stop, count]}`."""
     ties: Literal["largest", "smallest", "loss"] = "largest"
-    """What selects a value: the best validation accuracy, among equals the largest or smallest value; or the validation loss."""
+    """What selects a value: validation accuracy, among equals the largest or smallest; or validation loss."""
     curves: Literal["selected", "all", "none"] = "selected"
     """The runs that are measured during training; the others are measured at the last epoch."""
     curve_every: Count = 1

@@ -31,10 +31,9 @@ from softadlib.results import selection
 from softadlib.results.files import Session, merge
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.results.store import StudyStore, held_out_name
-from softadlib.training.chunk import train_runs, trained_alone
+from softadlib.training.chunk import train_runs, trained_at_once
 from softadlib.training.data import load_splits
 from softadlib.training.device import machine, pick_device
-from softadlib.training.engines import SIDE_BY_SIDE
 from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.plan import Study, first_epochs, has_curves_at_once, refuse_other_protocol
 from softadlib.training.protocol import Protocol, Run
@@ -216,13 +215,10 @@ def training_tasks(study: Study, protocol: Protocol, planned: Pass, jobs: int) -
 
 
 def runs_per_task(protocol: Protocol, runs: Sequence[Run], jobs: int) -> int:
-    """Return how many of `runs` a task takes: on a CPU a few, and one where each takes long."""
-    takes_long = protocol.dataset not in SYNTHETIC
-    if takes_long and trained_alone(protocol, runs[0], protocol.device):
-        return 1
-    if protocol.device == "cpu":
+    """Return how many of `runs` a task takes: on a CPU a few, or one where each takes long."""
+    if protocol.device == "cpu" and protocol.dataset in SYNTHETIC:
         return min(CPU_CHUNK, math.ceil(len(runs) / (4 * jobs)))
-    return SIDE_BY_SIDE
+    return trained_at_once(protocol, runs[0], protocol.device)
 
 
 def hold_out(

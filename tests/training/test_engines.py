@@ -27,6 +27,7 @@ from helpers.engines import (
     weights,
 )
 from helpers.plain_loop import final_measures, plain_loop
+from torch import nn
 
 from softadlib.data.splits import PARTS, Splits
 from softadlib.methods import METHODS
@@ -222,12 +223,42 @@ def test_steps_on_cuda_are_those_of_the_cpu(method):
                 assert_near(*({m: table[m][run] for m in MEASURES} for table in (cpu, cuda)))
 
 
+def convolutions(device, trials, knobs, method="softad"):
+    """An engine of small convolutional networks, a trial and a knob each."""
+    networks = []
+    for trial in trials:
+        torch.manual_seed(trial)
+        layers = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)]
+        networks.append(nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, 2)).double())
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 3, 5, 5, generator=draw, dtype=torch.float64)
+    index = torch.stack([torch.arange(40), torch.arange(40).flip(0)])
+    data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
+    data = data.to(device, torch.float64)
+    return VmapEngine(RunBatch(METHODS[method], networks, data, trials, knobs))
+
+
+@pytest.mark.parametrize("method", ["softad", "sam", "msam", "decay"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_convolutional_runs_side_by_side_are_those_alone(device, method):
+    """On a GPU each has a stream of its own, a branch of the captured step."""
+    trials, knobs = [0, 1, 0], [0.05, 0.1, 0.3]
+    how = {"eval_epochs": {0, SGD.epochs}, "best_epoch": True}
+    together = train(convolutions(device, trials, knobs, method), SGD, SEEDS, **how)
+    for run in range(3):
+        engine = convolutions(device, trials[run : run + 1], knobs[run : run + 1], method)
+        alone = train(engine, SGD, SEEDS, **how)
+        tables = [together.best, *together.rows], [alone.best, *alone.rows]
+        for mine, theirs in zip(*tables, strict=True):
+            assert_near({m: mine[m][run] for m in MEASURES}, {m: theirs[m][0] for m in MEASURES})
+
+
 @pytest.mark.gpu
 def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
     """Weights lie as (out, H, W, in), and so do gradients and the optimizer's state."""
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
-        torch.nn.Conv2d(4, 4, 1), torch.nn.Flatten(), torch.nn.Linear(36, 2),
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(36, 2),
     ).double()  # fmt: skip
     draw = torch.Generator().manual_seed(2)
     x = torch.randn(40, 3, 5, 5, generator=draw, dtype=torch.float64)

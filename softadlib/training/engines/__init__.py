@@ -7,24 +7,31 @@ from softadlib.training.engines.base import Engine, Row, RunBatch
 from softadlib.training.engines.perceptron import PerceptronEngine
 from softadlib.training.engines.vmap import VmapEngine, is_convolutional
 
-__all__ = ["SIDE_BY_SIDE", "Engine", "Row", "RunBatch", "choose_engine", "groups", "trains_alone"]
+__all__ = ["Engine", "Row", "RunBatch", "choose_engine", "groups", "runs_at_once"]
 
 SIDE_BY_SIDE = 64
 """Most runs that a GPU trains at once: more are hardly faster, and an accident costs them all."""
 
 
-def trains_alone(network: nn.Module, device: torch.device | str) -> bool:
-    """Tell whether a run is trained by itself: on a CPU, and of a convolutional network anywhere.
+CONVOLUTIONAL_SIDE_BY_SIDE = 1
+"""Most convolutional networks that a GPU trains at once.
 
-    So no number of such a run depends on the runs beside it.
-    """
-    return torch.device(device).type == "cpu" or is_convolutional(network)
+Four take about half the time that they take one after another (outputs/bench), and four times the
+memory. 1 until `pytest -m gpu` has passed on a GPU with this engine.
+"""
+
+
+def runs_at_once(network: nn.Module, device: torch.device | str) -> int:
+    """Return how many runs are trained together; a CPU trains one after another."""
+    if torch.device(device).type == "cpu":
+        return 1
+    return CONVOLUTIONAL_SIDE_BY_SIDE if is_convolutional(network) else SIDE_BY_SIDE
 
 
 def groups(batch: RunBatch) -> list[list[int]]:
     """Return the positions in `batch` of the runs that are trained together, group after group."""
     everything = list(range(len(batch)))
-    size = 1 if trains_alone(batch.networks[0], batch.device) else SIDE_BY_SIDE
+    size = runs_at_once(batch.networks[0], batch.device)
     return [everything[start : start + size] for start in range(0, len(batch), size)]
 
 

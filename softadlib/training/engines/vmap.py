@@ -1,11 +1,13 @@
 """R networks of one architecture, stacked and stepped together.
 
-The step is written for one run, and `vmap` makes R of it. So a gradient norm, a threshold or a batch
+The step is written for one run, and `vmap` makes R of it; convolutional networks take their steps one
+by one, on a GPU each in a stream of its own. So a gradient norm, a threshold or a batch
 statistic is per run by construction. No number crosses from one run to another: a run that diverges
 leaves the others as they were.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,9 +33,13 @@ class VmapEngine(Engine):
     def __init__(self, batch: RunBatch):
         super().__init__(batch)
         self.captured: CapturedStep | None = None
-        alone = len(batch) == 1 and self.device.type == "cuda"
-        self.channels_last = alone and is_convolutional(self.template)
-        if self.channels_last:  # vmap knows no memory formats, and cuDNN would transpose each input
+        self.one_by_one = len(batch) == 1 or is_convolutional(self.template)
+        """Whether each run has ordinary kernels, without vmap, which is slow with convolutions."""
+        on_gpu = self.device.type == "cuda"
+        apart = on_gpu and self.one_by_one and len(batch) > 1
+        self.streams = [torch.cuda.Stream() for _ in batch.trial] if apart else []
+        self.channels_last = on_gpu and is_convolutional(self.template)
+        if self.channels_last:  # cuDNN would transpose each input
             self.params = _channels_last(self.params)
             self.buffers = _channels_last(self.buffers)
         if self.bf16:
@@ -60,15 +66,35 @@ class VmapEngine(Engine):
         self.move(self._directions(*stacked))
 
     def _directions(self, *stacked: Any) -> Grads:
-        """Return the directions of all runs; of a single run by its ordinary kernels, without vmap.
+        """Return the directions of all runs.
 
         `vmap(self._direction)` must not be kept on self: a bound method there is a reference cycle,
         and the memory of a dropped engine would wait for the garbage collector.
         """
-        if len(self) > 1:
+        if not self.one_by_one:
             return vmap(self._direction)(*stacked)
-        single = tree_map(lambda value: value[0], stacked)
-        return {name: g[None] for name, g in self._direction(*single).items()}
+        if len(self) == 1:
+            single = tree_map(lambda value: value[0], stacked)
+            return {name: g[None] for name, g in self._direction(*single).items()}
+        directions = {name: torch.empty_like(p) for name, p in self.params.items()}
+        for run in range(len(self)):
+            with self._own_stream(run):
+                single = tree_map(lambda value, run=run: value[run], stacked)
+                for name, g in self._direction(*single).items():
+                    directions[name][run] = g
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
+        return directions
+
+    def _own_stream(self, run: int) -> AbstractContextManager[Any]:
+        """Put kernels into a stream of the run, so that those of several runs fill a GPU together.
+
+        A captured step holds the streams as branches of its graph. On a CPU this does nothing.
+        """
+        if not self.streams:
+            return nullcontext()
+        self.streams[run].wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.streams[run])
 
     def _direction(
         self,
@@ -122,7 +148,7 @@ class VmapEngine(Engine):
 
     def evaluate_parts(self, parts: Sequence[str]) -> dict[str, Tensor]:
         """Return loss and accuracy on `parts`, (R,) each; on a GPU all runs together."""
-        if self.device.type == "cpu" or len(self) == 1:
+        if self.device.type == "cpu" or self.one_by_one:
             return super().evaluate_parts(parts)
         size = self.samples_per_pass(len(self))
         with self.evaluation_mode():
@@ -130,11 +156,11 @@ class VmapEngine(Engine):
 
 
 def _channels_last(stacked: Grads) -> Grads:
-    """Return values (1, …) of one run in which those of convolutions lie as (out, H, W, in)."""
+    """Return values (R, …) in which those of convolutions lie as (R, out, H, W, in)."""
     laid = dict(stacked)
     for name, value in stacked.items():
         if value.ndim == 5:
-            laid[name] = value[0].contiguous(memory_format=torch.channels_last)[None]
+            laid[name] = value.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return laid
 
 
