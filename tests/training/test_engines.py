@@ -256,17 +256,9 @@ def test_convolutional_runs_side_by_side_are_those_alone(device, method):
 @pytest.mark.gpu
 def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
     """Weights lie as (out, H, W, in), and so do gradients and the optimizer's state."""
-    network = nn.Sequential(
-        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(36, 2),
-    ).double()  # fmt: skip
-    draw = torch.Generator().manual_seed(2)
-    x = torch.randn(40, 3, 5, 5, generator=draw, dtype=torch.float64)
-    index = torch.arange(40)[None]
-    data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
-    ends, method = [], METHODS["sam"]
+    ends = []
     for device in ("cpu", "cuda"):
-        made = VmapEngine(RunBatch(method, [network], data.to(device, torch.float64), [0], [0.1]))
+        made = convolutions(device, [0], [0.1], "sam")
         ends.append(train(made, Recipe("adam", 1e-2, 8, 3), [1], {0, 3}).rows)
         weight = made.state(0)[0]["0.weight"]
         assert weight.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")

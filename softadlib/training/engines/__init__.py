@@ -11,8 +11,6 @@ __all__ = ["Engine", "Row", "RunBatch", "choose_engine", "groups", "runs_at_once
 
 SIDE_BY_SIDE = 64
 """Most runs that a GPU trains at once: more are hardly faster, and an accident costs them all."""
-
-
 CONVOLUTIONAL_SIDE_BY_SIDE = 1
 """Most convolutional networks that a GPU trains at once.
 

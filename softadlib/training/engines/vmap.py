@@ -33,12 +33,13 @@ class VmapEngine(Engine):
     def __init__(self, batch: RunBatch):
         super().__init__(batch)
         self.captured: CapturedStep | None = None
-        self.one_by_one = len(batch) == 1 or is_convolutional(self.template)
+        convolutional = is_convolutional(self.template)
+        self.one_by_one = len(batch) == 1 or convolutional
         """Whether each run has ordinary kernels, without vmap, which is slow with convolutions."""
-        on_gpu = self.device.type == "cuda"
-        apart = on_gpu and self.one_by_one and len(batch) > 1
-        self.streams = [torch.cuda.Stream() for _ in batch.trial] if apart else []
-        self.channels_last = on_gpu and is_convolutional(self.template)
+        self.channels_last = convolutional and self.device.type == "cuda"
+        side_by_side = self.channels_last and len(batch) > 1
+        self.streams = [torch.cuda.Stream() for _ in batch.trial] if side_by_side else []
+        """One for each run; empty where a run is alone, under vmap and on a CPU."""
         if self.channels_last:  # cuDNN would transpose each input
             self.params = _channels_last(self.params)
             self.buffers = _channels_last(self.buffers)
@@ -78,7 +79,7 @@ class VmapEngine(Engine):
             return {name: g[None] for name, g in self._direction(*single).items()}
         directions = {name: torch.empty_like(p) for name, p in self.params.items()}
         for run in range(len(self)):
-            with self._own_stream(run):
+            with self._stream_of(run):
                 single = tree_map(lambda value, run=run: value[run], stacked)
                 for name, g in self._direction(*single).items():
                     directions[name][run] = g
@@ -86,7 +87,7 @@ class VmapEngine(Engine):
             torch.cuda.current_stream().wait_stream(stream)
         return directions
 
-    def _own_stream(self, run: int) -> AbstractContextManager[Any]:
+    def _stream_of(self, run: int) -> AbstractContextManager[Any]:
         """Put kernels into a stream of the run, so that those of several runs fill a GPU together.
 
         A captured step holds the streams as branches of its graph. On a CPU this does nothing.
