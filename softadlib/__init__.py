@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
 
 def _train_many() -> Any:
     try:
-        from softadlib.training.many import train_many
+        from softadlib.training.train_many import train_many
     except ModuleNotFoundError as error:
         raise ImportError(
             f"train_many needs {error.name}; run in a clone of it: pip install '.[workbook]'"

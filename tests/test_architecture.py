@@ -28,12 +28,12 @@ LAYERS = (
 TRAINING = (
     ("recipe", "device", "checkpoint", "evaluation"),
     ("engines.base", "engines.captured", "engines.layers"),
-    ("engines.vmap", "engines.perceptron"),
+    ("engines.side_by_side", "engines.single_perceptron"),
     ("engines",),
     ("loop", "protocol"),
-    ("profiles", "data"),
+    ("params", "data"),
     ("chunk",),
-    ("heldout", "many", "plan"),
+    ("heldout", "train_many", "plan"),
     ("study",),
 )
 """The modules of training/, each of which may import those above it."""

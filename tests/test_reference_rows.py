@@ -7,7 +7,7 @@ from helpers.workspace import REPOSITORY, tree
 from softadlib import results
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.chunk import train_runs
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 from softadlib.workbook import cli
 
 

@@ -1,7 +1,6 @@
 """The paper's printed tables, and tables with typed columns from stored rows."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +8,13 @@ import pandas as pd
 
 from softadlib import results
 from softadlib._validation import MissingData, UserError, choose
+from softadlib.analysis import published
 from softadlib.analysis.statistics import mean_interval
 from softadlib.data.splits import PARTS
 from softadlib.functional import LN2
 from softadlib.methods import METHODS
 from softadlib.results.read import training_words
-from softadlib.training import profiles
+from softadlib.training import params
 
 DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
 """The paper's datasets, in the order of its tables."""
@@ -64,20 +64,8 @@ CELLS = {
     "noisy_acc": Cell("accuracy, 5 % flipped, %", 1, 100),
 }
 """Numeric columns of our tables; all others are written as they are."""
-
-
-def printed(*tables: int) -> pd.DataFrame:
-    """Return mean and std (NaN where not printed) of tables of the paper, indexed by (dataset, method).
-
-    A later table adds the cells that earlier ones lack.
-    """
-    with files("softadlib.analysis").joinpath("paper_tables.csv").open() as file:
-        rows = pd.read_csv(file)
-    combined = pd.DataFrame()
-    for table in tables:
-        part = rows[rows["table"] == table].set_index(["dataset", "method"])[["mean", "std"]]
-        combined = combined.combine_first(part) if len(combined) else part
-    return combined
+CELL = ["dataset", "label_noise", "method", "epochs"]
+"""What both sides must share to stand on one line."""
 
 
 def in_order(datasets: Iterable[str]) -> list[str]:
@@ -169,7 +157,7 @@ def by_rule(rows: pd.DataFrame, measure: str, rules: Sequence[str] = tuple(RULES
     table = pd.DataFrame(columns).rename_axis(key)
     if not (rows["label_noise"] > 0).any():
         for number in PRINTED.get(measure, ()):
-            paper = printed(number).reindex(table.index)
+            paper = published.printed(number).reindex(table.index)
             if paper["mean"].notna().any():
                 table.insert(0, f"paper_{number}", paper["mean"])
                 if measure == "knob":
@@ -220,6 +208,45 @@ def interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:
     return f"{cell.text(mean)} [{cell.text(low)}, {cell.text(high)}]" if n > 1 else cell.text(mean)
 
 
+def beside_authors(
+    rows: pd.DataFrame, quantities: Iterable[str] = ("knob", "loss_test", "acc_test", "model_norm")
+) -> pd.DataFrame:
+    """Return the authors' means beside ours, a line per dataset, label noise, method and quantity.
+
+    Our runs are selected as theirs: the highest validation accuracy, ties to the largest value. Only
+    runs of as many epochs as theirs are shown, clean labels first.
+
+    Args:
+        rows: of one or more profiles, as `results.read` gives them.
+        quantities: columns of `rows`, in the order of the lines.
+
+    Columns: `authors`, `authors_sd`, `authors_n`, `ours`, `ours_sd`, `ours_n`; a standard deviation
+    (ddof = 1) is NaN where it is not printed, and of a single trial.
+
+    Example:
+        >>> from softadlib import results
+        >>> beside_authors(results.read("paper", "gaussian"))  # doctest: +SKIP
+    """
+    quantities = list(quantities)
+    selected = results.select(rows, "largest").rename(columns={"epoch": "epochs"})
+    ours = selected.melt([*CELL, "trial"], quantities, "quantity")
+    ours = ours.groupby([*CELL, "quantity"])["value"].agg(
+        ours="mean", ours_sd="std", ours_n="count"
+    )
+
+    theirs = published.printed_by_authors().rename(
+        columns={"mean": "authors", "sd": "authors_sd", "n": "authors_n"}
+    )
+    theirs = theirs[theirs["quantity"].isin(quantities)]
+    both = theirs.merge(ours.reset_index(), on=[*CELL, "quantity"])
+    numbers = ["authors", "authors_sd", "authors_n", "ours", "ours_sd", "ours_n"]
+    both = both[["dataset", "label_noise", "method", "quantity", *numbers]]
+    both["quantity"] = pd.Categorical(both["quantity"], quantities)
+    both = ordered(both.sort_values("quantity", kind="stable"))
+    both["quantity"] = both["quantity"].astype(str)
+    return both.sort_values("label_noise", kind="stable", ignore_index=True)
+
+
 def along_theta(rows: pd.DataFrame) -> pd.DataFrame:
     """Return SoftAD's means at some of its grid: the ends, those nearest 0.1 and 0.3, both sides of ln 2."""
     lines = []
@@ -266,7 +293,7 @@ def shortfalls(provenances: pd.DataFrame) -> dict[str, str]:
     words = dict.fromkeys(provenances["dataset"], "")
     for dataset, part in provenances[provenances["dataset"].isin(DATASETS)].groupby("dataset"):
         try:
-            paper = profiles.load("paper", str(dataset))
+            paper = params.load("paper", str(dataset))
         except UserError:  # a workspace with profiles of its own alone
             continue
         sizes = " + ".join(str(getattr(paper, f"n_{p}") or "all") for p in PARTS)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from softadlib._validation import UserError
 from softadlib.data.images import Images
+from softadlib.data.label_noise import flip_any_classes
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import Table
 
@@ -186,8 +187,7 @@ def table_splits(
         factor = np.where(constant, 0, 1 / np.where(constant, 1, deviation))
         x = {part: ((table.x[i] - mean) * factor).astype(np.float32) for part, i in rows.items()}
         y = {part: table.y[i] for part, i in rows.items()}
-        flipped = rng.choice(n_train, int(n_train * label_noise), replace=False)
-        y["train"][flipped] = (y["train"][flipped] + rng.integers(1, k, len(flipped))) % k
+        y["train"] = flip_any_classes(y["train"], label_noise, k, rng)
         trials.append({part: (x[part], y[part]) for part in PARTS})
     return from_arrays(trials, k)
 

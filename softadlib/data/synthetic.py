@@ -7,16 +7,9 @@ Label noise flips int(n·q) labels without replacement, in every part of the dat
 import numpy as np
 
 from softadlib._validation import choose
+from softadlib.data.label_noise import flip_two_classes
 
 Arrays = tuple[np.ndarray, np.ndarray]
-
-
-def _flip(y: np.ndarray, label_noise: float, rng: np.random.Generator) -> np.ndarray:
-    count = int(len(y) * label_noise)
-    if count:  # no draw at all without noise: later draws depend on it
-        chosen = rng.choice(len(y), size=count, replace=False)
-        y[chosen] = 1 - y[chosen]
-    return y
 
 
 def gaussian(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
@@ -28,7 +21,7 @@ def gaussian(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
     y = []
     for label in (0, 1):
         x.append(rng.multivariate_normal(np.full(2, float(label)), np.eye(2) / 10, size=n // 2))
-        y.append(_flip(np.full(n // 2, label), label_noise, rng))
+        y.append(flip_two_classes(np.full(n // 2, label), label_noise, rng))
     return np.vstack(x).astype(np.float32), np.concatenate(y)
 
 
@@ -36,7 +29,7 @@ def sinusoid(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
     """Draw x ~ N(0, I) with y = 1[x₀ + x₁ + sin(x₁ − x₀) > 0]."""
     x = rng.multivariate_normal(np.zeros(2), np.eye(2), size=n).astype(np.float32)
     y = (x[:, 0] + x[:, 1] + np.sin(x[:, 1] - x[:, 0]) > 0).astype(np.int64)
-    return x, _flip(y, label_noise, rng)
+    return x, flip_two_classes(y, label_noise, rng)
 
 
 def _arms(points: int) -> list[np.ndarray]:
@@ -51,7 +44,7 @@ def spiral(n: int, label_noise: float, rng: np.random.Generator) -> Arrays:
     half = n // 2
     x = [arm + rng.multivariate_normal(np.zeros(2), np.eye(2), half) for arm in _arms(half)]
     y = np.repeat([1, 0], half)
-    return np.vstack(x).astype(np.float32), _flip(y, label_noise, rng)
+    return np.vstack(x).astype(np.float32), flip_two_classes(y, label_noise, rng)
 
 
 SYNTHETIC = {"gaussian": gaussian, "sinusoid": sinusoid, "spiral": spiral}

@@ -13,7 +13,7 @@ from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.training.engines import RunBatch
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.engines.side_by_side import VmapEngine
 from softadlib.training.loop import train
 from softadlib.training.recipe import Recipe
 

@@ -1,8 +1,9 @@
 """Objectives on per-sample losses, and gradient rules: pure functions of tensors, without state.
 
-`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM; `class_probabilities` what
-logits say of the classes, given the criterion; `robust` CVaR, chi-square DRO and tilted losses;
-`gradient_rules` SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
+`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM, `sample_weights` how much
+each sample counts in their gradients; `class_probabilities` what logits say of the classes, given the
+criterion; `robust` CVaR, chi-square DRO and tilted losses; `gradient_rules` SAM, ASAM, MSAM, GNP and
+FD-GR as functions of a gradient function.
 """
 
 from softadlib.functional.class_probabilities import (
@@ -25,25 +26,25 @@ from softadlib.functional.gradient_rules import plain_gradient as plain_gradient
 from softadlib.functional.gradient_rules import sam_gradient as sam_gradient
 from softadlib.functional.objectives import LN2 as LN2
 from softadlib.functional.objectives import SCALES as SCALES
-from softadlib.functional.objectives import WEIGHTS as WEIGHTS
 from softadlib.functional.objectives import adaflood as adaflood
 from softadlib.functional.objectives import adaflood_at as adaflood_at
 from softadlib.functional.objectives import erm as erm
-from softadlib.functional.objectives import erm_weights as erm_weights
 from softadlib.functional.objectives import flood_levels as flood_levels
 from softadlib.functional.objectives import flooding as flooding
-from softadlib.functional.objectives import flooding_weights as flooding_weights
 from softadlib.functional.objectives import focal as focal
-from softadlib.functional.objectives import focal_weights as focal_weights
 from softadlib.functional.objectives import iflood as iflood
-from softadlib.functional.objectives import iflood_weights as iflood_weights
 from softadlib.functional.objectives import phi as phi
 from softadlib.functional.objectives import rho as rho
 from softadlib.functional.objectives import softad as softad
-from softadlib.functional.objectives import softad_weights as softad_weights
 from softadlib.functional.objectives import softad_width as softad_width
-from softadlib.functional.objectives import softad_width_weights as softad_width_weights
 from softadlib.functional.reduction import REDUCTIONS as REDUCTIONS
 from softadlib.functional.robust import chi2_dro as chi2_dro
 from softadlib.functional.robust import cvar as cvar
 from softadlib.functional.robust import tilted as tilted
+from softadlib.functional.sample_weights import WEIGHTS as WEIGHTS
+from softadlib.functional.sample_weights import erm_weights as erm_weights
+from softadlib.functional.sample_weights import flooding_weights as flooding_weights
+from softadlib.functional.sample_weights import focal_weights as focal_weights
+from softadlib.functional.sample_weights import iflood_weights as iflood_weights
+from softadlib.functional.sample_weights import softad_weights as softad_weights
+from softadlib.functional.sample_weights import softad_width_weights as softad_width_weights

@@ -8,7 +8,6 @@ It is NaN for an empty batch and where nothing counts, as torch's. `reduction` "
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from softadlib.functional.reduction import (
     Weights,
     check_losses,
     check_number,
-    in_float32,
     kind_of,
     number_like,
     reduce,
@@ -155,30 +153,6 @@ def _checked_sigma(losses: Tensor, sigma: Number) -> Number:
     return torch.where(sigma > 0, sigma, math.nan) if isinstance(sigma, Tensor) else sigma
 
 
-def softad_weights(
-    losses: Tensor, theta: Number, sigma: Number = 1.0, scale: str = "code", *, eta: float = 1.0
-) -> Tensor:
-    """∂softad/∂ℓ_i · n: the weight of each sample's gradient, same shape as `losses`.
-
-    η is taken as `softad` takes it, and is in no gradient.
-
-    σφ((ℓ−θ)/σ) under "code", φ((ℓ−θ)/σ) under "text"; positive descends, negative ascends. θ and σ in
-    nats, checked as in `softad`. Holland & Nakatani (2024), Sec. 3.
-
-    >>> softad_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)  # φ(0.75) = 0.6
-    tensor([-0.6000,  0.0000,  0.6000])
-    """
-    choose("scale", scale, SCALES)
-    losses = in_float32(losses)
-    if isinstance(theta, Tensor) and theta.ndim:
-        check_losses(losses, theta)
-    if _is_one(sigma):
-        return phi(losses - theta)
-    sigma = _checked_sigma(losses, sigma)
-    weights = phi((losses - theta) / sigma)
-    return sigma * weights if scale == "code" else weights
-
-
 def softad_width(losses: Tensor, sigma: Number, theta: float = 0.01) -> Tensor:
     """`softad` at a fixed θ, its width σ the swept value: θ + σ·mean ρ((ℓ − θ)/σ), (n,) → ().
 
@@ -189,42 +163,6 @@ def softad_width(losses: Tensor, sigma: Number, theta: float = 0.01) -> Tensor:
     tensor(1.2500)
     """
     return softad(losses, theta, sigma, scale="text")
-
-
-def softad_width_weights(losses: Tensor, sigma: Number, theta: float = 0.01) -> Tensor:
-    """∂softad_width/∂ℓ_i · n = φ((ℓ_i − θ)/σ), same shape as `losses`.
-
-    >>> softad_width_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0, 1.0)  # φ(0.75) = 0.6
-    tensor([-0.6000,  0.0000,  0.6000])
-    """
-    return softad_weights(losses, theta, sigma, "text")
-
-
-def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
-    """∂erm/∂ℓ_i · n = 1, same shape as `losses`. `knob` is ignored.
-
-    >>> erm_weights(torch.tensor([0.25, 1.75]))
-    tensor([1., 1.])
-    """
-    return torch.ones_like(in_float32(losses))
-
-
-def flooding_weights(losses: Tensor, theta: Number) -> Tensor:
-    """∂flooding/∂ℓ_i · n = sign(mean ℓ − θ), the same for all, same shape as `losses`. θ in nats.
-
-    >>> flooding_weights(torch.tensor([0.25, 0.75]), 1.0)
-    tensor([-1., -1.])
-    """
-    return (in_float32(losses).mean() - theta).sign().expand_as(losses)
-
-
-def iflood_weights(losses: Tensor, theta: Number) -> Tensor:
-    """∂iflood/∂ℓ_i · n = sign(ℓ_i − θ), same shape as `losses`. θ in nats.
-
-    >>> iflood_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)
-    tensor([-1.,  0.,  1.])
-    """
-    return (in_float32(losses) - theta).sign()
 
 
 def focal(
@@ -248,28 +186,6 @@ def _miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
     miss = torch.where(zero, 1, -torch.expm1(-losses))
     at_zero = torch.zeros_like(losses) ** gamma
     return miss, torch.where(zero, at_zero, miss**gamma)
-
-
-def focal_weights(losses: Tensor, gamma: Number) -> Tensor:
-    """∂focal/∂ℓ_i · n = (1 − p)^γ·(1 + γpℓ/(1 − p)), p = e^−ℓ, same shape as `losses`.
-
-    >>> focal_weights(torch.tensor([0.0, math.log(2)]), 2.0)  # ¼·(1 + 2·ln 2)
-    tensor([0.0000, 0.5966])
-    """
-    losses = in_float32(losses)
-    miss, power = _miss(losses, gamma)
-    return power * (1 + gamma * (losses * torch.exp(-losses) / miss))
-
-
-WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
-    erm: erm_weights,
-    flooding: flooding_weights,
-    iflood: iflood_weights,
-    softad: softad_weights,
-    softad_width: softad_width_weights,
-    focal: focal_weights,
-}
-"""Objective → its gradient in the losses, n·∂/∂ℓ_i written out, of the same arguments."""
 
 
 def adaflood(

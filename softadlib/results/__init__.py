@@ -6,7 +6,7 @@
 """
 
 from softadlib._validation import MissingData
-from softadlib.results.files import outputs
+from softadlib.results.parquet import outputs
 from softadlib.results.read import provenances, read, read_losses
 from softadlib.results.selection import RULES, best, curves, final, select
 

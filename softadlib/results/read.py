@@ -10,7 +10,7 @@ from softadlib._validation import MissingData
 from softadlib.data.splits import PARTS
 from softadlib.methods import METHODS
 from softadlib.results import selection
-from softadlib.results.files import (
+from softadlib.results.parquet import (
     Provenance,
     broken,
     merge,

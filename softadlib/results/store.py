@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from softadlib._validation import UserError
 from softadlib._workspace import os_error_as_user_error
-from softadlib.results.files import (
+from softadlib.results.parquet import (
     Provenance,
     Session,
     merge,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from softadlib.data.splits import PARTS, Splits
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.results.files import merge, merge_losses
+from softadlib.results.parquet import merge, merge_losses
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.training.checkpoint import Checkpoint, State
 from softadlib.training.data import load_splits

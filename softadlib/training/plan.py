@@ -14,7 +14,7 @@ from typing import Any
 
 from softadlib._validation import MissingData, UserError
 from softadlib.results import selection
-from softadlib.results.files import Provenance, Session, merge
+from softadlib.results.parquet import Provenance, Session, merge
 from softadlib.results.read import stored_studies
 from softadlib.results.schema import RUN_KEY, measured_runs, run_keys
 from softadlib.results.store import StudyStore

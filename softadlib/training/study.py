@@ -28,7 +28,7 @@ from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import table_file
 from softadlib.models import build
 from softadlib.results import selection
-from softadlib.results.files import Session, merge
+from softadlib.results.parquet import Session, merge
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.results.store import StudyStore, held_out_name
 from softadlib.training.chunk import train_runs, trained_at_once

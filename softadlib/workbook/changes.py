@@ -10,7 +10,7 @@ from ruamel.yaml.error import YAMLError
 
 from softadlib._validation import UserError, choose
 from softadlib.methods import METHODS, get_method
-from softadlib.training.profiles import load, parse_yaml, write_profile
+from softadlib.training.params import load, parse_yaml, write_profile
 from softadlib.training.protocol import Protocol
 from softadlib.workbook.work import derived_files
 

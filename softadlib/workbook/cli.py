@@ -132,7 +132,7 @@ def execute(pages: "Sequence[Page]", jobs: int) -> "list[Outcome]":
 
 def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
     """Say how the execution of pages ended; return the exit status."""
-    from softadlib.results.files import outputs
+    from softadlib.results.parquet import outputs
 
     lacking = [outcome.page for outcome in outcomes if outcome.lacks_results]
     if lacking:
@@ -192,7 +192,7 @@ def train(
     until: float | None,
 ) -> int:
     """Train what is left of a profile, without notebooks; it writes the same files."""
-    from softadlib.results.files import outputs
+    from softadlib.results.parquet import outputs
     from softadlib.workbook import show
 
     started = time.monotonic()
@@ -306,7 +306,7 @@ def show(
 def report(profile: str, form: str, output: Path | None) -> int:
     """Write a profile's results as a page or as tables."""
     from softadlib.analysis import markdown
-    from softadlib.results.files import outputs
+    from softadlib.results.parquet import outputs
     from softadlib.workbook.report import build
 
     if form == "html":
@@ -332,9 +332,9 @@ def report(profile: str, form: str, output: Path | None) -> int:
 
 def list_data() -> int:
     """List the data sets, and which are stored."""
-    from softadlib.data import sets
+    from softadlib.data import prepare as data
 
-    for name, state, size in sets.listing():
+    for name, state, size in data.listing():
         print(f"{name:14} {state:11} {size}")
     print(f"data root: {_workspace.data_root()}")
     return 0
@@ -342,12 +342,12 @@ def list_data() -> int:
 
 def prepare_data(name: str, from_csv: str | None, target: str, replace: bool) -> int:
     """Get a data set, or store one of your own."""
-    from softadlib.data import sets
+    from softadlib.data import prepare as data
 
     if target and not from_csv:
         raise UserError("--target names a column of --from-csv FILE; give both")
-    print(sets.prepare(name, from_csv, target, replace=replace))
-    print(sets.describe(name))
+    print(data.prepare(name, from_csv, target, replace=replace))
+    print(data.describe(name))
     return 0
 
 

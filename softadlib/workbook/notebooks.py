@@ -21,9 +21,9 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import UserError
-from softadlib.results.files import outputs
+from softadlib.results.parquet import outputs
 from softadlib.results.read import stored_studies
-from softadlib.training.profiles import datasets_of, load
+from softadlib.training.params import datasets_of, load
 from softadlib.workbook.work import Work
 
 TRAIN = "train"

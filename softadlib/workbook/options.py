@@ -110,13 +110,13 @@ def usable_cores() -> int:
 
 
 def _profiles(**_: Any) -> list[str]:
-    from softadlib.training.profiles import profile_names
+    from softadlib.training.params import profile_names
 
     return profile_names()
 
 
 def _datasets(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    from softadlib.training.profiles import datasets_of
+    from softadlib.training.params import datasets_of
 
     return datasets_of(parsed_args.profile)
 

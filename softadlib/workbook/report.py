@@ -10,7 +10,7 @@ from typing import Any
 from softadlib import __version__, _workspace
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS
-from softadlib.results.files import outputs
+from softadlib.results.parquet import outputs
 from softadlib.results.read import finished, provenances
 from softadlib.workbook.notebooks import (
     Page,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
 from softadlib.results.read import stored_studies
+from softadlib.training.params import datasets_of, profile_names
 from softadlib.training.plan import Study
-from softadlib.training.profiles import datasets_of, profile_names
 from softadlib.training.protocol import Protocol
 from softadlib.workbook.work import Work
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from softadlib import _workspace
 from softadlib._validation import UserError
-from softadlib.training.profiles import parse_yaml
+from softadlib.training.params import parse_yaml
 
 MARKS = ("<!-- pages -->", "<!-- end of pages -->")
 """Lines of `notebooks/README.md` between which the tables stand."""

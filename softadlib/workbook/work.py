@@ -7,14 +7,14 @@ from typing import Any
 
 from softadlib import _workspace
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.data.sets import doubts_about
+from softadlib.data.prepare import doubts_about
 from softadlib.models import build
-from softadlib.results.files import outputs
+from softadlib.results.parquet import outputs
 from softadlib.results.read import stored_studies
 from softadlib.training.data import load_splits
 from softadlib.training.device import numerics, pick_device
+from softadlib.training.params import datasets_of, load, write_profile
 from softadlib.training.plan import Study, other_protocol, refuse_other_protocol
-from softadlib.training.profiles import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
 
 OTHER_FOLDERS = ("bench", "book", "fig12", "figures")
@@ -59,7 +59,7 @@ def prepare(
         profile: a folder under `params/`.
         datasets: those to take.
         methods: those to take.
-        changes: parameters on top of the profile's, as `profiles.merge` puts them.
+        changes: parameters on top of the profile's, as `params.merge` puts them.
         new_profile: the name under which these parameters are written to `params/`, once all is
             checked; None where they are not.
         shard: (i, N) takes every N-th trial, from the i-th on.

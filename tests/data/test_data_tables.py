@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from softadlib._validation import MissingData, UserError
 from softadlib.data.images import dataset_names, own_digest
-from softadlib.data.sets import describe, doubts_about, listing, prepare_table
+from softadlib.data.prepare import describe, doubts_about, listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
 from softadlib.data.tables import (
     TABLES,

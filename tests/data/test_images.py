@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from softadlib import models
 from softadlib._validation import MissingData, UserError
 from softadlib.data import images
-from softadlib.data.sets import doubts_about, listing, prepare
+from softadlib.data.prepare import doubts_about, listing, prepare
 from softadlib.data.splits import image_splits
 from softadlib.training import evaluation
 from softadlib.training.data import load_splits

@@ -10,8 +10,8 @@ from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
 from softadlib.training.engines import RunBatch
-from softadlib.training.engines.perceptron import PerceptronEngine
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.engines.side_by_side import VmapEngine
+from softadlib.training.engines.single_perceptron import PerceptronEngine
 from softadlib.training.recipe import Recipe
 
 SMALL = partial(mlp, width=16, depth=2)

@@ -12,7 +12,7 @@ from helpers.workspace import TINY, make_home, tree
 
 from softadlib import _workspace, results
 from softadlib._validation import UserError
-from softadlib.results.files import (
+from softadlib.results.parquet import (
     Provenance,
     Session,
     merge,

@@ -8,7 +8,7 @@ import pytest
 from helpers.protocols import store_of, train
 from helpers.workspace import SECONDS, make_home
 
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from helpers.graphs import patch_graphs
 
 from softadlib.training.checkpoint import Checkpoint
 from softadlib.training.engines.captured import CapturedStep
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.engines.side_by_side import VmapEngine
 from softadlib.training.loop import train
 from softadlib.training.recipe import Recipe
 

@@ -13,8 +13,8 @@ from softadlib.results.schema import MEASURES
 from softadlib.training.chunk import make_engine, network_of, train_runs
 from softadlib.training.data import load_splits
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
-from softadlib.training.engines.perceptron import PerceptronEngine
-from softadlib.training.engines.vmap import VmapEngine, is_convolutional
+from softadlib.training.engines.side_by_side import VmapEngine, is_convolutional
+from softadlib.training.engines.single_perceptron import PerceptronEngine
 
 CPU_ONLY = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tells what a CPU does without CUDA"

@@ -10,7 +10,7 @@ import pytest
 from helpers.protocols import train
 from helpers.workspace import await_part
 
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 
 WITH_WORKERS = (
     "from softadlib.training import study; from softadlib.workbook import cli; import sys; "

@@ -12,7 +12,7 @@ from helpers.protocols import store_of, train
 from helpers.workspace import SECONDS, await_part, make_home
 
 from softadlib import results
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 
 pytestmark = [
     pytest.mark.slow,

@@ -34,7 +34,7 @@ from softadlib.methods import METHODS
 from softadlib.models import linear
 from softadlib.results.schema import MEASURES
 from softadlib.training.engines import RunBatch
-from softadlib.training.engines.vmap import VmapEngine
+from softadlib.training.engines.side_by_side import VmapEngine
 from softadlib.training.loop import train
 from softadlib.training.recipe import Recipe, batches
 

@@ -17,7 +17,7 @@ from softadlib.training.engines.layers import (
     fuse_batchnorm,
     parse_perceptron,
 )
-from softadlib.training.engines.perceptron import PerceptronEngine, logit_gradient
+from softadlib.training.engines.single_perceptron import PerceptronEngine, logit_gradient
 
 NETWORKS = {
     "mlp": lambda: mlp((2,), 2, width=16, depth=2),

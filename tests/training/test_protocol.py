@@ -10,7 +10,7 @@ from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS, PAPER
 from softadlib.results.read import finished
 from softadlib.results.schema import FIELDS_ADDED
-from softadlib.training.profiles import (
+from softadlib.training.params import (
     datasets_of,
     load,
     merge,

@@ -19,7 +19,7 @@ from helpers.workspace import make_home
 
 from softadlib.training.chunk import make_engine
 from softadlib.training.data import load_splits
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 
 FILE = Path(__file__).with_name("reference_erm.csv")
 MEASURES = ["loss_test", "acc_test", "model_norm"]

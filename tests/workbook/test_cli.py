@@ -17,7 +17,7 @@ from helpers.workspace import SECONDS, TINY, heed_ctrl_c, make_home, tree, write
 from softadlib import results
 from softadlib.data import tables
 from softadlib.results.read import finished
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 from softadlib.workbook import cli, options
 
 SOFTAD = [sys.executable, "-m", "softadlib"]

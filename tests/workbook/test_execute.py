@@ -17,7 +17,7 @@ from papermill.translators import PythonTranslator
 
 from softadlib import results
 from softadlib._validation import UserError
-from softadlib.training.profiles import load
+from softadlib.training.params import load
 from softadlib.workbook import cli, notebooks
 from softadlib.workbook.changes import changed_protocol, check_parameters
 

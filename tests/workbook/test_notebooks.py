@@ -10,7 +10,7 @@ from helpers.workspace import REPOSITORY
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import get_kernel_spec
 
-from softadlib.training.profiles import datasets_of, profile_names
+from softadlib.training.params import datasets_of, profile_names
 from softadlib.workbook.notebooks import TRAIN, pages_of_profile, read_source
 from softadlib.workbook.toc import MARKS, index, read_toc
 

@@ -9,7 +9,7 @@ from helpers.workspace import REPOSITORY, TINY
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
-from softadlib.training.profiles import parse_yaml, read_yaml
+from softadlib.training.params import parse_yaml, read_yaml
 from softadlib.training.protocol import Protocol
 from softadlib.workbook import cli, reference, show
 

@@ -15,7 +15,7 @@ from helpers.workspace import REPOSITORY, TINY, make_home, tree
 
 from softadlib import results
 from softadlib._validation import UserError
-from softadlib.training.profiles import load, parse_yaml, read_yaml, write_profile
+from softadlib.training.params import load, parse_yaml, read_yaml, write_profile
 from softadlib.workbook import cli, work
 
 

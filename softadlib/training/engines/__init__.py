@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from softadlib.training.engines.base import Engine, Row, RunBatch
-from softadlib.training.engines.perceptron import PerceptronEngine
-from softadlib.training.engines.vmap import VmapEngine, is_convolutional
+from softadlib.training.engines.side_by_side import VmapEngine, is_convolutional
+from softadlib.training.engines.single_perceptron import PerceptronEngine
 
 __all__ = ["Engine", "Row", "RunBatch", "choose_engine", "groups", "runs_at_once"]
 

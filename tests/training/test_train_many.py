@@ -8,8 +8,8 @@ from torch import nn
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, Method
-from softadlib.training.many import train_many
 from softadlib.training.recipe import Recipe
+from softadlib.training.train_many import train_many
 
 
 def data(n=60):

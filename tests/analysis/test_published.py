@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from softadlib import results
-from softadlib.analysis import authors, tables
+from softadlib.analysis import published, tables
 
 
 def run(dataset, method, trial, knob, acc_val, loss_test, *, epoch=500, noise=0.0):
@@ -46,7 +46,7 @@ def rows():
 
 class TestPrintedByAuthors:
     def test_holds_what_the_notebooks_print(self):
-        printed = authors.printed_by_authors()
+        printed = published.printed_by_authors()
         assert printed.groupby(["dataset", "label_noise", "n"]).size().to_dict() == {
             ("gaussian", 0.0, 15): 23,
             ("gaussian", 0.05, 15): 23,
@@ -66,10 +66,10 @@ class TestPrintedByAuthors:
 
     def test_three_gaps_are_the_papers_to_its_last_digit(self):
         """So Table 1's column of the Gaussian data is of these runs, but for ERM."""
-        printed = authors.printed_by_authors().query("dataset == 'gaussian' and label_noise == 0")
+        printed = published.printed_by_authors().query("dataset == 'gaussian' and label_noise == 0")
         means = printed.pivot(index="method", columns="quantity", values="mean")
         gap = means["loss_test"] - means["loss_train"]
-        paper = tables.printed(1)["mean"]["gaussian"]
+        paper = published.printed(1)["mean"]["gaussian"]
         off = (gap - paper[gap.index]).abs()
         assert off[["flooding", "sam", "softad"]].max() < 6e-4
         assert off["erm"] == pytest.approx(0.0023, abs=1e-4)
@@ -77,7 +77,7 @@ class TestPrintedByAuthors:
 
 class TestBesideAuthors:
     def test_means_by_hand(self, rows):
-        table = authors.beside_authors(rows)
+        table = tables.beside_authors(rows)
         softad = table[table["method"] == "softad"].set_index("quantity")
         assert softad["ours"].tolist() == pytest.approx([0.3, 0.5, 0.95, 5.0])
         spread = 2**-0.5  # the standard deviation of two values that are 1 apart
@@ -87,7 +87,7 @@ class TestBesideAuthors:
         assert softad["authors"].round(3).tolist() == [0.595, 0.598, 0.981, 51.877]
 
     def test_lines_are_what_both_have_in_order(self, rows):
-        table = authors.beside_authors(rows, ["loss_test", "knob"])
+        table = tables.beside_authors(rows, ["loss_test", "knob"])
         assert table[["label_noise", "method", "quantity"]].to_numpy().tolist() == [
             [0.0, "erm", "loss_test"],
             [0.0, "softad", "loss_test"],
@@ -98,7 +98,7 @@ class TestBesideAuthors:
 
     def test_stored_rows_of_the_paper(self):
         """Selected theta and flood level: theirs and ours are those of the same data and seeds."""
-        table = authors.beside_authors(results.read("paper", "gaussian", final=True))
+        table = tables.beside_authors(results.read("paper", "gaussian", final=True))
         knobs = table[table["quantity"] == "knob"].set_index("method")
         assert knobs["ours_n"].tolist() == [15] * 3
         assert knobs.loc["softad", "ours"] == pytest.approx(0.585, abs=5e-4)
