@@ -25,7 +25,7 @@ def cvar(losses: Tensor, beta: Number, *, weights: Weights = None) -> Tensor:
     """min over θ of θ + mean(ℓ − θ)₊/(1−β), (n,) → (): the mean of the worst (1−β)n losses.
 
     `beta` in [0, 1), float or (); 0 is the mean. Where (1−β)n is not whole, the last of the worst
-    counts by the fraction left, so that this is the minimum exactly. Raises ValueError for β outside.
+    counts by the fraction left. The value is the exact minimum. Raises ValueError for β outside.
     Rockafellar & Uryasev (2000).
 
     >>> cvar(torch.tensor([1.0, 4.0, 2.0, 3.0]), 0.5)
@@ -77,9 +77,9 @@ def _counts(weights: Tensor, losses: Tensor) -> Tensor:
 def chi2_dro(losses: Tensor, radius: Number, *, weights: Weights = None) -> Tensor:
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²), (n,) → (): the worst mean over a χ² ball.
 
-    The ball: weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or (); 0 gives
-    the mean. It is mean + √(2r·Var) if all keep weight, the maximum if n ≤ 1 + 2r. Solved
-    exactly, by the number of samples that keep weight. Raises ValueError for r < 0. Squares losses:
+    The ball holds the weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or ();
+    0 gives the mean. The value is mean + √(2r·Var) while every sample keeps a positive weight, and the
+    maximum for n ≤ 1 + 2r. It is exact: no iteration. Raises ValueError for r < 0. Losses are squared:
     ∞ from about 1e19 in float32, NaN for a loss of ∞. Duchi & Namkoong (2019).
 
     >>> chi2_dro(torch.tensor([1.0, 3.0]), 0.125)  # 2 + √(2·0.125·1)
@@ -117,9 +117,8 @@ def chi2_dro(losses: Tensor, radius: Number, *, weights: Weights = None) -> Tens
 def tilted(losses: Tensor, t: Number, *, weights: Weights = None) -> Tensor:
     """ln(mean exp(tℓ))/t, (n,) → (): from the minimum (t → −∞) by the mean (0) to the maximum.
 
-    Gradient weights are softmax(tℓ). `t` per nat, float or (). Nothing overflows at large tℓ, and
-    nothing cancels at small t. Raises ValueError for a t that is not finite. NaN for a loss of ∞.
-    Li et al. (2021).
+    Gradient weights are softmax(tℓ). `t` per nat, float or (). Stable for large tℓ and for small t.
+    Raises ValueError for a t that is not finite. NaN for a loss of ∞. Li et al. (2021).
 
     >>> tilted(torch.tensor([0.0, math.log(3)]), 1.0)  # ln((1 + 3)/2)
     tensor(0.6931)

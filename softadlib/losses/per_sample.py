@@ -85,7 +85,7 @@ class PerSample(nn.Module):
         return losses, counts
 
     def _checked(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a loss of torch is given, in float32 at least."""
+        """Return input and target as a loss of torch gets them, in float32 or float64."""
         for name, value in (("input", input), ("target", target)):
             if not isinstance(value, Tensor):
                 raise UserError(
@@ -112,7 +112,7 @@ class PerSample(nn.Module):
         return counted.reshape(losses.shape)
 
     def check_first_batch(self, input: Any, target: Any) -> None:
-        """Warn of what only a batch shows."""
+        """Warn where the shapes of a batch can be read in two ways."""
 
     def levels(self, input: Any, target: Any) -> Levels | None:
         """Return the levels of smoothed or mixed targets, None for others."""
@@ -120,7 +120,7 @@ class PerSample(nn.Module):
 
 
 class PerSampleOfClasses(PerSample):
-    """Torch's cross-entropy or NLL: targets are classes, or probabilities of the classes."""
+    """Torch's cross-entropy or NLL, whose targets are classes or class probabilities."""
 
     ignore_index: int
 
@@ -170,7 +170,7 @@ class PerSampleOfClasses(PerSample):
         return weights.view_as(index) * counted
 
     def check_first_batch(self, input: Tensor, target: Tensor) -> None:
-        """Warn of logits (B, T, T), whose classes may be second or last: a later batch shows."""
+        """Warn of logits (B, T, T), whose classes may be second or last."""
         if _has_classes_last(input, target):
             warn(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
@@ -222,7 +222,7 @@ def _without(target: Any, weights: Any) -> Any:
 
 
 class RowSums(nn.Module):
-    """Σ of a loss over all but the first dimension: what `reduction="batchmean"` is the mean of."""
+    """Sum a loss over all dimensions but the first; `reduction="batchmean"` is the mean of these sums."""
 
     def __init__(self, elementwise: nn.Module):
         super().__init__()
@@ -282,7 +282,7 @@ def _copy(loss: Any) -> Any:
     if loss.reduction != "none" and isinstance(loss, nn.Module) and list(loss.parameters()):
         raise UserError(
             f"base {loss!r} has parameters and reduction={loss.reduction!r}; a criterion would copy it, "
-            "and the copy's parameters would be no optimizer's: make it with reduction='none'"
+            "and no optimizer would train the copy: make it with reduction='none'"
         )
     loss = copy.deepcopy(loss)
     loss.reduction = "none"
