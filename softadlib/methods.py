@@ -115,8 +115,6 @@ class Method:
     """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
     gradients: int = 1
     """Gradient evaluations per step."""
-    cliff: bool = False
-    """True where θ ≥ ln 2 makes the minimiser of cross-entropy predict the wrong class."""
     low: float = 0.0
     """The knob is at least this."""
     high: float = math.inf
@@ -181,7 +179,6 @@ METHODS: dict[str, Method] = {
             axis=THETA,
             objective=F.iflood,
             log_probabilities=pointwise(F.iflood_weights),
-            cliff=True,
         ),
         Method(
             name="sam",
@@ -209,7 +206,6 @@ METHODS: dict[str, Method] = {
                 ),
             },
             log_probabilities=pointwise(F.softad_weights),
-            cliff=True,
         ),
         Method(
             name="asam",

@@ -16,7 +16,6 @@ from softadlib.data.images import IMAGES, dataset_names, is_image_set, own_diges
 from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import EVEN_SETS, SYNTHETIC
 from softadlib.data.tables import TABLES, table_file
-from softadlib.functional import LN2
 from softadlib.methods import METHODS, check_momentum, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
@@ -320,21 +319,6 @@ class Protocol(BaseModel):
         fields_ = {k: v for k, v in protocol.items() if k not in NOT_HASHED}
         settings = protocol["settings"].get(method, {})
         return fields_ | {f"settings.{method}.{k}": v for k, v in settings.items()}
-
-    def cliff_note(self, methods: Sequence[str] | None = None) -> str | None:
-        """Return a sentence where grids of `methods` cross θ = ln 2, where accuracy falls off; else None."""
-        parts = []
-        for name in self.select_methods(methods):
-            grid = self.grids.get(name, ())
-            beyond = sum(v >= LN2 for v in grid)
-            if METHODS[name].cliff and beyond:
-                parts.append(f"{beyond} of {len(grid)} of {name}")
-        if not parts:
-            return None
-        return (
-            f"values of theta at or above ln 2 = {LN2:.4f}: {', '.join(parts)}; there the minimiser of "
-            "cross-entropy predicts the wrong one of two classes, and with more classes it may"
-        )
 
 
 def _user_error(error: ValidationError) -> UserError:

@@ -65,7 +65,7 @@ def prepare(
 
     prepared = work.prepare(profile, datasets, methods, parse(changes), **how)
     doubts = [] if how.get("stored") else work.doubts(prepared)
-    for line in work.notes(prepared, methods) + doubts:
+    for line in work.notes(prepared) + doubts:
         say(f"note: {line}")
     return prepared
 

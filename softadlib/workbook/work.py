@@ -1,6 +1,6 @@
 """What a command is asked to do, checked before any of it starts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ def derived_files(
     return files
 
 
-def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
+def notes(work: Work) -> list[str]:
     """Return what a user should know before the work starts, one line each."""
     lines = [f"left out: {words}" for words in work.left_out.values()]
     for dataset in work.protocols:
@@ -159,11 +159,7 @@ def notes(work: Work, methods: Iterable[str] | None = None) -> list[str]:
     for study in work.studies:
         if not study.fresh and (differing := other_protocol(study)):
             lines.append(f"{study.name}: results of another protocol are stored ({differing})")
-    crossing: dict[str, list[str]] = {}
-    for dataset, protocol in work.protocols.items():
-        if note := protocol.cliff_note(list(methods) if methods else None):
-            crossing.setdefault(note, []).append(dataset)
-    return lines + [f"{', '.join(names)}: {note}" for note, names in crossing.items()]
+    return lines
 
 
 def doubts(work: Work) -> list[str]:

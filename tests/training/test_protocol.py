@@ -72,14 +72,6 @@ def test_losses_of_single_samples_are_measured_at_quarters_of_the_curve():
     assert protocol(epochs=1, curve_every=1).loss_epochs == {0, 1}
 
 
-def test_the_note_counts_values_at_and_above_ln2():
-    grids = {"softad": [0.1, math.log(2), 1.0], "flooding": [1.0], "iflood": [0.5]}
-    note = protocol(grids=grids).cliff_note()
-    assert "2 of 3 of softad" in note
-    assert "flood" not in note, "Flooding acts on the batch mean; iFlood's value is below"
-    assert protocol(grids=grids).cliff_note(["flooding", "iflood"]) is None
-
-
 # Fingerprints
 
 
