@@ -45,9 +45,6 @@ def test_stored_results_are_noted(home):
     shown = work.prepare("tiny", methods=["softad"], changes={"epochs": 3}, stored=True)
     (note,) = work.notes(shown)
     assert note == "gaussian × softad: results of another protocol are stored (epochs 3, stored 4)"
-    grids = {"grids": {"softad": [0.1, 0.8], "sam": [0.9]}}
-    (note,) = work.notes(work.prepare("tiny", methods=["softad"], changes=grids | {"trials": 1}))
-    assert note.startswith("gaussian: values of theta at or above ln 2 = 0.6931: 1 of 2 of softad;")
 
 
 # The READMEs
