@@ -123,7 +123,8 @@ def _check(logits: ArrayLike | Tensor, targets: ArrayLike | Tensor) -> tuple[Ten
     if z.ndim != 2 or z.shape[1] < 2 or not len(z):
         raise UserError(
             f"logits must have shape (n, K), a column for each class, got {tuple(z.shape)}; "
-            "for one logit z of two classes pass the columns 0 and z"
+            "for one logit z of two classes pass the columns 0 and z, for logits (n, K, …) pass "
+            "logits.movedim(1, -1).flatten(0, -2) and targets.flatten()"
         )
     if y.shape != z.shape[:1] or y.is_floating_point():
         raise UserError(

@@ -155,6 +155,10 @@ def table_digest(path: str | Path, target: str = "") -> str:
     return read_table(path, target).digest
 
 
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What other programs put between the values of a row."""
+
+
 def read_frame(file: Path) -> "pd.DataFrame":
     """Read a file into columns. Raises UserError for one that is empty, broken or of another format."""
     import pandas as pd
@@ -169,6 +173,8 @@ def read_frame(file: Path) -> "pd.DataFrame":
         else:
             _refuse_repeated(pd.Series(pq.read_schema(file).names))
             frame = pd.read_parquet(file)
+            if frame.index.names != [None]:  # a named index is a column, too
+                frame = frame.reset_index()
     except pd.errors.ParserWarning:
         raise UserError(
             f"{file}: its rows have more values than its header has names; save it with commas between "
@@ -188,9 +194,11 @@ def read_frame(file: Path) -> "pd.DataFrame":
             "out where it numbers the rows"
         )
     if len(frame.columns) < 2 or frame.empty:
+        found = [name for sign, name in SEPARATORS.items() if sign in frame.columns[0]]
         raise UserError(
             f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a header, rows, "
             "and two columns or more with commas between them"
+            + "".join(f" (there are {name} between its values)" for name in found)
         )
     return frame
 
@@ -277,6 +285,11 @@ def _encode(
         infinite = np.flatnonzero(np.isinf(numbers))
         if len(infinite):
             raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
+        if column.dtype == object and np.abs(numbers).max() >= 2**63:
+            raise UserError(
+                f"column {name!r} holds whole numbers beyond 64 bits, such as {words.iloc[0]}; leave it out if "
+                "it only names the rows"
+            )
         return [], numbers[:, None]
     if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):
         row = int(np.argmin(is_number))

@@ -13,7 +13,12 @@ from softadlib._validation import UserError, choose, real
 from softadlib.functional.perturbed import in_perturbed_pass
 from softadlib.functional.reduction import Weights
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
-from softadlib.losses.per_sample import Base, PerSampleOfClasses, per_sample
+from softadlib.losses.per_sample import (
+    Base,
+    PerSampleOfClasses,
+    is_unweighted_binary,
+    per_sample,
+)
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -107,20 +112,25 @@ class PerSampleCriterion(nn.Module):
 
         Args:
             logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
+                Of any shape where it is BCEWithLogitsLoss: p is then the probability of a 1.
 
         Raises:
             ValueError: for a criterion whose p has no closed form, for a base that is not torch's
-                cross-entropy or NLL, and for a class weight of 0.
+                cross-entropy, NLL or unweighted BCEWithLogitsLoss, and for a class weight of 0.
 
         Example:
             >>> from softadlib import SoftAD
             >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
             tensor([[0.8980, 0.1020]])
         """
+        if is_unweighted_binary(self.base.loss):
+            both = torch.stack([torch.zeros_like(logits), logits], -1)
+            return F.class_log_probabilities(both, self.gradient_weights)[..., 1].exp()
         if not isinstance(self.base, PerSampleOfClasses):
             raise UserError(
-                f"probabilities have a closed form for cross-entropy, and the base is {self.base.loss!r}; "
-                "for another loss −ln q use functional.class_probabilities"
+                "probabilities have a closed form for torch's cross-entropy, NLL and BCEWithLogitsLoss "
+                f"without weights, and the base is {self.base.loss!r}; for a loss of your own call "
+                "functional.class_probabilities"
             )
         class_axis = 1 if logits.ndim > 1 else 0
         log_p = F.class_log_probabilities(
@@ -261,6 +271,11 @@ class Thresholded(Criterion):
     def set_extra_state(self, state: Tensor) -> None:
         """Set θ; called by `load_state_dict`."""
         self.theta = state.item()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A checkpoint of a network that had another loss holds no θ: this one stays.
+        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _check_first_batch(self, input: Any, target: Any) -> None:
         super()._check_first_batch(input, target)

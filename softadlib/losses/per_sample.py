@@ -170,7 +170,12 @@ class PerSampleOfClasses(PerSample):
         return weights.view_as(index) * counted
 
     def check_first_batch(self, input: Tensor, target: Tensor) -> None:
-        """Warn of logits (B, T, T), whose classes may be second or last."""
+        """Refuse logits of one class; warn of logits (B, T, T), whose classes may be second or last."""
+        if input.shape[_class_axis(input)] == 1:
+            raise UserError(
+                f"logits {tuple(input.shape)} have one class, whose cross-entropy is 0; for one logit per "
+                "sample give base=nn.BCEWithLogitsLoss() and targets of the logits' shape"
+            )
         if _has_classes_last(input, target):
             warn(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
@@ -255,9 +260,8 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
     """
     loss: Any = nn.CrossEntropyLoss() if base is None else uncompiled(base)
     if not callable(loss) or isinstance(loss, type):
-        raise UserError(
-            f"base must be a callable such as nn.MSELoss(), got {type(loss).__name__} {loss!r:.40}"
-        )
+        got = f"the class {loss.__name__}" if isinstance(loss, type) else f"{loss!r:.40}"
+        raise UserError(f"base must be a callable such as nn.MSELoss(), got {got}")
     if isinstance(loss, functools.partial) and loss.func in OF_FUNCTIONS and not loss.args:
         loss = OF_FUNCTIONS[loss.func](**loss.keywords)
     reduction = getattr(loss, "reduction", "none")
@@ -300,6 +304,13 @@ def _is_torchs_own(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> bool:
     if loss.weight is not None and getattr(loss, "label_smoothing", False):
         raise UserError(f"label_smoothing= with class weights: {INSIDE}")
     return own
+
+
+def is_unweighted_binary(loss: object) -> bool:
+    """Tell whether a loss is torch's binary cross-entropy of logits, every term of which counts the same."""
+    return (
+        isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None
+    )
 
 
 def _calibrated_below(base: object) -> float:

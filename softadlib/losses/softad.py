@@ -150,8 +150,9 @@ class SoftAD(Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move. The softmax of a network that is trained with it is
-    not the probability of the classes: use `criterion.probabilities(logits)`.
+    samples below ascend, those near θ hardly move. At the minimum the softmax is less confident than
+    the true probabilities; `criterion.probabilities(logits)` undoes that. Compare the two on validation
+    data: where the network was over-confident, the softmax is better.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign

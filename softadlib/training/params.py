@@ -113,7 +113,9 @@ def datasets_of(profile: str) -> list[str]:
     choose("profile", profile, profile_names())
     files = {p.stem for p in (params / profile).glob("*.yaml") if p.name[0] != "."}
     if not files:
-        raise UserError(f"{params / profile} has no DATASET.yaml; copy one from another profile")
+        raise UserError(
+            f"{params / profile} has no DATASET.yaml (.yml is not read); copy one from another profile"
+        )
     return [d for d in dataset_names() if d in files] + sorted(files - set(dataset_names()))
 
 

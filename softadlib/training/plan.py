@@ -101,7 +101,9 @@ class Study:
         differing = self.protocol.differences(stored.protocol, self.method)
         with contextlib.suppress(MissingData):  # stored results can be read without their data
             if not differing and stored.fingerprint != self.fingerprint:
-                differing = ["its data, or the version of the numerics"]
+                differing = [
+                    "its data have changed, or this version of softadlib computes otherwise"
+                ]
         return differing
 
     @cached_property
@@ -211,6 +213,6 @@ def refuse_other_protocol(study: Study) -> None:
     if not study.fresh and (differing := other_protocol(study)):
         raise UserError(
             f"{study.name}: profile {study.protocol.profile} has results of another protocol "
-            f"({differing}); give the changed one its own name, --as NAME, or replace the stored "
-            "results, --fresh"
+            f"({differing}); give the changed one its own name with --as NAME, or replace the stored "
+            f"results with softad train {study.protocol.profile} --fresh"
         )

@@ -307,9 +307,15 @@ def report(profile: str, form: str, output: Path | None) -> int:
     """Write a profile's results as a page or as tables."""
     from softadlib.analysis import markdown
     from softadlib.results.parquet import outputs
+    from softadlib.workbook.notebooks import missing_pages
     from softadlib.workbook.report import build
 
     if form == "html":
+        if missing := [page.name for page in missing_pages(profile)]:
+            say(
+                f"note: not drawn from the results as they are now: {', '.join(missing)}; "
+                f"softad draw {profile} draws them"
+            )
         print(build(profile, output))
         return 0
     if form == "csv":

@@ -112,6 +112,11 @@ def test_the_digest_is_that_of_names_and_values(root):
         ('a,b,y\nu,1,0\n\n"v\nw",2,0\nx,,1\n', "column 'b' has 1 missing values, first in line 6"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "x,0\n", "holds numbers and the text 'x' in line 12"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "inf,0\n", "column 'a' is infinite in line 12"),
+        ("a;y\n1;0\n2;1\n", "commas between them .there are semicolons between its values."),
+        (
+            "a,y\n" + f"{2**64},0\n{2**64 + 9},1\n" * 5,
+            "column 'a' holds whole numbers beyond 64 bits",
+        ),
         ("a,y\n1,0\n2,0\n", "column 'y' holds one class, '0'; give two or more"),
         ("a,y\n" + "1,u\n" * 9 + "2,v\n" * 4, "class 'v' of column 'y' has 4 rows; .* need 5"),
         ("a,y\n" + "1,u\n2,v\n" * 5 + "3,u \n" * 5, "classes 'u ' and 'u' .* differ in spaces"),
@@ -143,6 +148,12 @@ def test_a_column_has_at_most_256_words(root):
         read_table(write(root, "id,y\n" + "".join(rows)))
     fewer = [row for row in rows if not row.startswith("w256")]
     assert len(read_table(write(root, "id,y\n" + "".join(fewer))).inputs) == 256
+
+
+def test_a_named_index_of_parquet_is_a_column(root):
+    frame = pd.DataFrame({"a": np.arange(12.0), "y": list("uv") * 6, "city": list("pqr") * 4})
+    frame.set_index("city").to_parquet(root / "mine.parquet")
+    assert read_table("mine.parquet", "y").inputs == ("city=p", "city=q", "city=r", "a")
 
 
 def test_a_row_of_parquet_is_counted_from_1(root):

@@ -41,6 +41,17 @@ def test_theta_is_in_the_state_of_a_model(make):
     assert other["loss"].theta == 0.3
 
 
+def test_a_checkpoint_of_a_network_with_another_loss_is_loaded():
+    """The criterion keeps its θ, and whatever else is missing is still named."""
+    earlier = nn.ModuleDict({"layer": nn.Linear(2, 2), "loss": nn.CrossEntropyLoss()})
+    model = nn.ModuleDict({"layer": nn.Linear(2, 2), "loss": SoftAD(0.1)})
+    model.load_state_dict(earlier.state_dict())
+    assert model["loss"].theta == 0.1
+    assert torch.equal(model["layer"].weight, earlier["layer"].weight)
+    with pytest.raises(RuntimeError, match=r"layer\.weight"):
+        model.load_state_dict({"layer.bias": torch.zeros(2)})
+
+
 def test_a_state_holds_theta_and_class_weights_and_no_setting():
     base = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     criterion = SoftAD(0.1, sigma=2.0, base=base)

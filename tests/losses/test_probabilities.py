@@ -56,6 +56,23 @@ def test_nll_takes_log_probabilities():
     torch.testing.assert_close(of_nll, SoftAD(0.01).probabilities(logits))
 
 
+@pytest.mark.parametrize("make", [ERM, IFlood, SoftAD, Focal])
+def test_a_binary_logit_is_that_of_two_classes(make):
+    settings = [] if make is ERM else [0.1]
+    logits = torch.randn(5, 3, generator=torch.manual_seed(0))
+    p = make(*settings, base=nn.BCEWithLogitsLoss()).probabilities(logits)
+    both = torch.stack([torch.zeros(15), logits.flatten()], 1)
+    of_two = make(*settings).probabilities(both)[:, 1]
+    torch.testing.assert_close(p.flatten(), of_two)
+    assert p.shape == logits.shape
+
+
+def test_a_weighted_binary_loss_has_no_closed_form():
+    base = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0))
+    with pytest.raises(ValueError, match="without weights"):
+        SoftAD(0.1, base=base).probabilities(torch.zeros(4))
+
+
 def test_pixels_have_their_classes_second():
     logits = torch.randn(2, 4, 5, 6, generator=torch.manual_seed(0))
     p = SoftAD(0.01).probabilities(logits)

@@ -1,5 +1,6 @@
 """The report of a profile: one page that needs nothing beside it, and tables as files."""
 
+import os
 import re
 
 import nbformat
@@ -95,6 +96,21 @@ def test_output_is_written_where_it_is_told(page, tmp_path, capsys):
     (tmp_path / "taken").write_text("")
     assert cli.main(["report", "tiny", "--output", str(tmp_path / "taken" / "x.html")]) == 2
     assert f"{tmp_path}/taken/x.html cannot be written" in capsys.readouterr().err
+
+
+def test_pages_that_are_older_than_the_results_are_named(page, capsys):
+    study = page.parent / "gaussian/erm.parquet"
+    for path in (page.parent / "figures").iterdir():
+        os.utime(path)
+    assert cli.main(["report", "tiny"]) == 0
+    assert not capsys.readouterr().err
+    later = study.stat().st_mtime + 100
+    os.utime(study, (later, later))
+    assert cli.main(["report", "tiny"]) == 0
+    said = capsys.readouterr().err
+    assert "curves-gaussian" in said
+    assert "curves-own" not in said
+    assert "softad draw tiny" in said
 
 
 def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
