@@ -44,7 +44,9 @@ def _parse_value(name: str, text: str) -> Any:
 
 
 def _point_to_methods(name: str) -> None:
-    """Raise UserError for a method's hyperparameter or setting that is given without the method."""
+    """Raise UserError for a method's hyperparameter without the method, and for what is an option."""
+    if name in ("dataset", "method"):
+        raise UserError(f"{name} is no parameter; give it as --{name}")
     if name in Protocol.names():
         return
     grids = [f"grids.{m.name}" for m in METHODS.values() if m.knob == name]
