@@ -147,12 +147,13 @@ def compare_accuracy(chosen: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Return test accuracy of SoftAD minus that of each rival, in points: a line per case and rival.
 
     `mean` with Student's 95 % interval over trials. `finds`: "comparable" where the interval lies
-    above −margin, "lower" where it lies below −margin, else "open".
+    above −margin, "lower" where it lies below −margin, else "open"; "n < 6" for fewer trials.
     """
     lines = []
     for facts, softad, rival in paired_trials(chosen, "acc_test", OTHERS):
         mean = paired(100 * softad, 100 * rival)
         finds = "comparable" if mean.low > -margin else "lower" if mean.high < -margin else "open"
+        finds = finds if mean.n >= DECIDABLE else TOO_FEW
         ends = {"mean": mean.mean, "mean_low": mean.low, "mean_high": mean.high}
         lines.append({**facts, **ends, "finds": finds, "n": mean.n})
     return pd.DataFrame(lines)

@@ -119,14 +119,16 @@ def test_verdicts_name_what_is_contrary_and_the_smallest_n_that_decides():
 
 
 def test_accuracy_is_comparable_lower_or_open():
-    erm = np.array([0.90, 0.91, 0.92, 0.93])
+    erm = np.array([0.90, 0.91, 0.92, 0.93, 0.94, 0.95])
     for shift, finds in ((-0.005, "comparable"), (-0.02, "lower")):
         rows = runs("acc_test", softad=erm + shift, erm=erm)
         (line,) = audit.compare_accuracy(rows, 1.0).to_dict("records")
         assert (line["finds"], line["mean"]) == (finds, pytest.approx(100 * shift))
-    noisy = erm + np.array([0.05, -0.05, 0.05, -0.05])
+    noisy = erm + np.array([0.05, -0.05, 0.05, -0.05, 0.05, -0.05])
     table = audit.compare_accuracy(runs("acc_test", softad=noisy, erm=erm), 1.0)
     assert table["finds"].item() == "open"
+    few = audit.compare_accuracy(runs("acc_test", softad=erm[:5], erm=erm[:5]), 1.0)
+    assert few["finds"].item() == audit.TOO_FEW
 
 
 def test_methods_that_share_no_dataset_are_one_line():
