@@ -131,22 +131,22 @@ def softad(
     choose("scale", scale, SCALES)
     check_number("eta", eta)
     gap = check_losses(losses, theta) - theta
-    if _is_one(sigma):
+    if is_one(sigma):
         spread = _scaled_rho(gap, gap)
     else:
-        sigma = _checked_sigma(losses, sigma)
+        sigma = checked_sigma(losses, sigma)
         spread = _scaled_rho(gap, gap / sigma)
         if scale == "text":
             spread = spread / sigma
     return reduce(eta * theta + spread, weights, reduction)
 
 
-def _is_one(sigma: Number) -> bool:
+def is_one(sigma: Number) -> bool:
     """Tell whether σ is the plain number 1: every kernel left out counts on small batches."""
     return type(sigma) in (int, float) and bool(sigma == 1)
 
 
-def _checked_sigma(losses: Tensor, sigma: Number) -> Number:
+def checked_sigma(losses: Tensor, sigma: Number) -> Number:
     """σ, NaN where it is a tensor that is not positive and cannot be read; `UserError` otherwise."""
     check_number("sigma", sigma, low=MIN_SIGMA)
     check_losses(losses, sigma, name="sigma")
@@ -177,10 +177,10 @@ def focal(
     """
     check_number("gamma", gamma, low=0)
     losses = check_losses(losses, gamma, name="gamma")
-    return reduce(_miss(losses, gamma)[1] * losses, weights, reduction)
+    return reduce(power_of_miss(losses, gamma)[1] * losses, weights, reduction)
 
 
-def _miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
+def power_of_miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
     """1 − e^−ℓ, 1 where ℓ is 0, and its power γ, 0^γ where ℓ is 0: no infinite slope meets a 0."""
     zero = losses == 0
     miss = torch.where(zero, 1, -torch.expm1(-losses))

@@ -12,14 +12,14 @@ from torch import Tensor
 from softadlib._validation import choose
 from softadlib.functional.objectives import (
     SCALES,
-    _checked_sigma,
-    _is_one,
-    _miss,
+    checked_sigma,
     erm,
     flooding,
     focal,
     iflood,
+    is_one,
     phi,
+    power_of_miss,
     softad,
     softad_width,
 )
@@ -43,9 +43,9 @@ def softad_weights(
     losses = in_float32(losses)
     if isinstance(theta, Tensor) and theta.ndim:
         check_losses(losses, theta)
-    if _is_one(sigma):
+    if is_one(sigma):
         return phi(losses - theta)
-    sigma = _checked_sigma(losses, sigma)
+    sigma = checked_sigma(losses, sigma)
     weights = phi((losses - theta) / sigma)
     return sigma * weights if scale == "code" else weights
 
@@ -89,11 +89,11 @@ def iflood_weights(losses: Tensor, theta: Number) -> Tensor:
 def focal_weights(losses: Tensor, gamma: Number) -> Tensor:
     """∂focal/∂ℓ_i · n = (1 − p)^γ·(1 + γpℓ/(1 − p)), p = e^−ℓ, same shape as `losses`.
 
-    >>> focal_weights(torch.tensor([0.0, math.log(2)]), 2.0)  # ¼·(1 + 2·ln 2)
+    >>> focal_weights(torch.tensor([0.0, 0.6931]), 2.0)  # at ln 2: ¼·(1 + 2·ln 2)
     tensor([0.0000, 0.5966])
     """
     losses = in_float32(losses)
-    miss, power = _miss(losses, gamma)
+    miss, power = power_of_miss(losses, gamma)
     return power * (1 + gamma * (losses * torch.exp(-losses) / miss))
 
 
