@@ -89,7 +89,7 @@ def iflood_weights(losses: Tensor, theta: Number) -> Tensor:
 def focal_weights(losses: Tensor, gamma: Number) -> Tensor:
     """∂focal/∂ℓ_i · n = (1 − p)^γ·(1 + γpℓ/(1 − p)), p = e^−ℓ, same shape as `losses`.
 
-    >>> focal_weights(torch.tensor([0.0, 0.6931]), 2.0)  # at ln 2: ¼·(1 + 2·ln 2)
+    >>> focal_weights(torch.tensor([0.0, 0.693147]), 2.0)  # at ln 2: ¼·(1 + 2·ln 2)
     tensor([0.0000, 0.5966])
     """
     losses = in_float32(losses)
