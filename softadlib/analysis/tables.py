@@ -1,4 +1,4 @@
-"""The paper's printed tables, and tables with typed columns from stored rows."""
+"""Tables with typed columns from stored rows, beside the numbers that paper and authors print."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ CELLS = {
     "noisy_acc": Cell("accuracy, 5 % flipped, %", 1, 100),
 }
 """Numeric columns of our tables; all others are written as they are."""
-CELL = ["dataset", "label_noise", "method", "epochs"]
+MATCHED = ["dataset", "label_noise", "method", "epochs"]
 """What both sides must share to stand on one line."""
 
 
@@ -229,8 +229,8 @@ def beside_authors(
     """
     quantities = list(quantities)
     selected = results.select(rows, "largest").rename(columns={"epoch": "epochs"})
-    ours = selected.melt([*CELL, "trial"], quantities, "quantity")
-    ours = ours.groupby([*CELL, "quantity"])["value"].agg(
+    ours = selected.melt([*MATCHED, "trial"], quantities, "quantity")
+    ours = ours.groupby([*MATCHED, "quantity"])["value"].agg(
         ours="mean", ours_sd="std", ours_n="count"
     )
 
@@ -238,7 +238,7 @@ def beside_authors(
         columns={"mean": "authors", "sd": "authors_sd", "n": "authors_n"}
     )
     theirs = theirs[theirs["quantity"].isin(quantities)]
-    both = theirs.merge(ours.reset_index(), on=[*CELL, "quantity"])
+    both = theirs.merge(ours.reset_index(), on=[*MATCHED, "quantity"])
     numbers = ["authors", "authors_sd", "authors_n", "ours", "ours_sd", "ours_n"]
     both = both[["dataset", "label_noise", "method", "quantity", *numbers]]
     both["quantity"] = pd.Categorical(both["quantity"], quantities)

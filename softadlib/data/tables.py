@@ -173,8 +173,7 @@ def read_frame(file: Path) -> "pd.DataFrame":
         else:
             _refuse_repeated(pd.Series(pq.read_schema(file).names))
             frame = pd.read_parquet(file)
-            if frame.index.names != [None]:  # a named index is a column, too
-                frame = frame.reset_index()
+            frame = _with_index(frame)
     except pd.errors.ParserWarning:
         raise UserError(
             f"{file}: its rows have more values than its header has names; save it with commas between "
@@ -194,13 +193,24 @@ def read_frame(file: Path) -> "pd.DataFrame":
             "out where it numbers the rows"
         )
     if len(frame.columns) < 2 or frame.empty:
-        found = [name for sign, name in SEPARATORS.items() if sign in frame.columns[0]]
+        header = "".join(frame.columns) if len(frame.columns) == 1 else ""
+        found = [name for sign, name in SEPARATORS.items() if sign in header]
         raise UserError(
             f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a header, rows, "
             "and two columns or more with commas between them"
             + "".join(f" (there are {name} between its values)" for name in found)
         )
     return frame
+
+
+def _with_index(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a frame whose named index is columns, too; pandas' own numbers of rows are none."""
+    import pandas as pd
+
+    names = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    if not names or isinstance(frame.index, pd.RangeIndex):
+        return frame
+    return frame.reset_index(names)[[*names, *frame.columns]]
 
 
 def _refuse_repeated(names: "pd.Series") -> None:
@@ -287,8 +297,8 @@ def _encode(
             raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
         if column.dtype == object and np.abs(numbers).max() >= 2**63:
             raise UserError(
-                f"column {name!r} holds whole numbers beyond 64 bits, such as {words.iloc[0]}; leave it out if "
-                "it only names the rows"
+                f"column {name!r} holds numbers beyond 64 bits, such as "
+                f"{words.iloc[np.abs(numbers).argmax()]}; leave it out if it only names the rows"
             )
         return [], numbers[:, None]
     if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):

@@ -272,10 +272,21 @@ class Thresholded(Criterion):
         """Set θ; called by `load_state_dict`."""
         self.theta = state.item()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # A checkpoint of a network that had another loss holds no θ: this one stays.
-        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *others: list[str],
+    ) -> None:
+        # A checkpoint of a network that had nn.CrossEntropyLoss() holds no θ: this one stays.
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, *others
+        )
+        if f"{prefix}_extra_state" in missing_keys:
+            missing_keys.remove(f"{prefix}_extra_state")
 
     def _check_first_batch(self, input: Any, target: Any) -> None:
         super()._check_first_batch(input, target)

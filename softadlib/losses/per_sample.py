@@ -138,6 +138,13 @@ class PerSampleOfClasses(PerSample):
 
     def _checked(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         input, target = super()._checked(input, target)
+        if isinstance(self.loss, nn.CrossEntropyLoss) and input.shape[_class_axis(input) :][:1] == (
+            1,
+        ):
+            raise UserError(
+                f"logits {tuple(input.shape)} have one class, second, whose cross-entropy is 0; for one logit "
+                "per target give base=nn.BCEWithLogitsLoss() and targets of the logits' shape"
+            )
         if _has_classes_last(input, target) and input[:, 0].shape != target.shape:
             raise UserError(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} have their classes "
@@ -170,12 +177,7 @@ class PerSampleOfClasses(PerSample):
         return weights.view_as(index) * counted
 
     def check_first_batch(self, input: Tensor, target: Tensor) -> None:
-        """Refuse logits of one class; warn of logits (B, T, T), whose classes may be second or last."""
-        if input.shape[_class_axis(input)] == 1:
-            raise UserError(
-                f"logits {tuple(input.shape)} have one class, whose cross-entropy is 0; for one logit per "
-                "sample give base=nn.BCEWithLogitsLoss() and targets of the logits' shape"
-            )
+        """Warn of logits (B, T, T), whose classes may be second or last."""
         if _has_classes_last(input, target):
             warn(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "

@@ -214,5 +214,5 @@ def refuse_other_protocol(study: Study) -> None:
         raise UserError(
             f"{study.name}: profile {study.protocol.profile} has results of another protocol "
             f"({differing}); give the changed one its own name with --as NAME, or replace the stored "
-            f"results with softad train {study.protocol.profile} --fresh"
+            "results: softad train with the same options and --fresh"
         )

@@ -311,12 +311,12 @@ def report(profile: str, form: str, output: Path | None) -> int:
     from softadlib.workbook.report import build
 
     if form == "html":
+        print(build(profile, output))
         if missing := [page.name for page in missing_pages(profile)]:
             say(
                 f"note: not drawn from the results as they are now: {', '.join(missing)}; "
                 f"softad draw {profile} draws them"
             )
-        print(build(profile, output))
         return 0
     if form == "csv":
         for path in markdown.write_csv(profile, output or outputs(profile) / "tables"):

@@ -130,7 +130,7 @@ def _methods(**_: Any) -> list[str]:
 def _parameters(**_: Any) -> list[str]:
     from softadlib.training.protocol import Protocol
 
-    return [f"{name}=" for name in Protocol.names()]
+    return [f"{name}=" for name in Protocol.names() if name not in ("dataset", "profile")]
 
 
 LIST = {"type": names, "action": "extend"}

@@ -115,7 +115,7 @@ def test_the_digest_is_that_of_names_and_values(root):
         ("a;y\n1;0\n2;1\n", "commas between them .there are semicolons between its values."),
         (
             "a,y\n" + f"{2**64},0\n{2**64 + 9},1\n" * 5,
-            "column 'a' holds whole numbers beyond 64 bits",
+            "column 'a' holds numbers beyond 64 bits, such as 1844674407370955161",
         ),
         ("a,y\n1,0\n2,0\n", "column 'y' holds one class, '0'; give two or more"),
         ("a,y\n" + "1,u\n" * 9 + "2,v\n" * 4, "class 'v' of column 'y' has 4 rows; .* need 5"),
@@ -154,6 +154,10 @@ def test_a_named_index_of_parquet_is_a_column(root):
     frame = pd.DataFrame({"a": np.arange(12.0), "y": list("uv") * 6, "city": list("pqr") * 4})
     frame.set_index("city").to_parquet(root / "mine.parquet")
     assert read_table("mine.parquet", "y").inputs == ("city=p", "city=q", "city=r", "a")
+    frame.set_index("a", drop=False).to_parquet(root / "mine.parquet")
+    assert read_table("mine.parquet", "y").inputs == ("a", "city=p", "city=q", "city=r")
+    frame.set_index(pd.RangeIndex(12, name="row")).to_parquet(root / "mine.parquet")
+    assert "row" not in read_table("mine.parquet", "y").inputs
 
 
 def test_a_row_of_parquet_is_counted_from_1(root):

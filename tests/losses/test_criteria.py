@@ -41,7 +41,7 @@ def test_theta_is_in_the_state_of_a_model(make):
     assert other["loss"].theta == 0.3
 
 
-def test_a_checkpoint_of_a_network_with_another_loss_is_loaded():
+def test_a_checkpoint_of_a_network_with_plain_cross_entropy_is_loaded():
     """The criterion keeps its θ, and whatever else is missing is still named."""
     earlier = nn.ModuleDict({"layer": nn.Linear(2, 2), "loss": nn.CrossEntropyLoss()})
     model = nn.ModuleDict({"layer": nn.Linear(2, 2), "loss": SoftAD(0.1)})

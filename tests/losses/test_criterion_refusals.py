@@ -75,7 +75,7 @@ REFUSALS = {
     "no callable": (lambda: SoftAD(0.1, base="mean"), "base must be a callable", "'mean'"),
     "a class": (lambda: SoftAD(0.1, base=nn.MSELoss), "nn.MSELoss()", "the class MSELoss"),
     "a criterion": (lambda: SoftAD(0.1, base=Flooding(0.1)), "base must be a callable", "Flooding"),
-    "one class": (lambda: ERM()(LOGITS[:, :1], TWO * 0), "one class", "nn.BCEWithLogitsLoss()"),
+    "one class": (lambda: ERM()(LOGITS[:, :1], TWO), "one class", "nn.BCEWithLogitsLoss()"),
     "parameters": (lambda: SoftAD(0.1, base=Trained()), "'mean'", "reduction='none'"),
     "tuple": (lambda: on_two(ERM(lambda x, y: (x, y))), "got tuple", "one loss per sample"),
     "mean": (lambda: on_two(ERM(lambda x, y: x.mean())), "a single value", "reduction='none'"),
