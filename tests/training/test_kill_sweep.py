@@ -47,7 +47,7 @@ def outcomes():
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         command = [sys.executable, __file__, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

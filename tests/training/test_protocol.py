@@ -303,5 +303,5 @@ def test_hidden_files_are_no_profiles_and_a_profile_without_a_file_is_refused(ho
     assert profile_names() == ["tiny"]
     assert datasets_of("tiny") == ["gaussian"]
     (home / "params" / "mine").mkdir()
-    with pytest.raises(UserError, match=r"mine has no DATASET\.yaml; copy one"):
+    with pytest.raises(UserError, match=r"mine has no DATASET\.yaml .*; copy one"):
         datasets_of("mine")
