@@ -53,6 +53,7 @@ def outcomes():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on a machine with other work
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_file_operation_the_same_call_ends_with_the_same_rows(outcomes, case):
     kills, different = outcomes[case]
