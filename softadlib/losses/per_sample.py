@@ -138,9 +138,8 @@ class PerSampleOfClasses(PerSample):
 
     def _checked(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         input, target = super()._checked(input, target)
-        if isinstance(self.loss, nn.CrossEntropyLoss) and input.shape[_class_axis(input) :][:1] == (
-            1,
-        ):
+        has_one_class = input.ndim > 0 and input.shape[_class_axis(input)] == 1
+        if has_one_class and isinstance(self.loss, nn.CrossEntropyLoss):
             raise UserError(
                 f"logits {tuple(input.shape)} have one class, second, whose cross-entropy is 0; for one logit "
                 "per target give base=nn.BCEWithLogitsLoss() and targets of the logits' shape"
@@ -310,9 +309,10 @@ def _is_torchs_own(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> bool:
 
 def is_unweighted_binary(loss: object) -> bool:
     """Tell whether a loss is torch's binary cross-entropy of logits, every term of which counts the same."""
-    return (
-        isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None
-    )
+    if not isinstance(loss, nn.BCEWithLogitsLoss):
+        return False
+    has_torchs_forward = type(loss).forward is nn.BCEWithLogitsLoss.forward
+    return has_torchs_forward and loss.weight is None and loss.pos_weight is None
 
 
 def _calibrated_below(base: object) -> float:

@@ -67,6 +67,15 @@ def test_a_binary_logit_is_that_of_two_classes(make):
     assert p.shape == logits.shape
 
 
+def test_a_binary_loss_with_its_own_forward_has_no_closed_form():
+    class OfTwice(nn.BCEWithLogitsLoss):
+        def forward(self, input, target):
+            return super().forward(2 * input, target)
+
+    with pytest.raises(ValueError, match="OfTwice"):
+        SoftAD(0.1, base=OfTwice()).probabilities(torch.zeros(4))
+
+
 def test_a_weighted_binary_loss_has_no_closed_form():
     base = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0))
     with pytest.raises(ValueError, match="without weights"):
