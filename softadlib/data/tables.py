@@ -194,11 +194,11 @@ def read_frame(file: Path) -> "pd.DataFrame":
         )
     if len(frame.columns) < 2 or frame.empty:
         header = "".join(frame.columns) if len(frame.columns) == 1 else ""
-        found = [name for sign, name in SEPARATORS.items() if sign in header]
+        separators = [name for sign, name in SEPARATORS.items() if sign in header]
         raise UserError(
             f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a header, rows, "
             "and two columns or more with commas between them"
-            + "".join(f" (there are {name} between its values)" for name in found)
+            + "".join(f" (there are {name} between its values)" for name in separators)
         )
     return frame
 
