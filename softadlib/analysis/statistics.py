@@ -3,6 +3,7 @@
 Trials share data and initial weights between methods, so methods are compared trial by trial.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,22 +84,42 @@ def permutation_test(differences: ArrayLike, seed: int = 0) -> float:
 
     Exact, all 2ⁿ assignments, for n ≤ 15; beyond, 2¹⁵ draws from `seed`, the observed one counted.
     """
-    d = _finite(differences)
-    if len(d) == 1:
-        return 1.0  # both signs are as far
-    unit = 1e-12 * np.abs(d).sum() or 1.0
+    return permutation_tests([differences], seed)[0]
+
+
+def permutation_tests(samples: Sequence[ArrayLike], seed: int = 0) -> list[float]:
+    """Return `permutation_test` of each sample; those of one size share their assignments of signs.
+
+    Most of the time goes into making the assignments, so many tests together are hardly slower than one.
+    """
+    arrays = [_finite(sample) for sample in samples]
+    found: dict[int, float] = {}
+    for n in {len(array) for array in arrays}:
+        which = [i for i, array in enumerate(arrays) if len(array) == n]
+        found |= zip(which, _permutation_tests(np.stack([arrays[i] for i in which]), seed))
+    return [found[i] for i in range(len(arrays))]
+
+
+def _permutation_tests(d: np.ndarray, seed: int) -> list[float]:
+    """Return p of each of k samples of n differences, (k, n) → k values."""
+    samples, n = d.shape
+    if n == 1:
+        return [1.0] * samples  # both signs are as far
+    unit = 1e-12 * np.abs(d).sum(1, keepdims=True)
+    unit[unit == 0] = 1
 
     def rounded_sum(values: np.ndarray, axis: int) -> np.ndarray:
         """Return sums in whole units, so that those which differ by rounding alone are equal."""
-        sums: np.ndarray = np.rint(values.sum(axis) / unit)
+        sums: np.ndarray = np.rint(values.sum(axis))
         return sums
 
     test = stats.permutation_test(
-        (d,),
+        (d / unit,),
         rounded_sum,
         permutation_type="samples",
         vectorized=True,
         n_resamples=2**EXACT,
+        axis=1,
         random_state=np.random.default_rng(seed),
     )
-    return float(test.pvalue)
+    return [float(p) for p in test.pvalue]

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from softadlib.analysis.statistics import paired, permutation_test, sign_test
+from softadlib.analysis.statistics import (
+    paired,
+    permutation_test,
+    permutation_tests,
+    sign_test,
+)
 
 
 def test_paired_interval_by_hand():
@@ -44,6 +49,13 @@ def test_exact_permutation_test_is_scipys(tenths):
         (d,), np.sum, permutation_type="samples", vectorized=True, n_resamples=np.inf
     )
     assert permutation_test(d / 10) == pytest.approx(test.pvalue, rel=1e-12)
+
+
+def test_permutation_tests_of_several_samples_are_those_of_each():
+    random = np.random.default_rng(4)
+    samples = [random.normal(0.5, 1, size=n) for n in (6, 15, 1, 6, 20, 15)] + [np.zeros(6)]
+    assert permutation_tests(samples) == [permutation_test(sample) for sample in samples]
+    assert permutation_tests([]) == []
 
 
 def test_permutation_test_of_many_draws():
