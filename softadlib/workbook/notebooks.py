@@ -219,9 +219,7 @@ def _execute(page: Page, running: Path) -> Outcome:
     failed = page.target.with_name(f"{page.target.stem}.error.ipynb")
     try:
         _run(page, running)
-    except (
-        Exception
-    ) as problem:  # papermill tells what was raised in a cell, nbclient has other types
+    except Exception as problem:  # papermill says what a cell raised; nbclient has other types
         kind = getattr(problem, "ename", type(problem).__name__)
         what = " ".join(getattr(problem, "evalue", str(problem)).split())[:600]
         if kind == "MissingData" and page.source.stem != TRAIN:
