@@ -108,7 +108,8 @@ class PerSampleCriterion(nn.Module):
 
         p_k ∝ q_k / f′(−ln q_k), with q the softmax and f(ℓ) the criterion's value for a loss ℓ: see
         `functional.class_probabilities`. For ERM p is q. The class weights and the label smoothing of
-        the base are undone, too.
+        the base are undone, too; `weights=` of the call is not. Class weights w given there are undone by
+        p / w, divided by the sum over classes.
 
         Args:
             logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
@@ -159,7 +160,8 @@ class Criterion(PerSampleCriterion):
     """A scalar criterion over per-sample losses. Subclasses write `reduce`.
 
     If `decomposes` is true, the values of equal parts average to the value of the whole batch. For
-    unequal parts, add up sums and divide by all weights. The mean of an empty batch is NaN, as torch's.
+    unequal parts, and with weights, add up sums and divide by all weights. The mean of an empty batch
+    is NaN, as torch's.
 
     Args:
         base: callable (input, target) → per-sample losses of any shape, each of which is a sample:
@@ -258,9 +260,9 @@ class Thresholded(Criterion):
         level = self.base.calibrated_below
         if self.pointwise and self._theta >= level:
             warn(
-                f"{type(self).__name__}(theta={self._theta:g}): from theta = {level:.4f} on (ln 2 times "
-                "the smallest weight of the loss) the minimiser of cross-entropy predicts the wrong "
-                "class; use a smaller theta",
+                f"{type(self).__name__}(theta={self._theta:g}): from theta = {level:.4f} on (ln 2, "
+                "less with weights inside a binary loss) the minimiser of cross-entropy predicts the "
+                "wrong class; use a smaller theta",
                 CalibrationWarning,
             )
 

@@ -47,7 +47,9 @@ def numerics(device: torch.device, precision: str) -> Iterator[None]:
                 switch.fp32_precision = old
         return
     if precision == "tf32":
-        raise UserError("precision tf32 needs a CUDA GPU; choose fp32 or bf16, or another device")
+        raise UserError(
+            "precision tf32 needs a CUDA GPU; give precision=fp32 or bf16, or another device"
+        )
     before_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
