@@ -41,9 +41,10 @@ def record(path: Path) -> None:
     for cell in notebook["cells"]:
         kept = {name: cell["metadata"].get(name) for name in ("tags", "jupyter")}
         cell["metadata"] = {name: value for name, value in kept.items() if value}
+        if "outputs" in cell:  # a control is dead without its kernel
+            cell["outputs"] = [o for o in cell["outputs"] if WIDGET not in o.get("data", {})]
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            data.pop(WIDGET, None)  # dead without its kernel: the picture beside it stays
             if "image/png" in data:
                 data["image/png"] = smaller(data["image/png"])
     nbformat.write(notebook, path)

@@ -74,7 +74,9 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
     labels = list(dict.fromkeys(table["set"]))
     fig: Figure
     fig, ax = plt.subplots(figsize=(plots.WIDTH, 0.9 + 0.44 * len(labels)))
-    for place, (method, side) in enumerate(ENTRIES):
+    there = set(zip(table["method"], table["side"]))
+    entries = [entry for entry in ENTRIES if entry in there]
+    for place, (method, side) in enumerate(entries):
         of = table[(table["method"] == method) & (table["side"] == side)].set_index("set")
         of = of.reindex(labels)
         height = np.arange(len(labels)) + SHIFT * (place - 1.5)
@@ -85,10 +87,10 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
     ax.set_yticks(range(len(labels)), labels)
-    ax.invert_yaxis()
+    ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.set_xlabel("← better      test loss / test loss of ERM stopped early")
     handles = []
-    for method, side in ENTRIES:
+    for method, side in entries:
         label = f"{METHODS[method].label}, {side}"
         handles.append(Line2D([], [], label=label, **_mark(method, side)))
     fig.legend(handles=handles, loc="outside upper center", ncols=2)

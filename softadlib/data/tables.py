@@ -235,11 +235,19 @@ def from_frame(
     x = []
     inputs = []
     is_word = []
+    problems = []
     for name, column in frame.drop(columns=target).items():
-        words, values = _encode(str(name), column, place)
+        try:
+            words, values = _encode(str(name), column, place)
+        except UserError as error:  # a file of your own has several; name them all
+            problems.append(str(error))
+            continue
         x.append(values)
         inputs += [f"{name}={word}" for word in words] or [str(name)]
         is_word += [bool(words)] * values.shape[1]
+    if problems:
+        more = f"; and so for {len(problems) - 4} more columns" if len(problems) > 4 else ""
+        raise UserError("; ".join(problems[:4]) + more)
     return Table(np.hstack(x), y.astype(np.int64), tuple(inputs), np.array(is_word), classes)
 
 
@@ -307,8 +315,8 @@ def _encode(
             f"column {name!r} holds numbers and the text {words.iloc[row]!r} in {place(row)}; "
             "give numbers alone or words alone"
         )
+    _check_words(name, words.tolist(), is_categorical, place)
     levels, which = np.unique(words, return_inverse=True)
-    _check_words(name, levels.tolist(), len(words), is_categorical)
     return levels.tolist(), np.eye(len(levels))[which]
 
 
@@ -323,8 +331,11 @@ def _refuse_dates(name: str, column: "pd.Series") -> None:
         )
 
 
-def _check_words(name: str, words: list[str], rows: int, is_categorical: bool) -> None:
-    """Raise UserError for words that are dates, numbers or names of the rows."""
+def _check_words(
+    name: str, words: list[str], is_categorical: bool, place: Callable[[int], str]
+) -> None:
+    """Raise UserError for words, one per row, that are dates, numbers or names of the rows."""
+    longest = max(words, key=len)  # of 999 and 1,000 the one that is no number
     if not is_categorical:
         for what, pattern, advice in (
             ("dates", DATE, "give numbers, such as the days since the first,"),
@@ -332,11 +343,13 @@ def _check_words(name: str, words: list[str], rows: int, is_categorical: bool) -
         ):
             if all(map(pattern.fullmatch, words)):
                 raise UserError(
-                    f"column {name!r} holds {what}, such as {words[-1]!r}; {advice} or leave it out"
+                    f"column {name!r} holds {what}, such as {longest!r} in "
+                    f"{place(words.index(longest))}; {advice} or leave it out"
                 )
-    if len(words) > MOST_WORDS or (len(words) > FEW_WORDS and 2 * len(words) > rows):
+    different = len(set(words))
+    if different > MOST_WORDS or (different > FEW_WORDS and 2 * different > len(words)):
         raise UserError(
-            f"column {name!r} holds {len(words):,} different words in {rows:,} rows, such as {words[0]!r}; "
+            f"column {name!r} holds {different:,} different words in {len(words):,} rows, such as {words[0]!r}; "
             f"each would be an input. Leave it out, give it as numbers, or sort it into at most {MOST_WORDS} words"
         )
 

@@ -12,6 +12,7 @@ from softadlib._validation import choose
 from softadlib.functional import phi
 from softadlib.losses import SoftAD
 from softadlib.models import build
+from softadlib.training.device import numerics
 
 
 def weight(losses: np.ndarray | float, theta: float) -> np.ndarray:
@@ -70,18 +71,20 @@ def train_digits(
     stepper: torch.optim.Optimizer = torch.optim.SGD(weights, lr, momentum=0.9)
     if optimizer == "adam":
         stepper = torch.optim.Adam(weights, lr)
-    order, lines = torch.Generator().manual_seed(seed), []
-    for epoch in range(1, max(epochs) + 1):
-        model.train()
-        for batch in torch.randperm(1000, generator=order).split(100):
-            stepper.zero_grad()
-            loss: torch.Tensor = criterion(model(inputs[batch]), targets[batch])
-            loss.backward()
-            stepper.step()
-        if epoch in epochs:
-            with torch.no_grad():
-                logits = model.eval()(inputs)
-                losses = nn.functional.cross_entropy(logits, targets, reduction="none")
-            held = (losses > theta / 2).double().mean()
-            lines.append((epoch, float(losses.mean()), float(losses.median()), float(held)))
+    order = torch.Generator().manual_seed(seed)
+    lines = []
+    with numerics(torch.device("cpu"), "fp32"):  # one thread: such layers are too small for more
+        for epoch in range(1, max(epochs) + 1):
+            model.train()
+            for batch in torch.randperm(1000, generator=order).split(100):
+                stepper.zero_grad()
+                loss: torch.Tensor = criterion(model(inputs[batch]), targets[batch])
+                loss.backward()
+                stepper.step()
+            if epoch in epochs:
+                with torch.no_grad():
+                    logits = model.eval()(inputs)
+                    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+                held = (losses > theta / 2).double().mean()
+                lines.append((epoch, float(losses.mean()), float(losses.median()), float(held)))
     return pd.DataFrame(lines, columns=["epoch", "mean", "median", "held"])

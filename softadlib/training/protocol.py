@@ -253,6 +253,11 @@ class Protocol(BaseModel):
     def select_methods(self, names: Sequence[str] | None = None) -> list[str]:
         """Return the protocol's methods, all or those named, in its order. Raises UserError."""
         for name in names or ():
+            if name in METHODS and name not in self.methods:
+                raise UserError(
+                    f"{name} has no grid for {self.dataset} in profile {self.profile}; add the line "
+                    f"grids.{name}: [0.1, 0.2] with values of your own to its YAML file"
+                )
             choose(f"method for {self.dataset} in profile {self.profile}", name, self.methods)
         return [m for m in self.methods if names is None or m in names]
 

@@ -70,3 +70,12 @@ def test_the_picture_marks_each_ratio():
     ax = relative.relative_picture(table).axes[0]
     drawn = [x for mark in ax.get_lines() for x in mark.get_xdata() if mark.get_marker() != "None"]
     assert sorted(x for x in drawn if np.isfinite(x)) == [0.5, 2.0]
+    low, high = sorted(ax.get_ylim())
+    heights = [
+        y for mark in ax.get_lines() if mark.get_marker() != "None" for y in mark.get_ydata()
+    ]
+    assert low + 0.2 < min(heights) < max(heights) < high - 0.2, "marks of one set are whole"
+    assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == [
+        "ERM, last epoch",
+        "SoftAD, stopped early",
+    ], "no method that has no mark"

@@ -212,6 +212,17 @@ def test_dates_of_parquet_are_refused_as_those_of_csv_are(root, unit):
         read_table("days.parquet")
 
 
+def test_all_columns_that_cannot_be_inputs_are_named_at_once(root):
+    rows = [(f"2024-01-{1 + i % 28:02d}", f"{950 + 10 * i:,}", i % 2) for i in range(60)]
+    pd.DataFrame(rows, columns=["day", "income", "y"]).to_csv(root / "own.csv", index=False)
+    with pytest.raises(UserError) as caught:
+        read_table("own.csv")
+    said = str(caught.value)
+    assert "column 'day' holds dates, such as '2024-01-01' in line 2" in said
+    assert "column 'income' holds numbers as text, such as '1,000' in line 7" in said
+    assert "\n" not in said
+
+
 def test_what_may_not_be_meant_is_said(root, tmp_path):
     """Twenty rows by hand, and two more: a copy of the last, and its inputs with the other class."""
     frame = pd.DataFrame(

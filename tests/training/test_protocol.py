@@ -305,3 +305,12 @@ def test_hidden_files_are_no_profiles_and_a_profile_without_a_file_is_refused(ho
     (home / "params" / "mine").mkdir()
     with pytest.raises(UserError, match=r"mine has no DATASET\.yaml .*; copy one"):
         datasets_of("mine")
+
+
+def test_a_registered_method_without_a_grid_is_told_where_to_add_one():
+    with pytest.raises(
+        UserError, match=r"tilted has no grid for \w+ in profile .*grids\.tilted: \["
+    ):
+        protocol(grids={"softad": [0.1]}).select_methods(["tilted"])
+    with pytest.raises(UserError, match="did you mean 'softad'"):
+        protocol(grids={"softad": [0.1]}).select_methods(["sofad"])

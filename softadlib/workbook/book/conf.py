@@ -34,6 +34,9 @@ WITH_PAGES = {"notebooks", "params", "softadlib", "outputs"}
 exclude_patterns = [p.name for p in ROOT.iterdir() if p.is_dir() and p.name not in WITH_PAGES]
 exclude_patterns += ["outputs/book", "outputs/*/*/*", "**/.*", "**/chapters.md"]
 
+OPEN = ("train", "recipes", "extend")
+"""Pages whose code is what they show."""
+
 
 def contents() -> str:
     """Return a table of contents for each part of the list of pages; the sidebar shows them."""
@@ -63,7 +66,7 @@ def fill(_app, docname: str, source: list[str]) -> None:
     if docname == "notebooks/README":
         source[0] = source[0].replace(MARKS[1], contents())
     elif docname.startswith("notebooks/"):
-        source[0] = notebook(source[0])
+        source[0] = notebook(docname.partition("/")[2], source[0])
     elif docname == SETTINGS["root_doc"]:
         source[0] += "\n" + (HERE / "chapters.md").read_text()
     source[0] = source[0].replace("<!-- commands -->", commands() if "command" in docname else "")
@@ -71,19 +74,25 @@ def fill(_app, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((\.\./)*\.github/", f"]({REPOSITORY}/blob/main/.github/", source[0])
 
 
-def notebook(text: str) -> str:
-    """Describe every picture by the page's title, and fold code: of a page that reads results all of it."""
+def notebook(page: str, text: str) -> str:
+    """Describe every picture by the page's title, and fold code.
+
+    Folded is all code of a page that reads results, and elsewhere what is hidden in JupyterLab and the
+    parameters, but on the pages of `OPEN`.
+    """
     document = json.loads(text)
     title = re.search(r"^# +(.*)$", "".join(document["cells"][0]["source"]), re.M)[1]
     number = 0
     for cell in document["cells"]:
+        tags = cell["metadata"].setdefault("tags", [])
         hidden = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+        hidden |= "parameters" in tags and page not in OPEN
         if cell["cell_type"] == "code" and (hidden or "softad" in document["metadata"]):
-            cell["metadata"].setdefault("tags", []).append("hide-input")
+            tags.append("hide-input")
         if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
             number += 1
             cell["metadata"]["mystnb"] = {"image": {"alt": f"{title}, picture {number}"}}
-    document["metadata"].pop("widgets", None)  # a page without a kernel shows the stored picture
+    document["metadata"].pop("widgets", None)
     return json.dumps(document)
 
 
