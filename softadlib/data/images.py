@@ -1,8 +1,7 @@
 """Image sets by name: those of torchvision, and folders of your own.
 
-A set of torchvision is read from `<data root>/<name>.npz` (`x_train, y_train, x_test, y_test`) if that
-file is there, else from the files that torchvision unpacks below the data root. Your own images are
-those of the protocol's `folder`, `train/<class>/*` and `test/<class>/*`.
+A set of torchvision is read from the files that torchvision unpacks below the data root. Your own
+images are those of the protocol's `folder`, `train/<class>/*` and `test/<class>/*`.
 """
 
 import functools
@@ -22,9 +21,6 @@ from softadlib._workspace import check_writable, data_root, home
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import TABLES, is_table, table_digest
 from softadlib.models import torchvision
-
-KEYS = ("x_train", "y_train", "x_test", "y_test")
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -122,11 +118,6 @@ def downloaded_sets() -> list[str]:
     return [name for name, entry in IMAGES.items() if entry.files]
 
 
-def prepared_file(name: str) -> Path:
-    """Return the path of a built-in set's arrays, which are read in place of torchvision's files."""
-    return data_root() / f"{name}.npz"
-
-
 def own_folder(folder: str) -> Path:
     """Return the path of a protocol's `folder`; a relative one starts at the workbook's root."""
     return home() / os.path.expanduser(folder)
@@ -154,32 +145,17 @@ def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -
     """
     if read := table_of(name, folder, table):
         return table_digest(read, target)
-    replaced = name in IMAGES and IMAGES[name].files and prepared_file(name).exists()
-    genuine = name in SYNTHETIC or (name in IMAGES and not replaced)
-    return "" if genuine else load_images(name, folder).digest
+    return "" if name in SYNTHETIC or name in IMAGES else load_images(name, folder).digest
 
 
+@functools.lru_cache(maxsize=1)
 def load_images(name: str, folder: str = "") -> Images:
     """Return the arrays of a set: of a built-in one by its name, or those of `folder`.
 
     Raises UserError naming the file, and what to do, for a set that is not there or is broken.
     """
-    path = prepared_file(name)
-    is_prepared = name in downloaded_sets() and path.exists()
-    return _read(name, folder, path, path.stat().st_mtime_ns if is_prepared else 0)
-
-
-@functools.lru_cache(maxsize=1)
-def _read(name: str, folder: str, path: Path, changed: int) -> Images:
-    """Read a set from where it is.
-
-    `changed`: modification time of the prepared arrays, so that the cache notices a new file; 0 if
-    there are none.
-    """
-    if changed:
-        return _of_arrays(*_read_arrays(path))
     if folder:
-        return _of_arrays(*_read_folder(own_folder(folder)))
+        return _read_folder(own_folder(folder))
     if name not in IMAGES:
         raise UserError(f"{name!r} is no image set; name your images in the profile, folder: DIR")
     return _load(name)
@@ -214,28 +190,8 @@ def _of_arrays(
     return Images(parts[0], y_train, parts[1], y_test)
 
 
-def _read_arrays(path: Path) -> Arrays:
-    """Return x_train, y_train, x_test, y_test: uint8 images (n, H, W) or (n, H, W, C) and labels (n,).
-
-    Raises UserError, naming the file, where it is damaged or holds anything else.
-    """
-    try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            x_train, y_train, x_test, y_test = (file[key] for key in KEYS)
-    except Exception as error:  # zlib, zipfile, numpy: whatever a damaged file makes them raise
-        raise UserError(f"{path} is broken ({error}); it must hold {', '.join(KEYS)}") from None
-    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        is_image = x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= 4)
-        if not is_image or x.dtype != np.uint8 or y.shape != (len(x),):
-            raise UserError(
-                f"{path}: x_{part} must be uint8 (n, H, W) or (n, H, W, C), and y_{part} (n,); "
-                f"got {x.dtype} {x.shape} and {y.dtype} {y.shape}"
-            )
-    return x_train, y_train, x_test, y_test
-
-
-def _read_folder(folder: Path) -> Arrays:
-    """Read `train/<class>/*` and `test/<class>/*` as `_read_arrays` reads a file.
+def _read_folder(folder: Path) -> Images:
+    """Read `train/<class>/*` and `test/<class>/*`.
 
     Raises UserError for another layout, a class without images, a file that is no image, and images
     of several sizes or modes.
@@ -258,7 +214,7 @@ def _read_folder(folder: Path) -> Arrays:
                 raise UserError(f"{file} {sizes}; give all one size and mode")
     y_train, y_test = (np.array(part.targets) for part in parts)
     cut = len(y_train)
-    return np.stack(pictures[:cut]), y_train, np.stack(pictures[cut:]), y_test
+    return _of_arrays(np.stack(pictures[:cut]), y_train, np.stack(pictures[cut:]), y_test)
 
 
 def folder_doubts(name: str, given: str) -> list[str]:
@@ -323,11 +279,9 @@ def download(name: str) -> None:
 
 
 def available(name: str) -> str:
-    """Return `embedded`, `prepared`, `downloaded` or `missing`."""
+    """Return `embedded`, `downloaded` or `missing`."""
     files = IMAGES[name].files
     if not files:
         return "embedded"
-    if prepared_file(name).exists():
-        return "prepared"
     complete = all((data_root() / file).exists() for file in files)
     return "downloaded" if complete else "missing"

@@ -29,7 +29,7 @@ WHOLE = {"profile": "t", "n_train": 0, "n_val": 0, "n_test": 0, "trials": 1}
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
-    images._read.cache_clear()
+    images.load_images.cache_clear()
     return tmp_path / "data"
 
 
@@ -41,7 +41,7 @@ def pictures(n, *shape):
 
 def refused(words, name, folder=""):
     """The one line that a set is refused with."""
-    images._read.cache_clear()
+    images.load_images.cache_clear()
     with pytest.raises(UserError, match=words) as caught:
         images.load_images(name, str(folder))
     assert "\n" not in str(caught.value)
@@ -150,37 +150,6 @@ def test_a_download_that_fails_is_one_line(root, monkeypatch):
             prepare(name)
 
 
-# Arrays in place of torchvision's files
-
-
-def save(root, name="svhn", **changes):
-    arrays = {"x_train": pictures(20, 8, 8), "x_test": pictures(10, 8, 8)}
-    arrays |= {"y_train": np.arange(20) % 2, "y_test": np.arange(10) % 2} | changes
-    np.savez(root / f"{name}.npz", **{k: v for k, v in arrays.items() if v is not None})
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"y_test": None}, "y_test is not a file in the archive"),
-        ({"x_train": np.zeros((20, 8, 8))}, "x_train must be uint8"),
-        ({"x_train": pictures(19, 8, 8)}, r"got uint8 \(19, 8, 8\) and int64 \(20,\)"),
-        ({"x_train": pictures(20, 3, 8, 8)}, r"must be .*\(n, H, W, C\).* got uint8 \(20, 3, 8, 8"),
-        ({"x_train": np.array([{}], dtype=object)}, "broken"),
-    ],
-)
-def test_arrays_that_are_off_are_named(root, changes, words):
-    save(root, **changes)
-    assert "svhn.npz" in refused(words, "svhn")
-
-
-@pytest.mark.parametrize("size", [0, 40, 500])
-def test_a_file_that_was_cut_off_is_named(root, size):
-    save(root)
-    os.truncate(root / "svhn.npz", size)
-    assert "svhn.npz" in refused("is broken", "svhn")
-
-
 # A folder of your own
 
 
@@ -233,7 +202,7 @@ def test_opaque_alpha_is_no_channel(tmp_path):
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     def digest(folder):
-        images._read.cache_clear()  # another process reads the files again
+        images.load_images.cache_clear()  # another process reads the files again
         return images.own_digest("pets", str(folder))
 
     made = write_folder(tmp_path / "pets")
@@ -288,7 +257,7 @@ def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
     (pets / "test/dog/.DS_Store").write_text("")
     (pets / "val/cat").mkdir(parents=True)
     shutil.copy(pets / "train/cat/0.png", pets / "test/dog/3.png")
-    images._read.cache_clear()
+    images.load_images.cache_clear()
     assert doubts_about("pets", folder=str(pets)) == [
         f"{pets}: val is not read; validation images are drawn from train",
         f"{pets}: 1 files of format .gif are left out",
@@ -311,13 +280,12 @@ def test_digits_need_no_file(root):
 
 
 def test_the_listing_says_what_is_there(root):
-    save(root, "svhn")
     (root / "torn.parquet").write_bytes(b"PAR1")
     found = {name: (state, size) for name, state, size in listing()}
     assert list(found)[:5] == list(images.IMAGES)
     assert found["digits"] == ("embedded", "1,797 of 8 × 8")
     assert found["cifar10"] == ("missing", "60,000 of 32 × 32 × 3")
-    assert found["svhn"][0] == "prepared"
+    assert found["svhn"][0] == "missing"
     assert found["torn"][0] == "broken"
 
 

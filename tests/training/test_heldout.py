@@ -5,10 +5,12 @@ import pytest
 import torch
 from helpers.plain_loop import plain_loop
 from helpers.protocols import store_of, tiny, train
+from PIL import Image
 from torch import nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
+from softadlib.data.images import load_images
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.data import load_splits
@@ -31,24 +33,25 @@ def folds_of(made, n, trial=0):
 
 
 def own_images(home, change=lambda x, y: None):
-    """data/cifar10.npz: 50 training images of two classes, 10 test images; `change` works in place."""
+    """A folder of 50 training images of two classes and 10 test images; `change` works in place."""
     draw = np.random.default_rng(3)
-    x, y = draw.integers(0, 200, (60, 4, 4), dtype=np.uint8), np.arange(60) % 2
+    x = draw.integers(0, 200, (60, 4, 4), dtype=np.uint8)
+    y = np.r_[np.arange(50) // 25, np.arange(10) // 5]  # in the order in which a folder is read
     x[:, 0, 0] = 50 + 100 * y
     change(x, y)
-    np.savez(
-        home / "data" / "cifar10.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:]
-    )
+    for i, (pixels, label) in enumerate(zip(x, y)):
+        file = home / "own" / ("train" if i < 50 else "test") / f"class{label}" / f"{i:02d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    load_images.cache_clear()
 
 
 @pytest.fixture
-def images(home, monkeypatch):
+def images(home):
     """A protocol on images of our own: 40 of them train."""
-    (home / "data").mkdir()
-    monkeypatch.setenv("SOFTAD_DATA", str(home / "data"))
     own_images(home)
-    sizes = {"n_train": 0, "n_val": 0, "n_test": 0}
-    return lambda **changes: protocol(dataset="cifar10", trials=1, batch_size=7, **sizes, **changes)
+    own = {"dataset": "own", "folder": "own", "n_train": 0, "n_val": 0, "n_test": 0}
+    return lambda **changes: protocol(**own, trials=1, batch_size=7, **changes)
 
 
 # No leak
