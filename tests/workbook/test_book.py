@@ -139,11 +139,19 @@ def test_nothing_is_loaded_from_the_network(book):
         assert [address for address in loaded if re.match(r"https?:|//", address)] == [], page
 
 
+SHOW_PARAMETERS = ("train", "recipes", "extend")
+
+
 def test_code_is_folded_where_results_are_read_and_where_the_notebook_hides_it(book):
     for name in NOTEBOOKS:
         notebook = json.loads((REPOSITORY / f"notebooks/{name}.ipynb").read_text())
         code = [c for c in notebook["cells"] if c["cell_type"] == "code" and c["source"]]
-        hidden = [c for c in code if c["metadata"].get("jupyter", {}).get("source_hidden")]
+        hidden = [
+            cell
+            for cell in code
+            if cell["metadata"].get("jupyter", {}).get("source_hidden")
+            or ("parameters" in cell["metadata"].get("tags", []) and name not in SHOW_PARAMETERS)
+        ]
         html = (book / f"notebooks/{name}.html").read_text()
         folded = len(re.findall(r'class="cell [^"]*tag_hide-input', html))
         assert folded == len(code if "softad" in notebook["metadata"] else hidden), name
