@@ -255,8 +255,9 @@ class Protocol(BaseModel):
         for name in names or ():
             if name in METHODS and name not in self.methods:
                 raise UserError(
-                    f"{name} has no grid for {self.dataset} in profile {self.profile}; add the line "
-                    f"grids.{name}: [0.1, 0.2] with values of your own to its YAML file"
+                    f"method {name!r} has no grid for {self.dataset} in profile {self.profile}; choose "
+                    f"from {', '.join(self.methods)}, or add grids.{name}: [0.1, 0.2], with your own "
+                    "values, to its YAML file"
                 )
             choose(f"method for {self.dataset} in profile {self.profile}", name, self.methods)
         return [m for m in self.methods if names is None or m in names]

@@ -309,7 +309,7 @@ def test_hidden_files_are_no_profiles_and_a_profile_without_a_file_is_refused(ho
 
 def test_a_registered_method_without_a_grid_is_told_where_to_add_one():
     with pytest.raises(
-        UserError, match=r"tilted has no grid for \w+ in profile .*grids\.tilted: \["
+        UserError, match=r"'tilted' has no grid for \w+ in profile .*grids\.tilted: \["
     ):
         protocol(grids={"softad": [0.1]}).select_methods(["tilted"])
     with pytest.raises(UserError, match="did you mean 'softad'"):
