@@ -74,12 +74,12 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
     labels = list(dict.fromkeys(table["set"]))
     fig: Figure
     fig, ax = plt.subplots(figsize=(plots.WIDTH, 0.9 + 0.44 * len(labels)))
-    there = set(zip(table["method"], table["side"]))
-    entries = [entry for entry in ENTRIES if entry in there]
+    measured = set(zip(table["method"], table["side"]))
+    entries = [entry for entry in ENTRIES if entry in measured]
     for place, (method, side) in enumerate(entries):
         of = table[(table["method"] == method) & (table["side"] == side)].set_index("set")
         of = of.reindex(labels)
-        height = np.arange(len(labels)) + SHIFT * (place - 1.5)
+        height = np.arange(len(labels)) + SHIFT * (place - (len(entries) - 1) / 2)
         ax.hlines(height, of["low"], of["high"], color=plots.PALETTE[method], linewidth=1.2)
         ax.plot(of["ratio"], height, markersize=6, **_mark(method, side))
     ax.axvline(1, color="black", linewidth=1)

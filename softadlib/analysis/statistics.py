@@ -93,11 +93,13 @@ def permutation_tests(samples: Sequence[ArrayLike], seed: int = 0) -> list[float
     Most of the time goes into making the assignments, so many tests together are hardly slower than one.
     """
     arrays = [_finite(sample) for sample in samples]
-    found: dict[int, float] = {}
+    p_values = [1.0] * len(arrays)
     for n in {len(array) for array in arrays}:
-        which = [i for i, array in enumerate(arrays) if len(array) == n]
-        found |= zip(which, _permutation_tests(np.stack([arrays[i] for i in which]), seed))
-    return [found[i] for i in range(len(arrays))]
+        of_size_n = [i for i, array in enumerate(arrays) if len(array) == n]
+        together = _permutation_tests(np.stack([arrays[i] for i in of_size_n]), seed)
+        for i, p in zip(of_size_n, together):
+            p_values[i] = p
+    return p_values
 
 
 def _permutation_tests(d: np.ndarray, seed: int) -> list[float]:

@@ -159,7 +159,7 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
     if method.knob and method.knob not in run:
         raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
     arguments = inspect.signature(train_many).parameters
-    of_losses = inspect.signature(nn.CrossEntropyLoss).parameters  # a run has none of its own
+    of_losses = inspect.signature(nn.CrossEntropyLoss).parameters  # the loss has its defaults
     taken: set[str | None] = {"run", "knob", "epoch", *MEASURES, *arguments, *of_losses}
     for other in METHODS.values():
         taken |= {other.knob, *other.settings}
@@ -222,12 +222,7 @@ def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
         x, y = data.get(part, data["val"])
         inputs.append(_tensor(f"inputs of {part}", x))
         targets.append(_tensor(f"targets of {part}", y))
-        wrong = targets[-1].is_floating_point() or targets[-1].ndim != 1
-        if wrong or (targets[-1] < 0).any():
-            raise UserError(
-                f"targets of {part} must be whole numbers from 0 on, one per input, "
-                f"got {targets[-1].dtype} {tuple(targets[-1].shape)}"
-            )
+        _check_targets(part, targets[-1])
         if len(inputs[-1]) != len(targets[-1]):
             raise UserError(f"{part} has {len(inputs[-1])} inputs and {len(targets[-1])} targets")
     shapes = {tuple(x.shape[1:]) for x in inputs}
@@ -240,6 +235,15 @@ def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
     positions = torch.arange(len(y)).split([len(part) for part in targets])
     train, val, test = (index.expand(trials, -1) for index in positions)
     return Splits(x, y.long(), train, val, test, int(y.max()) + 1)
+
+
+def _check_targets(part: str, targets: Tensor) -> None:
+    """Raise UserError for anything but numbers of classes, (n,)."""
+    if targets.is_floating_point() or targets.ndim != 1 or (targets < 0).any():
+        raise UserError(
+            f"targets of {part} must be whole numbers from 0 on, one per input, "
+            f"got {targets.dtype} {tuple(targets.shape)}"
+        )
 
 
 def _tensor(name: str, values: Any) -> Tensor:
