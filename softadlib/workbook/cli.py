@@ -388,10 +388,6 @@ def _stop(number: int, frame: object) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `softad` command; return the exit status."""
     command_line = parser()
-    with contextlib.suppress(ModuleNotFoundError):
-        import argcomplete
-
-        argcomplete.autocomplete(command_line)
     signal.signal(signal.SIGTERM, _stop)
     for name in ("SOFTAD_HOME", "SOFTAD_DATA"):
         if os.environ.get(name):  # kernels run in another folder

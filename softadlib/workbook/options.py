@@ -1,4 +1,4 @@
-"""The options of the `softad` command: how each is given, read and completed by TAB.
+"""The options of the `softad` command: how each is given and read.
 
 A command takes those that its function names as parameters. Imports are inside the functions, so that
 `softad --help` does not wait for torch.
@@ -30,14 +30,12 @@ class Option:
     Without flags it is given by its place.
     """
 
-    def __init__(self, usage: str, help: str, completer: Any = None, **reading: Any):
+    def __init__(self, usage: str, help: str, **reading: Any):
         words = usage.split()
         self.flags = [word for word in words if word.startswith("-")]
         self.reading = {"help": help, **reading}
         if words[len(self.flags) :]:
             self.reading["metavar"] = words[-1]
-        self.completer = completer
-        """Returns what TAB offers."""
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -51,11 +49,10 @@ def add_command(commands: Commands, name: str, run: Callable[..., int]) -> None:
     for parameter in inspect.signature(run).parameters.values():
         option = OPTIONS[parameter.name]
         if option.flags:
-            added = command.add_argument(*option.flags, dest=parameter.name, **option.reading)
+            command.add_argument(*option.flags, dest=parameter.name, **option.reading)
         else:
             nargs = "?" if parameter.default is None else None
-            added = command.add_argument(parameter.name, nargs=nargs, **option.reading)
-        added.completer = option.completer  # type: ignore[attr-defined]
+            command.add_argument(parameter.name, nargs=nargs, **option.reading)
 
 
 # Values
@@ -106,49 +103,17 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-# What TAB offers
-
-
-def _profiles(**_: Any) -> list[str]:
-    from softadlib.training.params import profile_names
-
-    return profile_names()
-
-
-def _datasets(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    from softadlib.training.params import datasets_of
-
-    return datasets_of(parsed_args.profile)
-
-
-def _methods(**_: Any) -> list[str]:
-    from softadlib.methods import METHODS
-
-    return list(METHODS)
-
-
-def _parameters(**_: Any) -> list[str]:
-    from softadlib.training.protocol import Protocol
-
-    return [f"{name}=" for name in Protocol.names() if name not in ("dataset", "profile")]
-
-
 LIST = {"type": names, "action": "extend"}
 SWITCH = {"action": "store_true"}
 OPTIONS = {
     "profile": Option(
-        "PROFILE",
-        "a folder under params/: smoke, quick, paper …; softad show lists them",
-        _profiles,
+        "PROFILE", "a folder under params/: smoke, quick, paper …; softad show lists them"
     ),
-    "datasets": Option(
-        "--dataset D", "only this dataset (repeatable, or D1,D2)", _datasets, **LIST
-    ),
-    "methods": Option("--method M", "only this method (repeatable, or M1,M2)", _methods, **LIST),
+    "datasets": Option("--dataset D", "only this dataset (repeatable, or D1,D2)", **LIST),
+    "methods": Option("--method M", "only this method (repeatable, or M1,M2)", **LIST),
     "changes": Option(
         "-p --parameter NAME=VALUE",
         "change one parameter of the profile, VALUE as YAML: -p grids.softad=0.1,0.2",
-        _parameters,
         type=assignment,
         action="append",
         default=[],

@@ -1,6 +1,5 @@
 """The command by its own words: bad input is one line and status 2, and nothing is written."""
 
-import argparse
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from softadlib import results
 from softadlib.data import tables
 from softadlib.results.read import finished
 from softadlib.training.params import load
-from softadlib.workbook import cli, options
+from softadlib.workbook import cli
 
 SOFTAD = [sys.executable, "-m", "softadlib"]
 ERM = ["tiny", "--method", "erm", "-j", "1"]
@@ -319,16 +318,3 @@ def test_help_does_not_wait_for_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "[]"
     assert "--until TIME" in done.stdout
-
-
-def test_tab_completes_profiles_datasets_methods_and_parameters(home):
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "SOFTAD_HOME": str(home)}
-    asked |= {"COMP_LINE": "softad train tiny -p lr", "COMP_POINT": "23"}
-    asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(home / "answer")
-    subprocess.run(SOFTAD, env={**os.environ, **asked}, check=True)
-    words = (home / "answer").read_text().splitlines()
-    assert [word.strip() for word in words] == ["lr=", "lr_schedule="]
-    given = argparse.Namespace(profile="tiny")
-    offered = {"profile": "tiny", "datasets": "gaussian", "methods": "softad-width"}
-    for name, word in offered.items():
-        assert word in options.OPTIONS[name].completer(parsed_args=given)
