@@ -13,7 +13,7 @@ from helpers.workspace import REPOSITORY
 
 LAYERS = (
     ("_validation",),
-    ("_workspace",),
+    ("_files",),
     ("functional",),
     ("methods", "models"),
     ("losses", "optim", "calibration"),
@@ -32,8 +32,8 @@ TRAINING = (
     ("engines",),
     ("loop", "protocol"),
     ("params", "data"),
-    ("chunk",),
-    ("heldout", "train_many", "plan"),
+    ("train_runs",),
+    ("held_out_losses", "train_many", "plan"),
     ("study",),
 )
 """The modules of training/, each of which may import those above it."""

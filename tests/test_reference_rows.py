@@ -6,8 +6,8 @@ from helpers.workspace import REPOSITORY, tree
 
 from softadlib import results
 from softadlib.results.schema import MEASURES, RUN_KEY
-from softadlib.training.chunk import train_runs
 from softadlib.training.params import load
+from softadlib.training.train_runs import train_runs
 from softadlib.workbook import cli
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from softadlib import _workspace, results
+from softadlib import _files, results
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.analysis import tables
 from softadlib.methods import METHODS
@@ -68,7 +68,7 @@ def write_csv(profile: str, folder: Path) -> list[Path]:
         named = re.sub(r"(\d)\.(\d)", r"\1p\2", title.replace("θ", "theta"))
         words = re.sub(r"\(.*?\)|[^\w\s]", "", named).lower().split()
         paths.append(folder / f"{'_'.join(words)}.csv")
-        _workspace.write(paths[-1], frame.to_csv(index=False, float_format="%.6g"))
+        _files.write(paths[-1], frame.to_csv(index=False, float_format="%.6g"))
     return paths
 
 
@@ -100,7 +100,7 @@ def write(profile: str, path: Path) -> bool:
         end = END.format(what="results", profile=profile)
         raise UserError(f"{path} must hold the lines {begin!r} and {end!r}, in this order")
     if filled != before:
-        _workspace.write(path, filled)
+        _files.write(path, filled)
     return filled != before
 
 

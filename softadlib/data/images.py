@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from softadlib._files import check_writable, data_root, home
 from softadlib._validation import MissingData, UserError
-from softadlib._workspace import check_writable, data_root, home
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import TABLES, is_table, table_digest
 from softadlib.models import torchvision

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from softadlib._files import data_root, write
 from softadlib._validation import UserError, choose
-from softadlib._workspace import data_root, write
 from softadlib.data.images import (
     IMAGES,
     available,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from softadlib._files import data_root, home
 from softadlib._validation import MissingData, UserError, choose
-from softadlib._workspace import data_root, home
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from softadlib._files import home
 from softadlib._validation import choose
-from softadlib._workspace import home
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build

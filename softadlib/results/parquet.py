@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from softadlib._files import home, write
 from softadlib._validation import UserError
-from softadlib._workspace import home, write
 from softadlib.data.splits import PARTS
 from softadlib.results.schema import (
     ALL_COLUMNS,

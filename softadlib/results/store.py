@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
+from softadlib._files import os_error_as_user_error
 from softadlib._validation import UserError
-from softadlib._workspace import os_error_as_user_error
 from softadlib.results.parquet import (
     Provenance,
     Session,

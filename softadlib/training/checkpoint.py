@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from softadlib._files import write
 from softadlib._validation import UserError
-from softadlib._workspace import write
 
 State = dict[str, Any]
 """Tensors, numbers and texts, in dicts and lists."""

@@ -9,7 +9,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from softadlib import _workspace
+from softadlib import _files
 from softadlib._validation import UserError, choose
 from softadlib.data.images import dataset_names
 from softadlib.training.protocol import Protocol
@@ -62,7 +62,7 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 def write_profile(path: Path, values: Mapping[str, Any]) -> None:
     """Write a profile's file, one value per line; JSON is YAML."""
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
-    _workspace.write(path, "".join(lines))
+    _files.write(path, "".join(lines))
 
 
 def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     changes, inherited = read_yaml(path), {}
     base = changes.pop("extends", None)
     if base is not None:
-        base_path = _workspace.params_dir() / f"{base}.yaml"
+        base_path = _files.params_dir() / f"{base}.yaml"
         if base_path in (path, *extended):
             raise UserError(f"{path}: extends {base!r}, which extends it in turn; break the circle")
         if not base_path.is_file():
@@ -94,7 +94,7 @@ def profile_names() -> list[str]:
 
     Raises UserError where there is none.
     """
-    params = _workspace.params_dir()
+    params = _files.params_dir()
     folders = sorted(params.iterdir()) if params.is_dir() else []
     names = [path.name for path in folders if path.is_dir() and path.name[0] != "."]
     if not names:
@@ -109,7 +109,7 @@ def datasets_of(profile: str) -> list[str]:
 
     Raises UserError for an unknown profile and for one without a file.
     """
-    params = _workspace.params_dir()
+    params = _files.params_dir()
     choose("profile", profile, profile_names())
     files = {p.stem for p in (params / profile).glob("*.yaml") if p.name[0] != "."}
     if not files:
@@ -126,7 +126,7 @@ def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None)
     MissingData where your own images are not there.
     """
     choose("dataset", dataset, datasets_of(profile))
-    path = _workspace.params_dir() / profile / f"{dataset}.yaml"
+    path = _files.params_dir() / profile / f"{dataset}.yaml"
     values = read_profile(path)
     for key, expected in (("profile", profile), ("dataset", dataset)):
         if values.setdefault(key, expected) != expected:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from softadlib import __version__, _workspace
+from softadlib import __version__, _files
 from softadlib._validation import UserError
 from softadlib.data.images import own_folder
 from softadlib.data.synthetic import SYNTHETIC
@@ -31,12 +31,12 @@ from softadlib.results import selection
 from softadlib.results.parquet import Session, merge
 from softadlib.results.schema import MEASURES, RUN_KEY, run_keys
 from softadlib.results.store import StudyStore, held_out_name
-from softadlib.training.chunk import train_runs, trained_at_once
 from softadlib.training.data import load_splits
 from softadlib.training.device import machine, pick_device
-from softadlib.training.heldout import held_out_losses, needs_held_out, stored_samples
+from softadlib.training.held_out_losses import held_out_losses, needs_held_out, stored_samples
 from softadlib.training.plan import Study, first_epochs, has_curves_at_once, refuse_other_protocol
 from softadlib.training.protocol import Protocol, Run
+from softadlib.training.train_runs import train_runs, trained_at_once
 
 CPU_CHUNK = 8
 """Runs per task on a CPU. A crash loses at most this many."""
@@ -128,7 +128,7 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
     if study.finished:
         return stored_rows(study)
     store = study.store
-    _workspace.check_writable(store.folder)
+    _files.check_writable(store.folder)
     with store.lock() if study.is_whole else nullcontext():
         if study.is_whole:
             store.delete_temporary_files()
@@ -248,7 +248,7 @@ def as_they_end(
             log.machine = log.machine or machine(pick_device(task.device))
             yield task, task.work()
         return
-    place = (str(_workspace.home()), str(_workspace.data_root()))
+    place = (str(_files.home()), str(_files.data_root()))
     futures = {pool.submit(run_in_worker, task, *place): task for task in tasks}
     for future in as_completed(futures):
         log.machine, result = future.result()
@@ -378,7 +378,7 @@ def warn_of_other_ends(replayed: pd.DataFrame, store: StudyStore) -> None:
 
 def commit() -> str | None:
     """Return the repository's commit, `+` where files other than results differ; None outside one."""
-    git = ["git", "-C", str(_workspace.home())]
+    git = ["git", "-C", str(_files.home())]
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
     try:
         name = subprocess.run([*git, "describe", "--always", "--abbrev=12"], check=True, **options)

@@ -16,11 +16,11 @@ from softadlib.data.splits import PARTS, Splits, check_batches
 from softadlib.methods import METHODS, Method, check_momentum, get_method
 from softadlib.models import initialized
 from softadlib.results.schema import MEASURES
-from softadlib.training.chunk import measures_table
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
 from softadlib.training.engines import RunBatch, choose_engine, groups
 from softadlib.training.loop import train
 from softadlib.training.recipe import Recipe
+from softadlib.training.train_runs import measures_table
 
 Pair = tuple[Any, Any]
 """Inputs (n, …) and integer targets (n,): tensors, arrays, or a pandas frame and series."""

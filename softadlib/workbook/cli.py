@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError, Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from softadlib import __version__, _workspace
+from softadlib import __version__, _files
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.workbook.options import Parser, add_command
 
@@ -328,7 +328,7 @@ def report(profile: str, form: str, output: Path | None) -> int:
     if form == "md" and output.is_file() and markdown.is_marked(output):
         markdown.write(profile, output)
     else:
-        _workspace.write(output, markdown.text(profile, form))
+        _files.write(output, markdown.text(profile, form))
     print(output)
     return 0
 
@@ -342,7 +342,7 @@ def list_data() -> int:
 
     for name, state, size in data.listing():
         print(f"{name:14} {state:11} {size}")
-    print(f"data root: {_workspace.data_root()}")
+    print(f"data root: {_files.data_root()}")
     return 0
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from softadlib import _workspace
+from softadlib import _files
 from softadlib._validation import UserError
 from softadlib.results.parquet import outputs
 from softadlib.results.read import stored_studies
@@ -85,7 +85,7 @@ class Outcome:
 def training_pages(work: Work, jobs: int) -> list[Page]:
     """Return a page for each study that is not finished; `jobs` processes are shared out among them."""
     open_studies = [study for study in work.studies if not study.finished]
-    source = _workspace.home() / "notebooks" / f"{TRAIN}.ipynb"
+    source = _files.home() / "notebooks" / f"{TRAIN}.ipynb"
     pages = []
     for study in open_studies:
         parameters = {
@@ -157,7 +157,7 @@ def stored_datasets(profile: str) -> list[str]:
 
 def _sources() -> list[Source]:
     """Return the notebooks that draw, by name."""
-    paths = sorted((_workspace.home() / "notebooks").glob("*.ipynb"))
+    paths = sorted((_files.home() / "notebooks").glob("*.ipynb"))
     return [read_source(path) for path in paths if path.stem != TRAIN]
 
 
@@ -223,14 +223,14 @@ def _execute(page: Page, running: Path) -> Outcome:
         kind = getattr(problem, "ename", type(problem).__name__)
         what = " ".join(getattr(problem, "evalue", str(problem)).split())[:600]
         if kind == "MissingData" and page.source.stem != TRAIN:
-            _workspace.write(page.reason, f"{what}\n")
+            _files.write(page.reason, f"{what}\n")
             return Outcome(page, what, lacks_results=True)
         if kind not in ("UserError", "MissingData"):
             what = f"{kind}: {what}"
         if running.exists():
-            _workspace.write(failed, running.read_bytes())
+            _files.write(failed, running.read_bytes())
         return Outcome(page, f"{page.name}: {what}; the page as it stopped: {failed}")
-    _workspace.write(page.target, running.read_bytes())
+    _files.write(page.target, running.read_bytes())
     for outdated in (failed, page.reason):
         outdated.unlink(missing_ok=True)
     return Outcome(page)

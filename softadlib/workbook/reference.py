@@ -6,8 +6,8 @@
 import json
 from typing import Any
 
+from softadlib._files import params_dir, write
 from softadlib._validation import describe_range
-from softadlib._workspace import params_dir, write
 from softadlib.methods import METHODS
 from softadlib.models import MODELS
 from softadlib.training.protocol import Protocol

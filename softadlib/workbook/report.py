@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from softadlib import __version__, _workspace
+from softadlib import __version__, _files
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS
 from softadlib.results.parquet import outputs
@@ -138,5 +138,5 @@ def build(profile: str, target: Path | None = None) -> Path:
         trainings=Markup(facts.to_html(index=False, border=0)),
     )
     target = target or outputs(profile) / "index.html"
-    _workspace.write(target, text)
+    _files.write(target, text)
     return target

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from softadlib import _workspace
+from softadlib import _files
 from softadlib._validation import UserError
 from softadlib.training.params import parse_yaml
 
@@ -36,7 +36,7 @@ class Part:
 
 def read_toc() -> tuple[Part, ...]:
     """Return the parts in order; none where a workbook has no list. Raises UserError for a bad list."""
-    path = _workspace.home() / "notebooks/_toc.yml"
+    path = _files.home() / "notebooks/_toc.yml"
     if not path.exists():
         return ()
     try:
@@ -65,8 +65,8 @@ def write_between(page: Path, marks: tuple[str, str], content: str) -> None:
     text = page.read_text(encoding="utf-8")
     head = text.split(marks[0])[0]
     tail = text.split(marks[1])[1]
-    _workspace.write(page, f"{head}{marks[0]}{content}{marks[1]}{tail}")
+    _files.write(page, f"{head}{marks[0]}{content}{marks[1]}{tail}")
 
 
 if __name__ == "__main__":
-    write_between(_workspace.home() / "notebooks/README.md", MARKS, f"\n\n{index()}\n")
+    write_between(_files.home() / "notebooks/README.md", MARKS, f"\n\n{index()}\n")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from softadlib import _workspace
+from softadlib import _files
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.data.prepare import doubts_about
 from softadlib.models import build
@@ -139,7 +139,7 @@ def derived_files(
             protocol = protocol.replace(grids=grids)
             values = {key: value for key, value in values.items() if not key.startswith("grids")}
             values["grids"] = grids
-        path = _workspace.params_dir() / name / f"{dataset}.yaml"
+        path = _files.params_dir() / name / f"{dataset}.yaml"
         if not path.exists():
             files[path] = values
         elif load(name, dataset) != protocol:

@@ -25,10 +25,10 @@ import softadlib
 from softadlib import SAM, Flooding, IFlood, SoftAD
 from softadlib.data.splits import Splits
 from softadlib.models import build
-from softadlib.training.chunk import make_engine
 from softadlib.training.device import device_name, numerics
 from softadlib.training.protocol import Protocol
 from softadlib.training.recipe import batches
+from softadlib.training.train_runs import make_engine
 
 METHODS = ("erm", "flooding", "iflood", "softad", "sam")
 KNOB = 0.1

@@ -28,10 +28,10 @@ import softadlib
 from softadlib.data.splits import PARTS, Splits
 from softadlib.results import select
 from softadlib.training import loop
-from softadlib.training.chunk import make_engine, network_of, train_runs
 from softadlib.training.data import load_splits
 from softadlib.training.device import device_name, numerics
 from softadlib.training.protocol import Protocol, Run
+from softadlib.training.train_runs import make_engine, network_of, train_runs
 
 MLP = {"profile": "speed", "dataset": "gaussian", "trials": 1, "device": "cpu"}
 GRID = {"softad": [0.05, 0.1, 0.2, 0.4], "sam": [0.1]}

@@ -23,9 +23,9 @@ from softadlib.data.tables import (
     table_digest,
     table_file,
 )
-from softadlib.training.chunk import train_runs
 from softadlib.training.data import load_splits
 from softadlib.training.protocol import Protocol
+from softadlib.training.train_runs import train_runs
 
 SEEDS = (17716, 961412, 457707)
 

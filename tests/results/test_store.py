@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.workspace import TINY, make_home, tree
 
-from softadlib import _workspace, results
+from softadlib import _files, results
 from softadlib._validation import UserError
 from softadlib.results.parquet import (
     Provenance,
@@ -351,23 +351,23 @@ def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
     target.write_text("before")
     link.symlink_to(target)
-    _workspace.write(link, "after")
+    _files.write(link, "after")
     assert (link.is_symlink(), target.read_text()) == (True, "after")
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    _workspace.write(pipe, "through")
+    _files.write(pipe, "through")
     assert (os.read(reader, 20), pipe.is_fifo()) == (b"through", True)
     os.close(reader)
     with pytest.raises(UserError, match="cannot be written: Is a directory"):
-        _workspace.write(tmp_path, "no")
+        _files.write(tmp_path, "no")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line_and_a_check_leaves_nothing(home):
     before = tree(home)
-    _workspace.check_writable(study().folder)
+    _files.check_writable(study().folder)
     assert not (home / "outputs").exists()
     (home / "outputs").write_text("a file in the way")
-    for write in (_workspace.check_writable, lambda folder: _workspace.write(folder / "x", b"x")):
+    for write in (_files.check_writable, lambda folder: _files.write(folder / "x", b"x")):
         with pytest.raises(UserError, match="cannot be written"):
             write(study().folder)
     (home / "outputs").unlink()
@@ -377,12 +377,12 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_a_check_leaves_nothing(
 def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "gone"))
     with pytest.raises(UserError, match="SOFTAD_HOME"):
-        _workspace.home()
+        _files.home()
     monkeypatch.delenv("SOFTAD_HOME")
     root = make_home(tmp_path / "book")
     (root / "notebooks" / "deep").mkdir()
     monkeypatch.chdir(root / "notebooks" / "deep")
-    assert _workspace.home() == root
+    assert _files.home() == root
 
 
 def test_a_part_that_is_written_while_a_study_is_put_together_stays():

@@ -15,9 +15,9 @@ from softadlib.methods import METHODS, Method
 from softadlib.models import MODELS
 from softadlib.training import loop
 from softadlib.training.checkpoint import Checkpoint
-from softadlib.training.chunk import train_runs
-from softadlib.training.heldout import held_out_losses
+from softadlib.training.held_out_losses import held_out_losses
 from softadlib.training.recipe import Recipe
+from softadlib.training.train_runs import train_runs
 
 EPOCHS = 10
 RECIPES = {

@@ -17,9 +17,9 @@ import torch
 from helpers.protocols import train
 from helpers.workspace import make_home
 
-from softadlib.training.chunk import make_engine
 from softadlib.training.data import load_splits
 from softadlib.training.params import load
+from softadlib.training.train_runs import make_engine
 
 FILE = Path(__file__).with_name("reference_erm.csv")
 MEASURES = ["loss_test", "acc_test", "model_norm"]

@@ -19,9 +19,9 @@ from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import RUN_KEY, run_keys
 from softadlib.training import study as study_module
-from softadlib.training.chunk import train_runs
 from softadlib.training.plan import Study
 from softadlib.training.study import commit, useful_jobs
+from softadlib.training.train_runs import train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 WIDER = {"settings": {"softad": {"sigma": 2.0}}}

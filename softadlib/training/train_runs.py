@@ -1,4 +1,4 @@
-"""A chunk of runs: train them on one device and return their rows."""
+"""Train runs of a study on one device and return their rows."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

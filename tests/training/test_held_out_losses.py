@@ -14,7 +14,7 @@ from softadlib.data.images import load_images
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.data import load_splits
-from softadlib.training.heldout import held_out_losses
+from softadlib.training.held_out_losses import held_out_losses
 
 pytestmark = pytest.mark.usefixtures("home")
 
