@@ -17,6 +17,17 @@ PAIR = [*CASE, "trial", "side"]
 """What a run and the run of ERM beside it have in common."""
 
 
+def rows_by_side(profile: str) -> dict[str, pd.DataFrame]:
+    """Return the rows of the test part of `results.read_losses`, by side: at the last and the best epoch."""
+    rows = results.read(profile)
+    losses = results.read_losses(profile)
+    test = losses[losses["part"] == "test"]
+    return {
+        LAST: test.merge(results.final(rows)[[*RUN, "epoch"]]),
+        BEST: test.merge(results.best(rows)[[*RUN, "epoch"]]),
+    }
+
+
 def relative_losses(profile: str) -> pd.DataFrame:
     """Return test losses of a profile with `linked`, and their ratio to those of ERM in the same trial.
 
@@ -29,18 +40,14 @@ def relative_losses(profile: str) -> pd.DataFrame:
     Args:
         profile: a folder of `outputs/`.
     """
-    rows = results.read(profile)
-    losses = results.read_losses(profile)
-    test = losses[losses["part"] == "test"]
-    ends = test.merge(results.final(rows)[[*RUN, "epoch"]])
-    stopped = test.merge(results.best(rows)[[*RUN, "epoch"]])
+    rows = rows_by_side(profile)
     columns = [
-        (LAST, SOFTMAX, ends, "loss"),
-        (LAST, CLOSED_FORM, ends, "linked_loss"),
-        (LAST, TEMPERATURE, ends, "prior_loss"),
-        (BEST, SOFTMAX, stopped, "loss"),
-        (BEST, CLOSED_FORM, ends, "linked_best_loss"),
-        (BEST, TEMPERATURE, stopped, "prior_loss"),
+        (LAST, SOFTMAX, rows[LAST], "loss"),
+        (LAST, CLOSED_FORM, rows[LAST], "linked_loss"),
+        (LAST, TEMPERATURE, rows[LAST], "prior_loss"),
+        (BEST, SOFTMAX, rows[BEST], "loss"),
+        (BEST, CLOSED_FORM, rows[LAST], "linked_best_loss"),
+        (BEST, TEMPERATURE, rows[BEST], "prior_loss"),
     ]
     frames = [
         table[[*RUN, column]].rename(columns={column: "loss"}).assign(side=side, form=form)
@@ -51,6 +58,18 @@ def relative_losses(profile: str) -> pd.DataFrame:
     plain = plain.rename(columns={"loss": "erm"})[[*PAIR, "erm"]]
     long = long.merge(plain, on=PAIR)
     return long.assign(ratio=long["loss"] / long["erm"]).drop(columns="erm")
+
+
+def erm_temperatures(profile: str) -> pd.DataFrame:
+    """Return the temperature that validation data ask of ERM, above 1 where it is over-confident.
+
+    One row per dataset, label noise and side: `temperature`, the geometric mean over trials.
+    """
+    rows = pd.concat(rows.assign(side=side) for side, rows in rows_by_side(profile).items())
+    erm = rows[rows["method"] == "erm"]
+    logs = np.log(erm["prior_temperature"])
+    means = logs.groupby([erm[name] for name in ("dataset", "label_noise", "side")]).mean()
+    return np.exp(means).rename("temperature").reset_index()
 
 
 def at_small_theta(long: pd.DataFrame) -> pd.DataFrame:

@@ -66,3 +66,17 @@ def test_of_sets_is_the_geometric_mean_over_trials(long):
     ]
     assert line["n"] == len(same) == 10
     assert line["ratio"] == pytest.approx(np.prod(same["ratio"]) ** (1 / 10))
+
+
+def test_the_temperature_of_erm_is_the_geometric_mean_over_trials_in_the_file():
+    rows = pd.read_parquet(FOLDER / "erm.parquet")
+    rows = rows[rows["label_noise"] == 0.1]
+    last = rows[rows["epoch"] == rows["epoch"].max()]
+    best = rows.loc[rows.groupby("trial")["loss_val"].idxmin()]
+    found = closed_form.erm_temperatures("link")
+    found = found[(found["dataset"] == "vehicle") & (found["label_noise"] == 0.1)]
+    found = found.set_index("side")["temperature"]
+    assert len(last) == len(best) == 10
+    for side, of in (("last epoch", last), ("stopped early", best)):
+        product = of["prior_temperature"].prod()
+        assert found[side] == pytest.approx(product ** (1 / 10), rel=1e-9)
