@@ -74,6 +74,8 @@ def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Mod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = make()
+    if not isinstance(network, nn.Module):
+        raise UserError(f"{called} must be a torch.nn.Module, got a {type(network).__name__}")
     frozen = [key for key, value in network.named_parameters() if not value.requires_grad]
     if frozen:
         raise UserError(
@@ -81,9 +83,23 @@ def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Mod
             "keep it as a buffer (register_buffer), or train the network in your own loop"
         )
     for key, module in network.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
+        p = _dropout(module)
+        if p:
             raise UserError(
-                f"{called}: {key} is dropout with p = {module.p}, and a training here must give the same "
+                f"{called}: {key} has dropout with p = {p}, and a training here must give the same "
                 "numbers each time; leave it out, or train the network in your own loop"
             )
     return network
+
+
+def _dropout(module: nn.Module) -> float:
+    """Return the probability with which a layer drops values."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p
+    p = getattr(module, "dropout", 0.0)  # of recurrent layers and attention; elsewhere a module
+    return p if isinstance(p, (int, float)) else 0.0
+
+
+def has_batch_norm(network: nn.Module) -> bool:
+    """Tell whether any layer of `network` is batch norm, which cannot train on one sample."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())

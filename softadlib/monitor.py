@@ -34,7 +34,7 @@ class LossMonitor:
     - `loss`: the mean of the base, plain cross-entropy, as ERM would report it;
     - `share_in_ascent`: the share of samples whose loss the criterion pushes up;
     - `mean_weight`: the mean of n·∂value/∂ℓ, which is 1 for ERM;
-    - `q05` … `q95`: quantiles of the losses; `samples`, `batches` and `theta` (of the last batch).
+    - `q05` … `q95`: quantiles of the losses; `samples`; `batches`, of all rows so far; `theta`, of the last batch.
 
     Shape:
         losses (n,) of each batch → one row of numbers.

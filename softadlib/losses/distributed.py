@@ -23,8 +23,10 @@ class AccumulatedFlooding(Thresholded):
     Call `backward()` on what it gives for each part, divided by the number of parts or not. Then call
     `scale_gradients(parameters)` once per batch, before the optimizer's step. Parts may differ in
     size. Gradients must be zero before the first part, and averaged over the processes, as DDP
-    leaves them. A part counts when its `backward()` runs, so validation does not count. Call `reset()`
-    to give up a batch after some of its parts. `torch.compile` breaks the graph here.
+    leaves them. They must hold nothing else: call `backward()` on a penalty or another loss after
+    `scale_gradients`, which would scale it, too, and turn its sign. A part counts when its
+    `backward()` runs, so validation does not count. Call `reset()` to give up a batch after some of
+    its parts. `torch.compile` breaks the graph here.
 
     Args:
         theta: flood level in nats, any finite number. It cannot be learned.

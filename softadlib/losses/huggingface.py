@@ -68,6 +68,8 @@ def hf_loss(
         logits = _output(outputs, "logits")
         if not isinstance(logits, Tensor):
             raise UserError(f"{type(outputs).__name__} has no logits, which hf_loss takes; {OWN}")
+        if not isinstance(labels, Tensor):
+            raise UserError(f"labels must be a tensor, got {type(labels).__name__}; {OWN}")
         logits, labels = _matched(logits, labels, shift)
         if not logits.requires_grad:
             losses, counts = criterion.base.losses_and_counts(logits, labels)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -150,6 +151,12 @@ class PerSampleOfClasses(PerSample):
                 "last, and cross-entropy takes them second: give logits.movedim(-1, 1), or "
                 "logits.flatten(0, -2) and targets.flatten()"
             )
+        if target.is_floating_point() and target.shape != input.shape:
+            raise UserError(
+                f"targets {tuple(target.shape)} of {target.dtype} beside logits {tuple(input.shape)} are neither "
+                "classes, which are whole numbers, nor probabilities, which have the logits' shape; for "
+                "classes give targets.long()"
+            )
         if target.is_floating_point() and self.class_weights is not None:
             raise UserError(f"class probabilities with class weights: {INSIDE}")
         if target.dtype == torch.uint8:  # takes -100 for 156, and as an index is a mask
@@ -272,6 +279,8 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
             "it gets reduction='sum' itself; give reduction= to the criterion"
         )
     of_torch = isinstance(loss, nn.modules.loss._Loss)  # torch has no public name for its losses
+    if of_torch:
+        _check_inputs(loss)
     level = _calibrated_below(loss)
     if of_torch or reduction != "none":
         loss = _copy(loss)
@@ -283,15 +292,32 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
 
 
 def _copy(loss: Any) -> Any:
-    """Return a copy with `reduction="none"`; UserError for a loss with parameters that reduces."""
-    if loss.reduction != "none" and isinstance(loss, nn.Module) and list(loss.parameters()):
+    """Return a copy with `reduction="none"`.
+
+    A loss with parameters is taken as it is, so that an optimizer trains them; UserError where it reduces.
+    """
+    has_parameters = isinstance(loss, nn.Module) and len(list(loss.parameters())) > 0
+    if has_parameters and loss.reduction != "none":
         raise UserError(
             f"base {loss!r} has parameters and reduction={loss.reduction!r}; a criterion would copy it, "
             "and no optimizer would train the copy: make it with reduction='none'"
         )
+    if has_parameters:
+        return loss
     loss = copy.deepcopy(loss)
     loss.reduction = "none"
     return loss
+
+
+def _check_inputs(loss: nn.Module) -> None:
+    """Raise UserError for a loss of torch that takes more than an input and a target."""
+    _, *parameters = inspect.signature(type(loss).forward).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind != p.VAR_POSITIONAL]
+    if len(needed) > 2:
+        raise UserError(
+            f"base {loss!r} takes {', '.join(needed)}, and a criterion gives it an input and a target: give "
+            "a function of two that calls it with reduction='none', such as lambda output, target: …"
+        )
 
 
 def _is_torchs_own(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> bool:

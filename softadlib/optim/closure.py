@@ -309,7 +309,13 @@ class RadiusOptimizer(ClosureOptimizer):
     ):
         super().__init__(base, bn_update, model)
         radius = real("radius", radius, low=0)
-        self._check_radii({radius, *(group.get("radius", radius) for group in self.param_groups)})
+        held = {group["radius"] for group in self.param_groups if "radius" in group}
+        self._check_radii(held)
+        if held and held != {radius}:
+            raise UserError(
+                f"radius={radius:g}, but parameter groups of the base hold radius={held.pop():g}, from an "
+                "earlier wrapper or a checkpoint; give the same, or delete it from the groups"
+            )
         self.radius = radius
 
     @property

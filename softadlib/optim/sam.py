@@ -25,10 +25,10 @@ class SAM(RadiusOptimizer):
 
     `step(closure)` runs the closure twice. It must zero the gradients, compute the loss, call
     `backward()` and return the loss. The learning rate, weight decay and state are those of `base`;
-    clip in a step pre-hook of `base`. Under DDP both passes average gradients, so the step
-    is that of one process with the whole batch. With a GradScaler the closure calls
-    `scaler.scale(loss).backward()` and the step is `step(closure, scaler=scaler)`. Without a closure,
-    call `first_step` and `second_step`.
+    clip in a step pre-hook of `base`. Each pass draws dropout masks of its own. Under DDP both passes
+    average gradients, so the step is that of one process with the whole batch. With a GradScaler the
+    closure calls `scaler.scale(loss).backward()` and the step is `step(closure, scaler=scaler)`.
+    Without a closure, call `first_step` and `second_step`.
 
     Args:
         base: optimizer that steps, with its own settings; or a list of optimizers with different

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from softadlib._validation import UserError, choose, real, whole
 from softadlib.data.splits import PARTS, Splits, check_batches
 from softadlib.methods import METHODS, Method, check_momentum, get_method
-from softadlib.models import initialized
+from softadlib.models import has_batch_norm, initialized
 from softadlib.results.schema import MEASURES
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
 from softadlib.training.engines import RunBatch, choose_engine, groups
@@ -90,12 +91,13 @@ def train_many(
     check_momentum(optimizer, momentum, {run.method.name for run in checked})
     seeds = sorted({run.seed for run in checked})
     splits = _splits(data, len(seeds))
-    check_batches(splits.train.shape[1], batch_size)
     measured_epochs = {epochs}
     if measure_every is not None:
         measured_epochs |= set(range(0, epochs, whole("measure_every", measure_every, 1)))
     chosen_device = pick_device(device)
     initial = _networks(make_model, seeds, splits)
+    if has_batch_norm(initial[seeds[0]]):
+        check_batches(splits.train.shape[1], batch_size)
 
     frames = []
     trained: dict[int, nn.Module] = {}
@@ -151,6 +153,10 @@ def _check_runs(runs: Iterable[Mapping[str, Any]], lr: float) -> list[_Run]:
 
 def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
     """Return the i-th run with its defaults."""
+    if not isinstance(run, Mapping):
+        raise UserError(
+            f"runs must be dicts, such as {{'method': 'softad', 'theta': 0.01}}; run {i} is {run!r}"
+        )
     method = get_method(run.get("method", "erm"))
     if method.samples:
         raise UserError(
@@ -199,30 +205,30 @@ def _networks(
         )
     networks = {}
     for seed in seeds:
-        networks[seed] = initialized(make_model, seed, "network").to(splits.x.dtype)
+        networks[seed] = initialized(make_model, seed, "the network of make_model").to(
+            splits.x.dtype
+        )
     with torch.no_grad():
-        outputs = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2]).shape[-1]
-    if outputs < splits.classes:
+        logits = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2])
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"the network must return logits (n, classes), got {shape} for 2 samples")
+    if logits.shape[1] < splits.classes:
         raise UserError(
-            f"targets go up to {splits.classes - 1}, and the network has {outputs} outputs"
+            f"targets go up to {splits.classes - 1}, and the network has {logits.shape[1]} outputs"
         )
     return networks
 
 
 def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
     """Return the data as splits whose trials share every sample."""
-    for part in data:
-        choose("part of data", part, PARTS)
-    for part in ("train", "val"):
-        if part not in data:
-            raise UserError(f"data lacks {part!r}; give {{'train': (inputs, targets), 'val': …}}")
+    _check_data(data)
     inputs = []
     targets = []
     for part in PARTS:
         x, y = data.get(part, data["val"])
-        inputs.append(_tensor(f"inputs of {part}", x))
-        targets.append(_tensor(f"targets of {part}", y))
-        _check_targets(part, targets[-1])
+        inputs.append(_inputs(part, x))
+        targets.append(_targets(part, y))
         if len(inputs[-1]) != len(targets[-1]):
             raise UserError(f"{part} has {len(inputs[-1])} inputs and {len(targets[-1])} targets")
     shapes = {tuple(x.shape[1:]) for x in inputs}
@@ -230,29 +236,73 @@ def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
         raise UserError(f"inputs of all parts must have one shape, got {sorted(shapes)}")
     x = torch.cat(inputs)
     y = torch.cat(targets)
-    if x.dtype not in (torch.float32, torch.float64):
-        raise UserError(f"inputs must be float32 or float64, got {x.dtype}; convert them first")
     positions = torch.arange(len(y)).split([len(part) for part in targets])
     train, val, test = (index.expand(trials, -1) for index in positions)
-    return Splits(x, y.long(), train, val, test, int(y.max()) + 1)
+    return Splits(x, y, train, val, test, int(y.max()) + 1)
 
 
-def _check_targets(part: str, targets: Tensor) -> None:
-    """Raise UserError for anything but numbers of classes, (n,)."""
-    if targets.is_floating_point() or targets.ndim != 1 or (targets < 0).any():
+def _check_data(data: Any) -> None:
+    """Raise UserError for anything but pairs by part, with the same columns where they are frames."""
+    wanted = "{'train': (inputs, targets), 'val': …}"
+    if not isinstance(data, Mapping):
+        raise UserError(f"data must be {wanted}, got a {type(data).__name__}")
+    for part, pair in data.items():
+        choose("part of data", part, PARTS)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise UserError(f"data must be {wanted}, and its {part!r} is a {type(pair).__name__}")
+    for part in ("train", "val"):
+        if part not in data:
+            raise UserError(f"data lacks {part!r}; give {wanted}")
+    columns = [list(x.columns) for x, _ in data.values() if isinstance(x, pd.DataFrame)]
+    for other in columns[1:]:
+        if other != columns[0]:
+            raise UserError(
+                f"inputs of all parts must have the same columns in the same order, got {columns[0]} "
+                f"and {other}"
+            )
+
+
+def _inputs(part: str, values: Any) -> Tensor:
+    """Return finite inputs (n, …) in float32 or float64."""
+    inputs = _tensor(f"inputs of {part}", values)
+    if inputs.dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"inputs must be float32 or float64, got {inputs.dtype}; convert them first"
+        )
+    bad = (~torch.isfinite(inputs.flatten(1))).any(1).nonzero().flatten()
+    if len(bad):
+        raise UserError(
+            f"inputs of {part} hold NaN or infinity in {len(bad)} of {len(inputs)} samples, first in "
+            f"sample {bad[0].item()}; remove or repair them"
+        )
+    return inputs
+
+
+def _targets(part: str, values: Any) -> Tensor:
+    """Return numbers of classes, (n,)."""
+    targets = _tensor(f"targets of {part}", values)
+    if targets.is_floating_point() or targets.ndim != 1 or (targets.long() < 0).any():
         raise UserError(
             f"targets of {part} must be whole numbers from 0 on, one per input, "
             f"got {targets.dtype} {tuple(targets.shape)}"
         )
+    return targets.long()
 
 
 def _tensor(name: str, values: Any) -> Tensor:
     """Return a tensor, an array, or the rows of a pandas frame or series, as a tensor."""
-    if isinstance(values, (pd.DataFrame, pd.Series)):
-        values = values.to_numpy(copy=True)
     try:
+        if isinstance(values, (pd.DataFrame, pd.Series)):
+            values = values.to_numpy(copy=True)
+            if values.dtype == object:  # columns of several types, such as numbers and booleans
+                values = values.astype(np.float64)
+        if isinstance(
+            values, np.ndarray
+        ):  # torch takes no negative strides, and no foreign byte order
+            values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
         return torch.as_tensor(values)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{name} must be numbers ({error}); encode words as numbers first"
+            f"{name} must be numbers, in a tensor, an array or a frame ({error}); encode words as "
+            "numbers first"
         ) from None

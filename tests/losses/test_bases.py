@@ -56,6 +56,25 @@ def test_a_base_keeps_its_parameters():
     assert next(SoftAD(0.1, base=base).parameters()) is base.scale
 
 
+class WithTemperature(nn.CrossEntropyLoss):
+    def __init__(self):
+        super().__init__(reduction="none")
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, input, target):
+        return super().forward(input / self.temperature, target)
+
+
+def test_a_loss_of_torch_with_parameters_is_trained():
+    loss = WithTemperature()
+    logits = torch.tensor([[1.0, -1.0], [0.5, 0.0]])
+    target = torch.tensor([0, 1])
+    ERM(base=loss)(logits, target).backward()
+    temperature = torch.tensor(2.0, requires_grad=True)
+    nn.functional.cross_entropy(logits / temperature, target).backward()
+    torch.testing.assert_close(loss.temperature.grad, temperature.grad)
+
+
 def test_a_criterion_and_the_users_own_loss_have_nothing_in_common():
     mine = nn.CrossEntropyLoss(weight=torch.ones(3))
     criterion = ERM(base=mine)

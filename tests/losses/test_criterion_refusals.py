@@ -93,7 +93,15 @@ REFUSALS = {
     "weight, cvar": (lambda: CVaR(0.5, base=WEIGHTED()), "CVaR", "leave out weight=", "weights="),
     "weight, chi2": (lambda: ChiSquareDRO(0.5, base=WEIGHTED()), "leave out weight=", "weights="),
     "weight, tilted": (lambda: Tilted(0.5, base=WEIGHTED()), "leave out weight=", "weights="),
+    "three inputs": (
+        lambda: ERM(nn.TripletMarginLoss()), "anchor, positive, negative", "a function of two"
+    ),
+    "four inputs": (lambda: SoftAD(0.1, base=nn.CTCLoss()), "input_lengths", "a function of two"),
     # calls
+    "float classes": (lambda: on_two(ERM(), TWO.float()), "(2,)", "(2, 3)", "targets.long()"),
+    "no labels": (
+        lambda: hf_loss(SoftAD(0.1))(SimpleNamespace(logits=LOGITS), None), "labels", "NoneType"
+    ),
     "dict": (lambda: SoftAD(0.1)({"logits": LOGITS}, TWO), "input", "got dict", "its logits"),
     "list": (lambda: on_two(SoftAD(0.1), [0, 1]), "target", "got list"),
     "weights": (lambda: on_two(ERM(), weights=torch.ones(3)), "weights", "(2,)", "(3,)"),

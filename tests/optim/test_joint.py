@@ -10,7 +10,7 @@ from helpers.plain_loop import sharp_step
 from helpers.steps import X, Y, closure_of, network, step, weights
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 from softadlib import ASAM, FDGR, GNP, MSAM, SAM
 
@@ -102,6 +102,30 @@ def test_joined_optimizers_resume_are_scheduled_and_copied(wrap):
     expected = step(model, optimizer, 3)
     assert torch.equal(step(resumed_model, resumed, 3), expected)
     assert torch.equal(step(copied_model, copied, 3), expected)
+
+
+def test_joined_optimizers_take_hooks_and_one_cycle():
+    model, twin = network(), network()
+    first, *rest = model.parameters()
+    several = SAM([SGD([first], lr=0.1), SGD(rest, lr=0.1)], radius=0.2)
+    single = SAM(SGD(twin.parameters(), lr=0.1), radius=0.2)
+    seen = []
+    for optimizer in (several, single):
+        optimizer.register_step_pre_hook(clip)
+        optimizer.register_step_post_hook(lambda base, args, kwargs: seen.append(len(seen)))
+        schedule = OneCycleLR(optimizer, max_lr=0.3, total_steps=4, cycle_momentum=False)
+        for _ in range(3):
+            step(model if optimizer is several else twin, optimizer)
+            schedule.step()
+    assert seen == [0, 1, 2, 3, 4, 5]
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p, q)
+
+
+def clip(optimizer, args, kwargs):
+    """Clip the gradients of all groups together, as `step_pre_hook` of the recipes does."""
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(every, 0.05)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")

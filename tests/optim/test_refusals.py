@@ -83,8 +83,14 @@ SETTINGS = {
     "no DDP": (lambda: SAM(sgd(), model=MODEL, first_sync=False), ["model=", "Distributed"]),
     "complex": (lambda: ASAM(sgd(weights(torch.complex64))), ["complex", "use SAM"]),
     "momentum": (lambda: MSAM(sgd()), ["SGD has none", "momentum=0.9", "Adam"]),
-    "radius of a group": (lambda: SAM(of_two_groups(radius=0.5), 0.05), ["[0.05, 0.5]", "same"]),
-    "wrapped before": (lambda: GNP(SAM(sgd(), 0.3).base, radius=0.1), ["[0.1, 0.3]", "same"]),
+    "radius of a group": (
+        lambda: SAM(of_two_groups(radius=0.5), 0.05),
+        ["radius=0.05", "hold radius=0.5", "earlier wrapper"],
+    ),
+    "wrapped before": (
+        lambda: GNP(SAM(sgd(), 0.3).base, radius=0.1),
+        ["radius=0.1", "hold radius=0.3", "earlier wrapper"],
+    ),
     "shared": (lambda: SAM([sgd(MODEL.weight), Adam(MODEL.parameters())]), ["in common"]),
     "joint group": (
         lambda: SAM([sgd(), sgd()]).add_param_group({"params": [weights()]}),

@@ -1,10 +1,12 @@
 """`train_many` trains every run as a loop over it alone would."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers.plain_loop import plain_loop
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS, Method
@@ -78,7 +80,17 @@ def frames(x, y):
     return pd.DataFrame(x.numpy(), index, columns=list("abcd")), pd.Series(y.numpy(), index)
 
 
-@pytest.mark.parametrize("kind", [arrays, frames])
+def views(x, y):
+    """Arrays that torch takes as they are no more than it takes a foreign byte order."""
+    backwards = np.ascontiguousarray(x.numpy()[::-1])
+    return backwards[::-1], y.numpy().astype(np.uint16)
+
+
+def big_endian(x, y):
+    return x.numpy().astype(">f8"), y.numpy().astype(">i4")
+
+
+@pytest.mark.parametrize("kind", [arrays, frames, views, big_endian])
 def test_arrays_frames_generators_and_tensors_of_theta_give_the_same_table(kind):
     runs = [{"method": "softad", "theta": theta} for theta in (0.1, 0.25)]
     expected = train_many(perceptron, data(), runs, epochs=1, batch_size=20)
@@ -86,6 +98,25 @@ def test_arrays_frames_generators_and_tensors_of_theta_give_the_same_table(kind)
     given = (run | {"theta": torch.tensor(run["theta"], dtype=torch.float64)} for run in runs)
     rows = train_many(perceptron, own_data, given, epochs=1, batch_size=20)
     pd.testing.assert_frame_equal(rows, expected, check_exact=True)
+
+
+def test_a_frame_may_have_columns_of_numbers_and_of_booleans():
+    expected = {}
+    given = {}
+    for part, (x, y) in data().items():
+        right = x[:, 3] > 0
+        expected[part] = torch.cat([x[:, :3], right[:, None]], 1), y
+        given[part] = pd.DataFrame(x[:, :3].numpy()).assign(right=right.numpy()), y
+    options = {"epochs": 1, "batch_size": 20}
+    rows = train_many(perceptron, given, [{}], **options)
+    pd.testing.assert_frame_equal(rows, train_many(perceptron, expected, [{}], **options))
+
+
+def test_only_batch_norm_needs_more_than_one_sample_in_the_last_batch():
+    rows = train_many(with_tanh, data(), [{}], epochs=1, batch_size=13)  # 40 = 3 · 13 + 1
+    assert np.isfinite(rows["loss_train"]).all()
+    with pytest.raises(UserError, match="batch norm cannot train"):
+        train_many(perceptron, data(), [{}], epochs=1, batch_size=13)
 
 
 def test_curves_hold_the_start_every_second_epoch_and_the_end():
@@ -105,6 +136,8 @@ def test_without_a_test_part_there_are_no_such_columns():
     ("runs", "words"),
     [
         ([], "runs must be dicts, one per run"),
+        (["erm"], "runs must be dicts, such as .* run 0 is 'erm'"),
+        ({"method": "erm"}, "runs must be dicts, such as .* run 0 is 'method'"),
         ([{"method": "softad"}], "softad needs theta"),
         (
             [{"method": "sam", "theta": 0.1, "radius": 0.1}],
@@ -126,6 +159,9 @@ def test_bad_runs_are_one_line(runs, words):
     assert "\n" not in str(error.value)
 
 
+LETTERS = [pd.DataFrame(torch.randn(40, 4), columns=list(names)) for names in ("abcd", "abdc")]
+BROKEN = torch.randn(9, 4)
+BROKEN[3, 0] = torch.nan
 HALF = (torch.randn(40, 4).half(), torch.zeros(40).long())
 
 
@@ -142,11 +178,36 @@ HALF = (torch.randn(40, 4).half(), torch.zeros(40).long())
         ({"val": (torch.randn(9, 4), torch.eye(9).long())}, r"targets of val must be .* \(9, 9\)"),
         ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, "val has 9 inputs and 8 targets"),
         (dict.fromkeys(("train", "val", "test"), HALF), "inputs must be float32 or"),
+        (
+            {"train": (LETTERS[0], HALF[1]), "test": (LETTERS[1], HALF[1])},
+            r"same columns in the same order, got \['a', 'b', 'c', 'd'\] and \['a', 'b', 'd', 'c'\]",
+        ),
+        ({"val": TensorDataset(*HALF)}, "its 'val' is a TensorDataset"),
+        (
+            {"test": (BROKEN, torch.zeros(9).long())},
+            "inputs of test hold NaN .* in 1 of 9 .* sample 3",
+        ),
     ],
 )
 def test_data_that_do_not_fit_together_are_one_line(changes, words):
     with pytest.raises(UserError, match=words):
         train_many(perceptron, data() | changes, [{}], epochs=1, batch_size=20)
+
+
+def test_data_without_parts_are_one_line():
+    with pytest.raises(
+        UserError, match=r"data must be \{'train': \(inputs, targets\).* got a tuple"
+    ):
+        train_many(perceptron, HALF, [{}], epochs=1, batch_size=20)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.layers = nn.GRU(4, 3, num_layers=2, dropout=dropout)
+
+    def forward(self, x):
+        return self.layers(x)  # logits and the state
 
 
 def fixed():
@@ -159,6 +220,9 @@ def fixed():
         ({"momentum": 0.9}, "momentum is of sgd; give 0 for adam, got 0.9"),
         ({"make_model": nn.Linear(4, 3)}, "make_model must return a new network at each call, got"),
         ({"make_model": fixed}, "weight has requires_grad"),
+        ({"make_model": lambda: None}, "must be a torch.nn.Module, got a NoneType"),
+        ({"make_model": lambda: Recurrent(0.3)}, "layers has dropout with p = 0.3"),
+        ({"make_model": lambda: Recurrent(0.0)}, r"must return logits \(n, classes\), got tuple"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ],
 )

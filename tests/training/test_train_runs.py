@@ -1,4 +1,4 @@
-"""Rows of runs that are trained together: which engine trains them, early stopping, devices, and memory that runs out."""
+"""Rows of runs trained together: which engine trains them, early stopping, devices, memory that runs out."""
 
 import pytest
 import torch
