@@ -1,6 +1,7 @@
 """The root of the workbook, and files that appear whole or not at all."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -75,5 +76,5 @@ def check_writable(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     with os_error_as_user_error(folder):
         if not nearest.is_dir():
-            raise NotADirectoryError(20, f"{nearest} is not a folder")
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
         tempfile.TemporaryFile(dir=nearest).close()  # nameless where the system can

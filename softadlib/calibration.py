@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from softadlib._validation import UserError, real, whole
+from softadlib.functional.reduction import as_tensor
 
 __all__ = ["expected_calibration_error", "fit_temperature"]
 BOUNDS = (1e-3, 1e3)
@@ -153,4 +154,4 @@ def _as_tensor(values: ArrayLike | Tensor) -> Tensor:
     """Return `values` as a tensor on the CPU without gradient."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    return torch.from_numpy(np.ascontiguousarray(values))  # torch has no negative strides
+    return as_tensor(np.asarray(values))

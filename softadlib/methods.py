@@ -29,7 +29,7 @@ class Setting:
     meaning: str
     choices: tuple[str, ...] = ()
     low: float = -math.inf
-    """The number is at least this."""
+    """The number is at least this; a whole number is at least 0 unless this says otherwise."""
     above: float = -math.inf
     """The number is above this."""
     used_by: Literal["objective", "rule", "held-out"] = "objective"
@@ -41,7 +41,7 @@ class Setting:
             choose(name, value, self.choices)
             return str(value)
         if isinstance(self.default, int):
-            return whole(name, value, int(self.low))
+            return whole(name, value, 0 if math.isinf(self.low) else int(self.low))
         return real(name, value, low=self.low, above=self.above)
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from softadlib.methods import METHODS
+from softadlib._validation import UserError
+from softadlib.methods import METHODS, Setting
 
 CLASSES = torch.tensor([0] * 6 + [1] * 3 + [2])
 """Labels of ten samples that look alike: the probabilities are 0.6, 0.3 and 0.1."""
@@ -42,3 +43,10 @@ def test_class_probabilities_are_those_at_the_minimum_of_the_objective(name, kno
     found = method.log_probabilities(logits.detach()[None], knob, **settings).exp()
     expected = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_whole_number_is_at_least_0_unless_low_says_otherwise():
+    assert Setting(5, "folds").check("folds", 0) == 0
+    assert Setting(5, "shift", low=-2).check("shift", -2) == -2
+    with pytest.raises(UserError, match="folds must be a whole number of at least 0, got -1"):
+        Setting(5, "folds").check("folds", -1)

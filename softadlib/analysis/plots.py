@@ -127,7 +127,7 @@ def _in_order(rows: pd.DataFrame) -> list[str]:
 def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
     """Return handles for the methods of `rows`, with how many runs diverged, and the styles of the parts."""
     handles = []
-    ends = rows[rows["epoch"] == rows.groupby("method")["epoch"].transform("max")]
+    ends = rows[rows["epoch"] == rows.groupby(["dataset", "method"])["epoch"].transform("max")]
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
         note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""

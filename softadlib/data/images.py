@@ -123,11 +123,6 @@ def own_folder(folder: str) -> Path:
     return home() / os.path.expanduser(folder)
 
 
-def is_image_set(name: str) -> bool:
-    """Tell whether `name` is a built-in image set."""
-    return name in IMAGES
-
-
 def table_of(name: str, folder: str = "", table: str = "") -> str:
     """Return the table that a protocol's dataset, `folder` and `table` lead to, a file or a name.
 
@@ -148,19 +143,22 @@ def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -
     return "" if name in SYNTHETIC or name in IMAGES else load_images(name, folder).digest
 
 
-@functools.lru_cache(maxsize=1)
 def load_images(name: str, folder: str = "") -> Images:
     """Return the arrays of a set: of a built-in one by its name, or those of `folder`.
 
-    Raises UserError naming the file, and what to do, for a set that is not there or is broken.
+    The last one is kept, as long as no file of the folder changes. Raises UserError naming the file,
+    and what to do, for a set that is not there or is broken.
     """
     if folder:
-        return _read_folder(own_folder(folder))
+        place = own_folder(folder)
+        changed = max((path.stat().st_mtime_ns for path in place.rglob("*")), default=0)
+        return _read_folder(place, changed)
     if name not in IMAGES:
         raise UserError(f"{name!r} is no image set; name your images in the profile, folder: DIR")
     return _load(name)
 
 
+@functools.lru_cache(maxsize=1)
 def _load(name: str, download: bool = False) -> Images:
     """Call a set's loader; one line says what to do where its files are missing or broken."""
     root, prepare_it = data_root(), f"softad data prepare {name}"
@@ -190,8 +188,9 @@ def _of_arrays(
     return Images(parts[0], y_train, parts[1], y_test)
 
 
-def _read_folder(folder: Path) -> Images:
-    """Read `train/<class>/*` and `test/<class>/*`.
+@functools.lru_cache(maxsize=1)
+def _read_folder(folder: Path, changed: int) -> Images:
+    """Read `train/<class>/*` and `test/<class>/*`; `changed` is the time of the last change of a file.
 
     Raises UserError for another layout, a class without images, a file that is no image, and images
     of several sizes or modes.

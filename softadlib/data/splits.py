@@ -37,7 +37,7 @@ class Splits:
 
     def __post_init__(self) -> None:
         if self.x.is_floating_point() and not torch.isfinite(self.x).all():
-            bad = (~torch.isfinite(self.x.flatten(1))).any(1).nonzero().flatten()
+            bad = (~torch.isfinite(self.x.reshape(len(self.x), -1))).any(1).nonzero().flatten()
             raise UserError(
                 f"the data hold NaN or infinity in {len(bad)} of {len(self.x)} samples, "
                 f"first at sample {bad[0].item()}; remove or repair them"

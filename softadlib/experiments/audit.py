@@ -12,11 +12,13 @@ from softadlib._validation import MissingData
 from softadlib.analysis import tables
 from softadlib.analysis.statistics import paired, permutation_tests, sign_test
 from softadlib.analysis.tables import COMPARED
+from softadlib.methods import PAPER
 from softadlib.results.selection import CASE
 
-PAPER = tuple(m for m in COMPARED if m != "softad")
+RIVALS = tuple(m for m in COMPARED if m != "softad")
 """The rivals of the paper's Table 1; its appendix adds iFlood on image sets."""
-OTHERS = (*PAPER[:2], "iflood", *PAPER[2:])
+OTHERS = tuple(m for m in PAPER if m != "softad")
+"""All others that the paper trains."""
 LEVEL = 0.05
 DECIDABLE = 6
 """Trials from which an exact two-sided test can reach 5 %: 2/2⁶ = 3 %."""
@@ -31,7 +33,7 @@ class Claim:
     name: str
     measure: str
     below: bool = True
-    against: tuple[str, ...] = PAPER
+    against: tuple[str, ...] = RIVALS
 
 
 CLAIMS = (
@@ -90,7 +92,7 @@ def compare(chosen: pd.DataFrame, claim: Claim) -> pd.DataFrame:
 def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) -> pd.DataFrame:
     """Return `compare` of every claim under every rule of `results.select`: columns `claim`, `rule`.
 
-    Raises MissingData where SoftAD has no rival on any dataset.
+    Raises MissingData where no dataset has ERM and SoftAD, or no trial a finite run of both.
     """
     tables.require(rows, "erm", "softad")
     found = []
@@ -100,7 +102,7 @@ def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) 
     found = [table for table in found if len(table)]
     if not found:
         raise MissingData(
-            "no dataset has results of SoftAD and of another method; train both on one"
+            "no trial has a finite run of SoftAD and of another method; train both on one"
         )
     return pd.concat(found, ignore_index=True)
 

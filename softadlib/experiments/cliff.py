@@ -1,7 +1,7 @@
 """Which class the minimiser of a pointwise criterion predicts: θ < ln 2 the likelier one, above the other.
 
 A network that fits perfectly minimises, at every x, E[f(ℓ)] over the probabilities it gives to the
-classes, ℓ = −ln p of the observed class and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|. In float64.
+classes, ℓ = −ln p of the observed class and f(ℓ) = ρ((ℓ − θ)/σ) or |ℓ − θ|/σ. In float64.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ LOGIT_RANGE, GRID, ITERATIONS = 30.0, 3001, 60
 def pointwise_value(
     method: str, losses: np.ndarray, theta: float, sigma: float = 1.0
 ) -> np.ndarray:
-    """Return f(ℓ), any shape: ρ((ℓ−θ)/σ) of SoftAD, |ℓ−θ| of iFlood."""
+    """Return f(ℓ), any shape: ρ((ℓ−θ)/σ) of SoftAD, |ℓ−θ|/σ of iFlood."""
     choose("method", method, POINTWISE)
     x = (losses - theta) / sigma
     return np.abs(x) if method == "iflood" else x * (x / (1 + np.hypot(1, x)))

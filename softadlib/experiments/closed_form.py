@@ -2,17 +2,16 @@
 
 import numpy as np
 import pandas as pd
+from scipy.stats import gmean
 
 from softadlib import results
+from softadlib.analysis.relative import BEST, LAST
 from softadlib.experiments.many_sets import FIXED_THETA
-from softadlib.results.selection import CASE, SWEEP
+from softadlib.results.selection import CASE, RUN
 
-LAST = "last epoch"
-BEST = "stopped early"
 SOFTMAX = "softmax"
 CLOSED_FORM = "closed form"
 TEMPERATURE = "one temperature"
-RUN = [*SWEEP, "trial", "knob"]
 PAIR = [*CASE, "trial", "side"]
 """What a run and the run of ERM beside it have in common."""
 
@@ -67,9 +66,8 @@ def erm_temperatures(profile: str) -> pd.DataFrame:
     """
     rows = pd.concat(rows.assign(side=side) for side, rows in rows_by_side(profile).items())
     erm = rows[rows["method"] == "erm"]
-    logs = np.log(erm["prior_temperature"])
-    means = logs.groupby([erm[name] for name in ("dataset", "label_noise", "side")]).mean()
-    return np.exp(means).rename("temperature").reset_index()
+    groups = erm.groupby(["dataset", "label_noise", "side"])["prior_temperature"]
+    return groups.agg(gmean).rename("temperature").reset_index()
 
 
 def at_small_theta(long: pd.DataFrame) -> pd.DataFrame:
@@ -79,6 +77,4 @@ def at_small_theta(long: pd.DataFrame) -> pd.DataFrame:
 
 def of_sets(long: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Return the geometric mean of the ratio over trials: one row per dataset and value of `by`, and n."""
-    grouped = np.log(long["ratio"]).groupby([long[name] for name in ["dataset", *by]])
-    means = grouped.agg(["mean", "size"]).rename(columns={"mean": "ratio", "size": "n"})
-    return means.assign(ratio=np.exp(means["ratio"])).reset_index()
+    return long.groupby(["dataset", *by])["ratio"].agg(ratio=gmean, n="size").reset_index()

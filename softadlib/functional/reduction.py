@@ -1,5 +1,8 @@
 """The first and the last step of every objective: check what is given, and reduce."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +31,13 @@ def check_losses(
     if not isinstance(knob, Tensor):
         check_number(name, knob)
     return in_float32(losses)
+
+
+def as_tensor(values: Any) -> Tensor:
+    """Return `values` as a tensor; of arrays also those that torch refuses."""
+    if isinstance(values, np.ndarray):  # torch takes no negative strides and no foreign byte order
+        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+    return torch.as_tensor(values)
 
 
 def kind_of(value: object) -> str:

@@ -40,9 +40,7 @@ def softad_weights(
     tensor([-0.6000,  0.0000,  0.6000])
     """
     choose("scale", scale, SCALES)
-    losses = in_float32(losses)
-    if isinstance(theta, Tensor) and theta.ndim:
-        check_losses(losses, theta)
+    losses = check_losses(losses, theta)
     if is_one(sigma):
         return phi(losses - theta)
     sigma = checked_sigma(losses, sigma)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.functional.reduction import Weights, is_hidden, kind_of
+from softadlib.functional.reduction import Weights, as_tensor, is_hidden, kind_of
 from softadlib.losses.criterion import PerSampleCriterion
 from softadlib.losses.per_sample import Base
 
@@ -96,9 +96,7 @@ def _levels(theta: Any) -> Tensor:
     if not isinstance(theta, (Tensor, np.ndarray, list, tuple)):
         # A dict or a pandas.Series has its levels by key, and not by position.
         raise UserError(f"{wanted}, got {kind_of(theta)}")
-    if isinstance(theta, np.ndarray):
-        theta = np.ascontiguousarray(theta)  # torch has no negative strides
-    levels = torch.as_tensor(theta)
+    levels = as_tensor(theta)
     if not levels.is_floating_point() or levels.ndim != 1 or not len(levels):
         raise UserError(f"{wanted}, got {kind_of(levels)}")
     if not levels.isfinite().all():

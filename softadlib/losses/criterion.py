@@ -16,6 +16,7 @@ from softadlib.losses.notices import CalibrationWarning, DistributionWarning, In
 from softadlib.losses.per_sample import (
     Base,
     PerSampleOfClasses,
+    class_axis,
     is_unweighted_binary,
     per_sample,
 )
@@ -133,9 +134,9 @@ class PerSampleCriterion(nn.Module):
                 f"without weights, and the base is {self.base.loss!r}; for a loss of your own call "
                 "functional.class_probabilities"
             )
-        class_axis = 1 if logits.ndim > 1 else 0
+        axis = class_axis(logits)
         log_p = F.class_log_probabilities(
-            logits.movedim(class_axis, -1), self.gradient_weights, self.base.label_smoothing
+            logits.movedim(axis, -1), self.gradient_weights, self.base.label_smoothing
         )
         weights = self.base.class_weights
         if weights is not None:
@@ -144,7 +145,7 @@ class PerSampleCriterion(nn.Module):
                     "a class of weight 0 has no probability; leave it out of weight= and of the logits"
                 )
             log_p = (log_p - weights.log()).log_softmax(-1)
-        return log_p.exp().movedim(-1, class_axis)
+        return log_p.exp().movedim(-1, axis)
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in self.settings}
@@ -234,7 +235,9 @@ class Criterion(PerSampleCriterion):
         with torch.enable_grad():
             value = self.reduce(leaf, counts)
         (slope,) = torch.autograd.grad(value, leaf)
-        return slope * (len(losses) if counts is None else counts.sum() / counts)
+        if counts is None:
+            return slope * len(losses)
+        return torch.where(counts > 0, slope * counts.sum() / counts, 0)
 
 
 class Thresholded(Criterion):
@@ -246,7 +249,7 @@ class Thresholded(Criterion):
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
-        self.theta = one_level(theta)
+        self.theta = theta
 
     @property
     def theta(self) -> float:

@@ -139,7 +139,7 @@ class PerSampleOfClasses(PerSample):
 
     def _checked(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         input, target = super()._checked(input, target)
-        has_one_class = input.ndim > 0 and input.shape[_class_axis(input)] == 1
+        has_one_class = input.ndim > 0 and input.shape[class_axis(input)] == 1
         if has_one_class and isinstance(self.loss, nn.CrossEntropyLoss):
             raise UserError(
                 f"logits {tuple(input.shape)} have one class, second, whose cross-entropy is 0; for one logit "
@@ -171,7 +171,7 @@ class PerSampleOfClasses(PerSample):
             return None
         if self.class_weights is None:
             return None if _all_count(target, self.ignore_index) else target != self.ignore_index
-        classes = input.shape[_class_axis(input)]
+        classes = input.shape[class_axis(input)]
         if self.class_weights.shape != (classes,):
             raise UserError(
                 f"the base's class weights must have shape ({classes},), one per class of the logits, "
@@ -194,18 +194,18 @@ class PerSampleOfClasses(PerSample):
     def levels(self, input: Tensor, target: Tensor) -> Levels | None:
         if is_hidden(target) or not target.numel():
             return None
-        classes = input.shape[_class_axis(input)]
+        classes = input.shape[class_axis(input)]
         if target.is_floating_point():
             mixed = target.detach().float()
             mixed = mixed * (1 - self.label_smoothing) + self.label_smoothing / classes
-            entropies = torch.special.entr(mixed).sum(_class_axis(input))
+            entropies = torch.special.entr(mixed).sum(class_axis(input))
             return Levels(minimum=entropies.median().item(), calibrated_below=math.inf)
         if self.label_smoothing and classes > 1:
             return cross_entropy_levels(classes, self.label_smoothing)
         return None
 
 
-def _class_axis(input: Tensor) -> int:
+def class_axis(input: Tensor) -> int:
     """Return the axis of the classes: the second, or the only one of a single sample."""
     return min(1, input.ndim - 1)
 
@@ -312,7 +312,8 @@ def _copy(loss: Any) -> Any:
 def _check_inputs(loss: nn.Module) -> None:
     """Raise UserError for a loss of torch that takes more than an input and a target."""
     _, *parameters = inspect.signature(type(loss).forward).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind != p.VAR_POSITIONAL]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
     if len(needed) > 2:
         raise UserError(
             f"base {loss!r} takes {', '.join(needed)}, and a criterion gives it an input and a target: give "

@@ -1,7 +1,6 @@
 """Several optimizers as one, for SAM over Muon and AdamW."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,12 +11,11 @@ from softadlib._validation import UserError
 class JointOptimizer(Optimizer):
     """Steps each of several optimizers, which have different parameters."""
 
+    optimizers: list[Optimizer]
+
     def __init__(self, optimizers: Sequence[Optimizer]):
-        # Optimizer.__init__ is not called on purpose: groups and states are those of the parts.
-        self.optimizers = list(optimizers)
-        self.defaults = dict(self.optimizers[0].defaults)
-        self._optimizer_step_pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self._optimizer_step_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        # In place of Optimizer.__init__: groups and states are those of the parts, hooks are its own.
+        super().__setstate__({"optimizers": list(optimizers), "defaults": {}})
         params = [p for group in self.param_groups for p in group["params"]]
         if len(set(params)) < len(params):
             raise UserError("two of the optimizers have a parameter in common")
@@ -32,7 +30,6 @@ class JointOptimizer(Optimizer):
         """The state of every parameter."""
         return {p: state for part in self.optimizers for p, state in part.state.items()}
 
-    @Optimizer.profile_hook_step  # calls the hooks
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step each."""
         for part in self.optimizers:

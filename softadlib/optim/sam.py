@@ -120,8 +120,9 @@ class SAM(RadiusOptimizer):
             raise RuntimeError("first_step was called twice; call second_step in between")
         params = self._params()
         grads = {name: dense_gradient(p) for name, p in params.items()}
+        point = self.perturbed(params, grads)
         self._moved = MovedWeights(params, self.model if self.bn_update == "first" else None)
-        self._moved.move_to(self.perturbed(params, grads))
+        self._moved.move_to(point)
         start_perturbed(self, params.values())
         if zero_grad:
             self.zero_grad()
@@ -376,6 +377,7 @@ class FDGR(ClosureOptimizer):
         self.step_size = real("step_size", step_size, above=0)
 
     def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        strength = real("strength", self.strength, low=0)  # they may have been assigned since
-        step_size = real("step_size", self.step_size, above=0)
-        return F.fdgr_gradient(gradient, params, strength, self.bn_update, step_size, self.scheme)
+        strength = real("strength", self.strength, low=0)  # it may have been assigned since
+        return F.fdgr_gradient(
+            gradient, params, strength, self.bn_update, self.step_size, self.scheme
+        )

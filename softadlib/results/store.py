@@ -143,7 +143,7 @@ class StudyStore:
         for provenance in self.provenances_of_parts():
             for session in provenance.sessions:
                 last = under_way.setdefault(session.id, session)
-                if session.id not in known and last.runs < session.runs:
+                if last.runs < session.runs:
                     under_way[session.id] = session
         more = [session for session in under_way.values() if session.id not in known]
         return sorted([*sessions, *more], key=lambda session: session.finished)

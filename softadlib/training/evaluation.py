@@ -46,7 +46,7 @@ def loss_summary(
     calibrated: bool,
     log_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return columns of `results.sample_losses` for one network, each (3, …): a row per part.
+    """Return columns of `results.read_losses` for one network, each (3, …): a row per part.
 
     Args:
         logits: (n, C) of train, val and test.

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import MissingData, UserError, choose, real, whole
-from softadlib.data.images import IMAGES, dataset_names, is_image_set, own_digest, table_of
+from softadlib.data.images import IMAGES, dataset_names, own_digest, table_of
 from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import EVEN_SETS, SYNTHETIC
 from softadlib.data.tables import TABLES, table_file
@@ -185,11 +185,10 @@ class Protocol(BaseModel):
         table = table_of(self.dataset, self.folder, self.table)
         if self.target and not table:
             raise UserError(f"target is the class column of a table; {self.dataset} has none")
-        if (
-            table and table not in TABLES
-        ):  # stored results of a built-in one can be drawn without it
+        # Stored results of a built-in table can be drawn without it.
+        if table and table not in TABLES:
             table_file(table)
-        if not (table or self.folder or known or is_image_set(self.dataset)):
+        if not (table or self.folder or known):
             try:
                 choose("dataset", self.dataset, dataset_names())
             except UserError as error:

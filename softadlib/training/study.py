@@ -80,7 +80,7 @@ class SessionLog:
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
     started: float = field(default_factory=time.monotonic)
     announced: bool = False
-    """Whether it was said how long it takes."""
+    """Whether the first task has ended, after which is said how long the others take."""
 
     @property
     def runs(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from softadlib._validation import UserError, choose, real, whole
 from softadlib.data.splits import PARTS, Splits, check_batches
+from softadlib.functional.reduction import as_tensor
 from softadlib.methods import METHODS, Method, check_momentum, get_method
 from softadlib.models import has_batch_norm, initialized
 from softadlib.results.schema import MEASURES
@@ -269,7 +270,7 @@ def _inputs(part: str, values: Any) -> Tensor:
         raise UserError(
             f"inputs must be float32 or float64, got {inputs.dtype}; convert them first"
         )
-    bad = (~torch.isfinite(inputs.flatten(1))).any(1).nonzero().flatten()
+    bad = (~torch.isfinite(inputs.reshape(len(inputs), -1))).any(1).nonzero().flatten()
     if len(bad):
         raise UserError(
             f"inputs of {part} hold NaN or infinity in {len(bad)} of {len(inputs)} samples, first in "
@@ -296,11 +297,7 @@ def _tensor(name: str, values: Any) -> Tensor:
             values = values.to_numpy(copy=True)
             if values.dtype == object:  # columns of several types, such as numbers and booleans
                 values = values.astype(np.float64)
-        if isinstance(
-            values, np.ndarray
-        ):  # torch takes no negative strides, and no foreign byte order
-            values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-        return torch.as_tensor(values)
+        return as_tensor(values)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{name} must be numbers, in a tensor, an array or a frame ({error}); encode words as "

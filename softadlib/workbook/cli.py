@@ -1,4 +1,3 @@
-# PYTHON_ARGCOMPLETE_OK
 """The `softad` command.
 
 Exit status: 0 done, 1 a notebook failed or memory ran out, 2 bad input (one line on stderr), 130
@@ -419,7 +418,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         again = "the command without --fresh" if given.get("fresh") else "the same command"
         say(f"stopped; {again} resumes")
         return getattr(stop, "status", 130)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

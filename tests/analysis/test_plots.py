@@ -98,6 +98,13 @@ class TestTrajectories:
         np.testing.assert_allclose(lines(figure.axes[0], "sam")["--"][1], [2, 3])
         assert names(figure.legends[0])[:2] == ["ERM", "SAM (1 of 2 diverged)"]
 
+    def test_diverged_trials_of_a_shorter_training_are_counted(self):
+        short = table(["erm"])
+        short["loss_train"] = np.nan
+        long = table(["erm"], epochs=range(10), dataset="spiral")
+        handles = figures.legend_handles(pd.concat([short, long]))
+        assert handles[0].get_label() == "ERM (2 of 4 diverged)"
+
 
 class TestMeasureCurves:
     def test_a_row_per_measure_and_a_column_per_dataset(self):

@@ -29,7 +29,7 @@ WHOLE = {"profile": "t", "n_train": 0, "n_val": 0, "n_test": 0, "trials": 1}
 def root(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
-    images.load_images.cache_clear()
+    images._load.cache_clear()
     return tmp_path / "data"
 
 
@@ -41,7 +41,7 @@ def pictures(n, *shape):
 
 def refused(words, name, folder=""):
     """The one line that a set is refused with."""
-    images.load_images.cache_clear()
+    images._load.cache_clear()
     with pytest.raises(UserError, match=words) as caught:
         images.load_images(name, str(folder))
     assert "\n" not in str(caught.value)
@@ -193,6 +193,16 @@ def test_a_photo_is_turned_as_its_camera_says(tmp_path):
     np.testing.assert_array_equal(shown, expected)
 
 
+def test_a_folder_that_changes_is_read_again(tmp_path):
+    write_folder(tmp_path, ())
+    before = images.load_images("pets", str(tmp_path))
+    assert images.load_images("pets", str(tmp_path)) is before
+    shutil.copy(tmp_path / "train/cat/0.png", tmp_path / "train/cat/one_more.png")
+    after = images.load_images("pets", str(tmp_path))
+    assert len(after.x_train) == len(before.x_train) + 1
+    assert after.digest != before.digest
+
+
 def test_opaque_alpha_is_no_channel(tmp_path):
     write_folder(tmp_path, ())
     with Image.open(tmp_path / "train/cat/1.png") as grey:
@@ -202,7 +212,6 @@ def test_opaque_alpha_is_no_channel(tmp_path):
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     def digest(folder):
-        images.load_images.cache_clear()  # another process reads the files again
         return images.own_digest("pets", str(folder))
 
     made = write_folder(tmp_path / "pets")
@@ -257,7 +266,6 @@ def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
     (pets / "test/dog/.DS_Store").write_text("")
     (pets / "val/cat").mkdir(parents=True)
     shutil.copy(pets / "train/cat/0.png", pets / "test/dog/3.png")
-    images.load_images.cache_clear()
     assert doubts_about("pets", folder=str(pets)) == [
         f"{pets}: val is not read; validation images are drawn from train",
         f"{pets}: 1 files of format .gif are left out",

@@ -65,6 +65,18 @@ class WithTemperature(nn.CrossEntropyLoss):
         return super().forward(input / self.temperature, target)
 
 
+class WithOptions(nn.CrossEntropyLoss):
+    def forward(self, input, target, *others, **options):
+        return super().forward(input, target)
+
+
+def test_a_loss_may_take_further_arguments_that_nobody_gives():
+    logits = torch.tensor([[1.0, -1.0], [0.5, 0.0]])
+    target = torch.tensor([0, 1])
+    expected = nn.functional.cross_entropy(logits, target)
+    torch.testing.assert_close(ERM(base=WithOptions())(logits, target), expected)
+
+
 def test_a_loss_of_torch_with_parameters_is_trained():
     loss = WithTemperature()
     logits = torch.tensor([[1.0, -1.0], [0.5, 0.0]])

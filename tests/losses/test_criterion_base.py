@@ -311,3 +311,9 @@ def test_options_survive_copies_pickles_and_states(name):
         assert twin(LOGITS, TARGETS) == criterion(LOGITS, TARGETS)
         twin.load_state_dict(criterion.state_dict())
     assert base.reduction == "mean"
+
+
+def test_a_sample_that_does_not_count_has_no_weight():
+    counts = torch.tensor([1.0, 0.0, 3.0])
+    weights = Flooding(0.1).sample_weights(torch.tensor([1.0, 9.0, 2.0]), counts)
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.0, 1.0]))  # the mean is above θ

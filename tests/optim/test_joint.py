@@ -122,6 +122,13 @@ def test_joined_optimizers_take_hooks_and_one_cycle():
         torch.testing.assert_close(p, q)
 
 
+def test_a_cycle_of_the_momentum_is_refused_by_torch_where_each_optimizer_has_its_own():
+    first, *rest = network().parameters()
+    several = SAM([AdamW([first]), SGD(rest, lr=0.1)])
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        OneCycleLR(several, max_lr=0.3, total_steps=4)
+
+
 def clip(optimizer, args, kwargs):
     """Clip the gradients of all groups together, as `step_pre_hook` of the recipes does."""
     every = [p for group in optimizer.param_groups for p in group["params"]]

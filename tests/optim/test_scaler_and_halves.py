@@ -121,6 +121,17 @@ def test_halves_around_accumulated_micro_batches_are_the_step_of_the_whole_batch
     torch.testing.assert_close(weights(whole), weights(parts), rtol=0, atol=1e-12)
 
 
+def test_a_first_half_that_was_refused_can_be_made_again():
+    first, *rest = double().parameters()
+    optimizer = SAM(SGD([{"params": [first]}, {"params": rest}], lr=0.1), 0.1)
+    optimizer.param_groups[0]["radius"] = 0.3
+    with pytest.raises(ValueError, match="radii"):
+        optimizer.first_step()
+    optimizer.param_groups[0]["radius"] = 0.1
+    optimizer.first_step()
+    optimizer.second_step()
+
+
 def test_halves_restore_every_bit_and_keep_the_statistics_of_the_first():
     model = double(norm=True)
     twin = copy.deepcopy(model)

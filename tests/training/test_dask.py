@@ -54,7 +54,7 @@ def test_a_worker_is_killed_and_then_the_scheduler(
 
 def train_and_kill(start, address, process):
     """Train on a scheduler and kill a process of the cluster; return the command's status and words."""
-    train = (sys.executable, "-m", "softadlib.workbook.cli", "train", "tiny", "--method", "softad")
+    train = (sys.executable, "-m", "softadlib", "train", "tiny", "--method", "softad")
     command = start(*train, "--scheduler", address, stderr=subprocess.PIPE)
     await_part(store_of(load("tiny", "gaussian"), "softad"), command)
     process.kill()

@@ -10,7 +10,6 @@ from torch import nn
 
 from softadlib import functional as F
 from softadlib._validation import UserError
-from softadlib.data.images import load_images
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.data import load_splits
@@ -43,7 +42,6 @@ def own_images(home, change=lambda x, y: None):
         file = home / "own" / ("train" if i < 50 else "test") / f"class{label}" / f"{i:02d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(file)
-    load_images.cache_clear()
 
 
 @pytest.fixture

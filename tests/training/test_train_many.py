@@ -112,6 +112,21 @@ def test_a_frame_may_have_columns_of_numbers_and_of_booleans():
     pd.testing.assert_frame_equal(rows, train_many(perceptron, expected, [{}], **options))
 
 
+def test_inputs_may_be_indices_of_an_embedding_in_floats():
+    class Lookup(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x):
+            return self.scores[x.long()]
+
+    x = torch.arange(60.0, dtype=torch.float64) % 3
+    part = (x, x.long())
+    rows = train_many(Lookup, {"train": part, "val": part}, [{}], epochs=9, batch_size=20, lr=0.5)
+    assert rows["acc_val"].tolist() == [1.0]
+
+
 def test_only_batch_norm_needs_more_than_one_sample_in_the_last_batch():
     rows = train_many(with_tanh, data(), [{}], epochs=1, batch_size=13)  # 40 = 3 · 13 + 1
     assert np.isfinite(rows["loss_train"]).all()

@@ -11,17 +11,17 @@ import sys
 import tomllib
 from pathlib import Path
 
-import yaml
 from docutils import nodes
 from latex2mathml.converter import convert
 
+from softadlib.training.params import parse_yaml
 from softadlib.workbook.toc import MARKS, read_toc
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Repository"]
-SETTINGS = yaml.safe_load((HERE / "settings.yaml").read_text())
+SETTINGS = parse_yaml((HERE / "settings.yaml").read_text())
 
 globals().update(SETTINGS)
 project, release = PROJECT["name"], PROJECT["version"]
