@@ -334,7 +334,10 @@ PAPER = ("erm", "flooding", "iflood", "sam", "softad")
 def get_method(name: str) -> Method:
     """Return the registered method, or a `UserError` that lists them."""
     choose("method", name, METHODS)
-    return METHODS[name]
+    method = METHODS[name]
+    if method.name != name:
+        raise UserError(f"METHODS[{name!r}] has the name {method.name!r}; give both the same")
+    return method
 
 
 def check_momentum(optimizer: str, momentum: float, methods: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from softadlib._validation import UserError
-from softadlib.methods import METHODS, Setting
+from softadlib.methods import METHODS, Method, Setting, get_method
 
 CLASSES = torch.tensor([0] * 6 + [1] * 3 + [2])
 """Labels of ten samples that look alike: the probabilities are 0.6, 0.3 and 0.1."""
@@ -50,3 +50,9 @@ def test_a_whole_number_is_at_least_0_unless_low_says_otherwise():
     assert Setting(5, "shift", low=-2).check("shift", -2) == -2
     with pytest.raises(UserError, match="folds must be a whole number of at least 0, got -1"):
         Setting(5, "folds").check("folds", -1)
+
+
+def test_a_method_is_found_by_its_own_name_alone(monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Method("other", "Other"))
+    with pytest.raises(UserError, match=r"METHODS\['mine'\] has the name 'other'"):
+        get_method("mine")

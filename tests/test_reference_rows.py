@@ -9,6 +9,7 @@ from softadlib.results.schema import MEASURES, RUN_KEY
 from softadlib.training.params import load
 from softadlib.training.train_runs import train_runs
 from softadlib.workbook import cli
+from softadlib.workbook.work import prepare
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +43,9 @@ def test_stored_rows_of_profile_smoke_trained_anew_are_equal(dataset, method):
     assert len(both) >= len(runs)
     stored = both[[f"{measure}_stored" for measure in MEASURES]]
     np.testing.assert_allclose(both[list(MEASURES)], stored, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_of_profile_smoke_is_left_to_train():
+    studies = prepare("smoke").studies
+    assert len(studies) == 20
+    assert [study.name for study in studies if not study.finished] == []

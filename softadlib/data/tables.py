@@ -383,10 +383,12 @@ def doubts(frame: "pd.DataFrame", target: str) -> list[str]:
 
     lines = []
     names = pd.to_numeric(frame.columns.to_series(), errors="coerce").dropna()
-    if len(names) and (names.diff().dropna() != 1).any():
+    if len(names) == 1 or (names.diff().dropna() != 1).any():
         lines.append(
             f"column {names.index[0]!r} is called by a number; the first line must be names"
         )
+    if frame[target].astype(str).eq(target).any():
+        lines.append(f"the target {target!r} is one of its classes; the first line must be names")
     for name, column in frame.items():
         lines += _doubts_of(str(name), column, name == target)
         if name != target and _stands_for(column, frame[target]):

@@ -1,6 +1,6 @@
 """Finished results of `outputs/` as tables."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,16 @@ from softadlib.results.schema import LOSSES, run_keys
 from softadlib.results.store import StudyStore
 
 
-def stored_studies(profile: str, dataset: str = "*") -> dict[StudyStore, Provenance]:
-    """Return every finished dataset × method with its provenance; none where there is no folder."""
+def stored_studies(
+    profile: str, dataset: str = "*", without: Collection[str] = ()
+) -> dict[StudyStore, Provenance]:
+    """Return every finished dataset × method with its provenance; none where there is no folder.
+
+    Files of the methods `without` are not read.
+    """
     found = {}
     for path in outputs(profile).glob(f"{dataset}/*.parquet"):
-        if path.stem in METHODS:
+        if path.stem in METHODS and path.stem not in without:
             provenance = read_provenance(path)
             named = provenance.dataset, provenance.method
             if named != (path.parent.name, path.stem):

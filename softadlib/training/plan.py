@@ -7,7 +7,7 @@ way at once.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -71,6 +71,8 @@ class Study:
     fresh: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.fresh, bool):  # papermill gives words for all but True and False
+            raise UserError(f"fresh must be True or False, got {self.fresh!r}")
         if self.fresh and not self.is_whole:
             raise UserError("--fresh deletes what other shards did; leave one of the two out")
 
@@ -196,23 +198,27 @@ def first_epochs(protocol: Protocol, method: str) -> set[int]:
     return {protocol.epochs}
 
 
-def other_protocol(study: Study) -> str:
+def other_protocol(study: Study, replaced: Collection[str] = ()) -> str:
     """Return how the protocol of a folder's results differs from the study's; "" where it does not.
 
-    A folder has one protocol, so that its methods can be compared.
+    A folder has one protocol, so that its methods can be compared. Results of the methods `replaced` do
+    not count: they are going to be deleted.
     """
-    folder = stored_studies(study.protocol.profile, study.protocol.dataset).values()
-    for stored in [*folder, *study.store.provenances_of_parts()]:
+    folder = stored_studies(study.protocol.profile, study.protocol.dataset, without=replaced)
+    found = list(folder.values())
+    if study.method not in replaced:
+        found += study.store.provenances_of_parts()
+    for stored in found:
         if differing := study.differences(stored):
             return "; ".join(differing)
     return ""
 
 
-def refuse_other_protocol(study: Study) -> None:
+def refuse_other_protocol(study: Study, replaced: Collection[str] = ()) -> None:
     """Raise UserError where the folder of a study holds results of another protocol."""
-    if not study.fresh and (differing := other_protocol(study)):
+    if differing := other_protocol(study, replaced):
         raise UserError(
             f"{study.name}: profile {study.protocol.profile} has results of another protocol "
             f"({differing}); give the changed one its own name with --as NAME, or replace the stored "
-            "results: softad train with the same options and --fresh"
+            "results of all methods: softad train with the same changes and --fresh, without --method"
         )

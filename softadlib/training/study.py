@@ -22,7 +22,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from softadlib import __version__, _files
-from softadlib._validation import UserError
+from softadlib._validation import UserError, whole
 from softadlib.data.images import own_folder
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import table_file
@@ -124,7 +124,9 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
     Raises UserError where `outputs/` cannot be written, holds results of another protocol or a broken
     file, or where another process works on the same study.
     """
-    refuse_other_protocol(study)
+    whole("jobs", jobs, 1)
+    if not study.fresh:  # the other methods may be going to be replaced, too
+        refuse_other_protocol(study)
     if study.finished:
         return stored_rows(study)
     store = study.store
@@ -318,7 +320,13 @@ def workers(jobs: int, executor: Executor | None) -> Iterator[Executor | None]:
         return
     import loky
 
-    pool = loky.get_reusable_executor(jobs, env={"OMP_NUM_THREADS": "1"}, reuse="auto")
+    pool = loky.get_reusable_executor(
+        jobs,
+        env={"OMP_NUM_THREADS": "1"},
+        reuse="auto",
+        initializer=end_with_parent,
+        initargs=(os.getpid(),),
+    )
     try:
         yield pool
     except BrokenProcessPool:
@@ -329,6 +337,20 @@ def workers(jobs: int, executor: Executor | None) -> Iterator[Executor | None]:
     except BaseException:
         pool.shutdown(kill_workers=True)
         raise
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this worker end within seconds of its parent, and not after its task.
+
+    A kernel is killed where `softad run` is stopped, and has no time to end its workers.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # What is said on the way

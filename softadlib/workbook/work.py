@@ -103,8 +103,9 @@ def check(studies: Sequence[Study]) -> None:
 
     Raises UserError, and MissingData where data are missing that a study needs.
     """
+    replaced = {study.method for study in studies if study.fresh}
     for study in studies:
-        refuse_other_protocol(study)
+        refuse_other_protocol(study, replaced)
     if all(study.finished for study in studies):
         return
     protocol = studies[0].protocol

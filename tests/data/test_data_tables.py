@@ -267,6 +267,8 @@ def test_what_may_not_be_meant_is_said(root, tmp_path):
     [
         ("5.1,3.5,Iris\n", ["column '5.1' is called by a number; the first line must be names"]),
         ("0,1,kind\n", []),
+        ("5.1,b,c\n", ["column '5.1' is called by a number; the first line must be names"]),
+        ("a,b,u\n", ["the target 'u' is one of its classes; the first line must be names"]),
         ("a,b,c\n", []),
     ],
 )

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import pandas as pd
 import psutil
@@ -43,6 +44,22 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(start, study, un
     next(child for child in children if "LokyProcess" in " ".join(child.cmdline())).kill()
     assert said(command)[-1].startswith("softad: a process was killed, as the system does where")
     assert_resumes(undisturbed)
+
+
+def test_workers_end_with_a_command_that_is_killed(start, study):
+    """As a kernel is whose `softad run` was stopped: no worker trains on for nobody."""
+    command = start(*TRAIN, "2", "-p", "epochs=100000", stderr=subprocess.DEVNULL)
+    workers = []
+    deadline = time.monotonic() + 120
+    while len(workers) < 2 and time.monotonic() < deadline:
+        children = psutil.Process(command.pid).children(recursive=True)
+        workers = [child for child in children if "LokyProcess" in " ".join(child.cmdline())]
+        time.sleep(0.2)
+    assert len(workers) == 2
+    time.sleep(10)  # they import torch, then train for minutes
+    command.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
 
 
 def test_a_full_disk_is_one_line_and_once_there_is_room_the_command_goes_on(

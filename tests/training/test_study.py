@@ -214,6 +214,22 @@ def test_a_folder_has_one_protocol(home, method, changes, differing):
     assert_equal(results.read("tiny"), first)
 
 
+@pytest.mark.parametrize("word", ["false", "No", 1])
+def test_nothing_is_deleted_for_a_word_that_may_mean_no(home, word):
+    """papermill makes booleans of True and False alone."""
+    train(protocol(), "softad")
+    before = tree(home / "outputs")
+    with pytest.raises(UserError, match=f"fresh must be True or False, got {word!r}"):
+        train(protocol(), "softad", fresh=word)
+    assert tree(home / "outputs") == before
+
+
+@pytest.mark.parametrize("jobs", ["two", 0, 2.5])
+def test_jobs_are_a_whole_number(home, jobs):
+    with pytest.raises(UserError, match="jobs must be a whole number of at least 1"):
+        train(protocol(), "softad", jobs=jobs)
+
+
 def test_what_is_under_way_has_one_protocol_too(home):
     train(protocol(), "softad", shard=(1, 2))
     with pytest.raises(UserError, match=r"lr 0\.2, stored 0\.1"):

@@ -88,6 +88,18 @@ def test_bad_input_is_one_line_and_nothing_is_written(capsys, home, argv, words)
     assert tree(home) == before
 
 
+def test_fresh_results_of_one_method_do_not_stand_beside_another_protocol(capsys, home):
+    assert cli.main(["train", "tiny", "-j", "1"]) == 0
+    capsys.readouterr()
+    before = tree(home / "outputs")
+    line = refused(capsys, "train", *ERM, "-p", "epochs=2", "--fresh")
+    assert "epochs 2, stored 4" in line
+    assert "--fresh, without --method" in line
+    assert tree(home / "outputs") == before
+    assert cli.main(["train", "tiny", "-j", "1", "-p", "epochs=2", "--fresh"]) == 0
+    assert set(results.read("tiny", final=True)["epoch"]) == {2}
+
+
 def test_a_damaged_result_is_named_with_what_to_do(capsys, home):
     assert cli.main(["train", *ERM]) == 0
     capsys.readouterr()
