@@ -190,8 +190,9 @@ def _of_arrays(
 
 @functools.lru_cache(maxsize=1)
 def _read_folder(folder: Path, changed: int) -> Images:
-    """Read `train/<class>/*` and `test/<class>/*`; `changed` is the time of the last change of a file.
+    """Read `train/<class>/*` and `test/<class>/*`.
 
+    `changed` is the time of the last change of a file, by which the cache tells that a folder is another.
     Raises UserError for another layout, a class without images, a file that is no image, and images
     of several sizes or modes.
     """

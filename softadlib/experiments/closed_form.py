@@ -64,7 +64,8 @@ def erm_temperatures(profile: str) -> pd.DataFrame:
 
     One row per dataset, label noise and side: `temperature`, the geometric mean over trials.
     """
-    rows = pd.concat(rows.assign(side=side) for side, rows in rows_by_side(profile).items())
+    sides = rows_by_side(profile).items()
+    rows = pd.concat(of_side.assign(side=side) for side, of_side in sides)
     erm = rows[rows["method"] == "erm"]
     groups = erm.groupby(["dataset", "label_noise", "side"])["prior_temperature"]
     return groups.agg(gmean).rename("temperature").reset_index()

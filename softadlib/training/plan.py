@@ -205,10 +205,10 @@ def other_protocol(study: Study, replaced: Collection[str] = ()) -> str:
     not count: they are going to be deleted.
     """
     folder = stored_studies(study.protocol.profile, study.protocol.dataset, without=replaced)
-    found = list(folder.values())
+    provenances = list(folder.values())
     if study.method not in replaced:
-        found += study.store.provenances_of_parts()
-    for stored in found:
+        provenances += study.store.provenances_of_parts()
+    for stored in provenances:
         if differing := study.differences(stored):
             return "; ".join(differing)
     return ""

@@ -206,9 +206,8 @@ def _networks(
         )
     networks = {}
     for seed in seeds:
-        networks[seed] = initialized(make_model, seed, "the network of make_model").to(
-            splits.x.dtype
-        )
+        network = initialized(make_model, seed, "the network of make_model")
+        networks[seed] = network.to(splits.x.dtype)
     with torch.no_grad():
         logits = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2])
     if not isinstance(logits, Tensor) or logits.ndim != 2:
