@@ -18,13 +18,9 @@ PROFILE ?= quick
 LAB ?=
 YES ?=
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --quiet --no-compile
+INSTALL = sh .ci/install $(VENV)
 # A path in place of an import hook: then `import softadlib` also works in the folder that holds a clone of that name.
 EDITABLE = --config-settings editable_mode=compat --editable
-# Jupyter brings a grammar of web addresses, which no notebook needs: every process that reads one would import it for 4 s.
-LEAN = $(BIN)/python -m pip uninstall --quiet --yes rfc3987-syntax
-# pip compiles modules one by one; this uses every core. Some packages hold files that do not compile.
-COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
 BOOK := $(VENV)/.ready-for-the-book
@@ -47,26 +43,20 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) $(TORCH)
 	$(INSTALL) $(EDITABLE) '.[workbook]'
-	$(LEAN)
-	$(COMPILE)
 	touch $(READY)
 
 # Lightning, Transformers, dask, Sphinx and playwright come with the tests.
 $(TESTING): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,test]'
-	$(LEAN)
-	$(COMPILE)
 	touch $(TESTING)
 
 $(BOOK): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,book]'
-	$(LEAN)
 	touch $(BOOK)
 
 # One of the figures' pages shows SoftAD in Lightning, Transformers, skorch and others.
 $(RECIPES): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,recipes]'
-	$(LEAN)
 	touch $(RECIPES)
 
 # Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -41,19 +40,7 @@ def use_style() -> None:
 
     Pictures have 200 dots per inch. Tables show every row and column, and three decimals.
     """
-    rc = {
-        "figure.dpi": 100,
-        "figure.figsize": (WIDTH, 3.0),
-        "figure.constrained_layout.use": True,
-        "axes.grid": True,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlesize": "medium",
-        "grid.color": "0.92",
-        "legend.frameon": False,
-        "lines.linewidth": 1.8,
-    }
-    sns.set_theme(context="notebook", style="ticks", font_scale=0.8, rc=rc)
+    plt.style.use("softadlib.analysis.style")
     pd.set_option("display.max_rows", None)
     pd.set_option("display.max_columns", None)
     pd.set_option("display.max_colwidth", None)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are imported on first use: `stats` takes seconds
 from numpy.typing import ArrayLike
-from scipy import stats
 
 LEVEL = 0.95
 """Chance with which an interval covers the mean."""
@@ -53,7 +53,7 @@ def mean_interval(values: ArrayLike) -> Mean:
     mean, n = float(x.mean()), len(x)
     if n == 1:
         return Mean(mean, -np.inf, np.inf, 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * x.std(ddof=1) / np.sqrt(n))
+    half = float(scipy.special.stdtrit(n - 1, (1 + LEVEL) / 2) * x.std(ddof=1) / np.sqrt(n))
     return Mean(mean, mean - half, mean + half, n)
 
 
@@ -75,7 +75,7 @@ def sign_test(differences: ArrayLike) -> Signs:
     """
     d = _finite(differences)
     above, below = int((d > 0).sum()), int((d < 0).sum())
-    p = float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
+    p = float(scipy.stats.binomtest(above, above + below).pvalue) if above + below else 1.0
     return Signs(above, len(d) - above - below, below, p)
 
 
@@ -115,7 +115,7 @@ def _permutation_tests(d: np.ndarray, seed: int) -> list[float]:
         sums: np.ndarray = np.rint(values.sum(axis))
         return sums
 
-    test = stats.permutation_test(
+    test = scipy.stats.permutation_test(
         (d / unit,),
         rounded_sum,
         permutation_type="samples",
