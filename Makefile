@@ -21,6 +21,8 @@ BIN := $(VENV)/bin
 INSTALL = sh .ci/install $(VENV)
 # A path in place of an import hook: then `import softadlib` also works in the folder that holds a clone of that name.
 EDITABLE = --config-settings editable_mode=compat --editable
+# Python compiles a module when it is first imported, and keeps the result unless this forbids it.
+unexport PYTHONDONTWRITEBYTECODE
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
 BOOK := $(VENV)/.ready-for-the-book
