@@ -12,7 +12,7 @@ from softadlib._validation import choose
 from softadlib.data.splits import Splits, synthetic_splits
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.training.engines import RunBatch
+from softadlib.training.engines import RunBatch, choose_engine
 from softadlib.training.engines.side_by_side import VmapEngine
 from softadlib.training.loop import train
 from softadlib.training.recipe import Recipe
@@ -49,7 +49,7 @@ def linear_rows(
         knob = theta if get_method(method).knob else math.nan
         network = build("linear", (2,), 2, seed).double()
         batch = RunBatch(get_method(method), [network], splits, [0], [knob], {"sigma": sigma})
-        measured = train(VmapEngine(batch), recipe, [seed], range(0, epochs + 1, every))
+        measured = train(choose_engine(batch), recipe, [seed], range(0, epochs + 1, every))
         for row in measured.rows:
             facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob}
             rows.append(facts | {name: values[0] for name, values in row.items()})

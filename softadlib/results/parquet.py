@@ -172,16 +172,17 @@ def with_losses(rows: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_of(wide: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses in the columns of a file: a row for each run, epoch and part."""
-    frames = []
-    for i, part in enumerate(PARTS):
-        frame = wide[LOSS_ROW[:-1]].assign(part=part)
-        for column in MEASURED_OF_LOSSES:
-            names = _file_columns(column)
-            missing = None if column == "quantiles" else np.nan
-            frame[column] = wide.get(names[i % len(names)], missing)
-        frames.append(frame)
-    return merge_losses(frames)
+    """Return the losses in the columns of a file: a row for each run, epoch and part, in its order."""
+    columns = {name: np.repeat(wide[name].array, len(PARTS)) for name in LOSS_ROW[:-1]}
+    columns["part"] = np.tile(PARTS, len(wide))
+    for column in MEASURED_OF_LOSSES:
+        missing = None if column == "quantiles" else np.nan
+        names = _file_columns(column) * (len(PARTS) // len(_file_columns(column)))
+        of_parts = pd.DataFrame(
+            {i: wide.get(name, missing) for i, name in enumerate(names)}, wide.index
+        )
+        columns[column] = of_parts.to_numpy().ravel()
+    return with_types(pd.DataFrame(columns), LOSS_DTYPES)
 
 
 # Files

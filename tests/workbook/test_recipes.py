@@ -1,4 +1,7 @@
-"""The recipes of `notebooks/recipes.ipynb`, as they stand there, with the real packages."""
+"""The recipes of `notebooks/recipes.ipynb`, as they stand there, with the real packages.
+
+These are imported where they are used: every process of the tests imports this file.
+"""
 
 import copy
 import functools
@@ -6,14 +9,10 @@ import gc
 import logging
 import math
 
-import accelerate
-import lightning
 import nbformat
 import pytest
 import torch
-import transformers
 from helpers.workspace import REPOSITORY
-from sklearn.model_selection import GridSearchCV
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -36,6 +35,8 @@ def frozen_heap():
 def float64_and_quiet(monkeypatch):
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
+    import transformers
+
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     yield
@@ -223,6 +224,8 @@ def test_many_networks_of_the_recipe_have_a_row_each():
 
 
 def fit(module, ckpt_path=None, **settings):
+    import lightning
+
     quiet = (
         "logger",
         "enable_checkpointing",
@@ -304,10 +307,12 @@ def test_lightning_with_a_grad_scaler_and_sam_is_refused():
 
 def test_lightning_averages_weights_of_sam_over_batch_norm():
     """The last epoch refreshes batch norm: it calls the closure without backward."""
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
     module = recipe("lightning")["Classifier"](model, SoftAD(0.1), 0.05)
-    averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=1)
+    averaging = StochasticWeightAveraging(0.05, swa_epoch_start=1)
     end = fit(module, callbacks=[averaging], max_epochs=3)
     assert end.isfinite().all()
     assert module.trainer.current_epoch == 4, "three, and one that refreshes batch norm"
@@ -347,6 +352,8 @@ def test_skorch_gives_probabilities():
 
 
 def test_skorch_searches_theta():
+    from sklearn.model_selection import GridSearchCV
+
     net, _ = fitted_by_skorch()
     x, y = data().dataset.tensors
     settings = [
@@ -371,7 +378,9 @@ def test_accelerate_takes_the_gradient_of_all_micro_batches():
 
 def test_accelerate_leaves_closures_out_where_it_accumulates():
     """What the recipe is for."""
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model = network()
     optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1))
     model, optimizer, batches = accelerator.prepare(model, optimizer, data())
@@ -452,6 +461,8 @@ def rows(n=64, length=12, seed=0):
 
 
 def language_model():
+    import transformers
+
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
     rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -466,11 +477,14 @@ def train(
     times,
     model=None,
     optimizers=(None, None),
-    kind=transformers.Trainer,
+    kind=None,
     examples=None,
     **settings,
 ):
+    import transformers
+
     model = model or language_model()
+    kind = kind or transformers.Trainer
     args = transformers.TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=size,
@@ -525,6 +539,8 @@ def test_the_trainers_gradient_is_that_of_the_whole_batch(tmp_path):
 @pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
 def test_classifiers_take_the_gradient_of_all_labels(tmp_path, kind):
     """One step of SGD, 4 times 8 examples; ignored labels do not count."""
+    import transformers
+
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -16,17 +16,17 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 def norms(v: np.ndarray) -> np.ndarray:
     """Return the L2 norm along the last axis, (…, d) → (…, 1)."""
-    return np.asarray(np.linalg.norm(v, axis=-1, keepdims=True))
+    return np.sqrt(np.einsum("...i,...i", v, v))[..., None]
 
 
 def rho(x: np.ndarray) -> np.ndarray:
     """Return ρ(x) = √(1+x²) − 1 without cancellation near 0, elementwise: SoftAD's deviation."""
-    return np.asarray(x * x / (1 + np.hypot(1, x)))
+    return np.asarray(x * x / (1 + np.sqrt(1 + x * x)))
 
 
 def phi(x: np.ndarray) -> np.ndarray:
     """Return φ(x) = ρ′(x) = x/√(1+x²), elementwise."""
-    return np.asarray(x / np.hypot(1, x))
+    return np.asarray(x / np.sqrt(1 + x * x))
 
 
 DEVIATIONS: dict[str, Function] = {"softad": rho, "iflood": np.abs}
@@ -69,7 +69,8 @@ class SquaredDistances:
 
     def at(self, w: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return ℓ (…,) and ∇ℓ (…, d) of one point each."""
-        return np.square(w - points).sum(-1) / 2, w - points
+        way = w - points
+        return np.einsum("...i,...i", way, way) / 2, way
 
     def __call__(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return losses (…, n) and gradients (…, n, d) of all points."""
