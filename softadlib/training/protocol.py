@@ -15,7 +15,6 @@ from softadlib._validation import MissingData, UserError, choose, real, whole
 from softadlib.data.images import IMAGES, dataset_names, own_digest, table_of
 from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import EVEN_SETS, SYNTHETIC
-from softadlib.data.tables import TABLES, table_file
 from softadlib.methods import METHODS, check_momentum, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
@@ -185,9 +184,7 @@ class Protocol(BaseModel):
         table = table_of(self.dataset, self.folder, self.table)
         if self.target and not table:
             raise UserError(f"target is the class column of a table; {self.dataset} has none")
-        # Stored results of a built-in table can be drawn without it.
-        if table and table not in TABLES:
-            table_file(table)
+        # A file that is missing is refused where it is read: stored results can be drawn without it.
         if not (table or self.folder or known):
             try:
                 choose("dataset", self.dataset, dataset_names())

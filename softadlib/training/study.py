@@ -125,7 +125,9 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
     file, or where another process works on the same study.
     """
     whole("jobs", jobs, 1)
-    if not study.fresh:  # the other methods may be going to be replaced, too
+    if study.fresh:
+        study = start_anew(study)
+    else:
         refuse_other_protocol(study)
     if study.finished:
         return stored_rows(study)
@@ -134,8 +136,6 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
     with store.lock() if study.is_whole else nullcontext():
         if study.is_whole:
             store.delete_temporary_files()
-        if study.fresh:
-            store.clear()
         protocol = protocol_of_workers(study.protocol, executor)
         log = SessionLog(useful_jobs(study, protocol.device, jobs), commit())
         with workers(log.jobs, executor) as pool, progress_bar(study) as bar:
@@ -159,6 +159,14 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
         if study.is_whole:
             put_together(study, log)
     return stored_rows(study)
+
+
+def start_anew(study: Study) -> Study:
+    """Delete what is stored of a study, and return it with all of it left to train."""
+    _files.check_writable(study.store.folder)
+    with study.store.lock():
+        study.store.clear()
+    return study.as_it_is_now()
 
 
 def passes(study: Study) -> Iterator[Pass]:

@@ -91,6 +91,8 @@ def run(
         print(show.progress(work))
         if new_profile:  # it has the pages of the profile that it extends
             pages = notebooks.pages_of_profile(profile, list(work.protocols))
+            if datasets:
+                pages = [page for page in pages if "dataset" in page.parameters]
         else:
             pages = notebooks.missing_pages(profile, datasets, planned=work.protocols)
         print_names(pages)
@@ -237,10 +239,12 @@ def time_limit(seconds: float | None, started: float) -> Iterator[None]:
 
 def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
-    from softadlib.training.study import run_study
+    from softadlib.training.study import run_study, start_anew
 
     with cluster(scheduler) as executor:
-        for study in work.studies:
+        # All at once: the same command without --fresh then goes on wherever this one is stopped.
+        studies = [start_anew(study) if study.fresh else study for study in work.studies]
+        for study in studies:
             run_study(study, jobs=jobs, executor=executor)
 
 

@@ -143,8 +143,14 @@ def derived_files(
         path = _files.params_dir() / name / f"{dataset}.yaml"
         if not path.exists():
             files[path] = values
-        elif load(name, dataset) != protocol:
-            raise UserError(f"{path} has other parameters; choose another name for --as")
+            continue
+        there = load(name, dataset)
+        differing = [f for f in Protocol.names() if getattr(there, f) != getattr(protocol, f)]
+        if differing:
+            raise UserError(
+                f"{path} has other parameters ({', '.join(differing)}); choose another name for --as, "
+                f"or edit that file, and then: softad train {name}"
+            )
     return files
 
 

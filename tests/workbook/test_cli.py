@@ -188,8 +188,9 @@ def test_a_profile_of_changed_parameters_holds_what_was_asked_for(tmp_path, monk
     assert cli.main(slow) == 0, "the same again is no contradiction"
     capsys.readouterr()
     line = refused(capsys, "train", *ERM, "-p", "lr=0.2", "--as", "slow", "--dataset", "gaussian")
-    assert f"{path} has other parameters" in line
-    assert "--as" in line
+    assert f"{path} has other parameters (lr, settings)" in line
+    assert "choose another name for --as" in line
+    assert "softad train slow" in line
     assert tree(home) == before
 
 
@@ -245,17 +246,17 @@ def start(home, *argv):
     return subprocess.Popen([*SOFTAD, *argv], env=env, **pipes)
 
 
-def wait_for_parts(home, pattern):
-    """Wait until a training of softad has stored a file."""
-    while not list(home.glob(f"outputs/tiny/gaussian/parts/softad/{pattern}")):
+def wait_for_parts(home, pattern, method="softad"):
+    """Wait until a training of a method has stored a file."""
+    while not list(home.glob(f"outputs/tiny/gaussian/parts/{method}/{pattern}")):
         time.sleep(0.01)
 
 
-def signal_when_stored(home, number):
+def signal_when_stored(home, number, method="softad"):
     """Send this process a signal once a task of the training that it does is stored."""
 
     def wait_and_send():
-        wait_for_parts(home, "*.parquet")
+        wait_for_parts(home, "*.parquet", method)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send, daemon=True).start()
@@ -279,6 +280,19 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(
     trained = [session.runs_trained for session in provenance.sessions]
     assert len(trained) == 2
     assert sum(trained) == 8, "none twice"
+
+
+def test_a_stopped_command_with_fresh_and_changes_goes_on_without_fresh(tmp_path, monkeypatch):
+    """Results of the methods that it had not come to are gone, too: they have another protocol."""
+    home = make_home(tmp_path, gaussian=LONGER | {"curves": "none"})
+    monkeypatch.setenv("SOFTAD_HOME", str(home))
+    assert cli.main(["train", "tiny", "-j", "1", "-p", "epochs=2"]) == 0
+    heed_ctrl_c()
+    signal_when_stored(home, signal.SIGINT, "erm")
+    again = ["train", "tiny", "-j", "1", "-p", "epochs=100"]
+    assert cli.main([*again, "--fresh"]) == 130
+    assert cli.main(again) == 0
+    assert set(results.read("tiny", final=True)["epoch"]) == {100}
 
 
 def test_a_command_goes_on_after_a_kill_and_after_its_time(tmp_path, monkeypatch, capsys):

@@ -151,3 +151,18 @@ def test_the_schema_refuses_what_the_protocol_refuses(values):
     if values in WRONG:
         with pytest.raises(UserError):
             Protocol(**{"profile": "tiny", "dataset": "gaussian", **TINY, **values})
+
+
+def test_results_of_a_table_that_was_moved_are_shown_and_drawn(home, capsys):
+    file = home / "mine.csv"
+    file.write_text("a,b,y\n" + "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(80)))
+    (home / "params/tiny/gaussian.yaml").unlink()
+    values = {**TINY, "profile": "tiny", "dataset": "mine", "table": str(file)}
+    (home / "params/tiny/mine.yaml").write_text(json.dumps(values))
+    assert cli.main(["train", "tiny", "--method", "erm,sam", "-j", "1"]) == 0
+    before = printed(capsys, "tiny")
+    file.rename(home / "moved.csv")
+    assert printed(capsys, "tiny") == before
+    assert cli.main(["draw", "tiny", "--dry-run"]) == 0
+    assert cli.main(["train", "tiny", "-j", "1"]) == 2
+    assert f"table '{file}' is no file under" in capsys.readouterr().err

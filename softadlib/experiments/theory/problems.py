@@ -16,7 +16,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 def norms(v: np.ndarray) -> np.ndarray:
     """Return the L2 norm along the last axis, (…, d) → (…, 1)."""
-    return np.sqrt(np.einsum("...i,...i", v, v))[..., None]
+    return np.asarray(np.sqrt(np.einsum("...i,...i", v, v))[..., None])
 
 
 def rho(x: np.ndarray) -> np.ndarray:
