@@ -74,10 +74,11 @@ def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
 
 def _log_density(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Log density of a mixture of N(centre, I), up to a constant."""
+    from scipy.spatial.distance import cdist
     from scipy.special import logsumexp
 
     out = []
     for chunk in np.array_split(x, max(1, len(x) // 500)):
-        squares = ((chunk[:, None] - centres) ** 2).sum(-1)
+        squares = cdist(chunk, centres, "sqeuclidean")
         out.append(logsumexp(-squares / 2, axis=1))
     return np.concatenate(out)

@@ -24,7 +24,7 @@ import pytest
 
 ONE = {"trials": 1, "epochs": 2}
 TWO = {"trials": 2, "epochs": 2}
-AUX = {"grids": {"adaflood": [0.2, 0.5]}, "settings": {"adaflood": {"aux_folds": 2}}}
+AUX = {"grids": {"adaflood": [0.2]}, "settings": {"adaflood": {"aux_folds": 2}}}
 SHARDS = [{"changes": TWO, "shard": (i, 2)} for i in (1, 2)]
 CASES = {
     "first pass and replay": {"method": "softad", "changes": ONE},
