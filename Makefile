@@ -47,9 +47,11 @@ $(READY): pyproject.toml
 	$(INSTALL) $(EDITABLE) '.[workbook]'
 	touch $(READY)
 
-# Lightning, Transformers, dask, Sphinx and playwright come with the tests.
+# Lightning, Transformers, dask, Sphinx and playwright come with the tests. Modules are compiled on every core beforehand:
+# three processes would each compile what they import. Some packages hold files that do not compile.
 $(TESTING): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,test]'
+	$(BIN)/python -m compileall -q -j 0 -x /tests/ $(VENV)/lib > /dev/null || true
 	touch $(TESTING)
 
 $(BOOK): $(READY)
