@@ -194,6 +194,16 @@ def test_a_profile_of_changed_parameters_holds_what_was_asked_for(tmp_path, monk
     assert tree(home) == before
 
 
+def test_a_dry_run_of_one_dataset_lists_no_page_of_several(home, capsys):
+    """As `run` draws none."""
+    write_notebook(home / "notebooks/all.ipynb", "print(profile)")
+    one = ["run", "tiny", "--dry-run", "-p", "epochs=2", "--as", "short"]
+    assert cli.main(one) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "notebooks to draw: all"
+    assert cli.main([*one, "--dataset", "gaussian"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "notebooks to draw: none"
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
     write_notebook(home / "notebooks/page.ipynb", "print(profile)")
