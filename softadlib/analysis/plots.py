@@ -40,7 +40,7 @@ def use_style() -> None:
 
     Pictures have 200 dots per inch. Tables show every row and column, and three decimals.
     """
-    plt.style.use("softadlib.analysis.style")
+    plt.style.use(["seaborn-v0_8-ticks", "softadlib.analysis.style"])
     pd.set_option("display.max_rows", None)
     pd.set_option("display.max_columns", None)
     pd.set_option("display.max_colwidth", None)

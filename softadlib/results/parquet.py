@@ -177,11 +177,9 @@ def losses_of(wide: pd.DataFrame) -> pd.DataFrame:
     columns["part"] = np.tile(PARTS, len(wide))
     for column in MEASURED_OF_LOSSES:
         missing = None if column == "quantiles" else np.nan
-        names = _file_columns(column) * (len(PARTS) // len(_file_columns(column)))
-        of_parts = pd.DataFrame(
-            {i: wide.get(name, missing) for i, name in enumerate(names)}, wide.index
-        )
-        columns[column] = of_parts.to_numpy().ravel()
+        names = _file_columns(column)
+        by_part = {part: wide.get(names[i % len(names)], missing) for i, part in enumerate(PARTS)}
+        columns[column] = pd.DataFrame(by_part, wide.index).to_numpy().ravel()
     return with_types(pd.DataFrame(columns), LOSS_DTYPES)
 
 

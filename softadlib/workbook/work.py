@@ -144,8 +144,12 @@ def derived_files(
         if not path.exists():
             files[path] = values
             continue
-        there = load(name, dataset)
-        differing = [f for f in Protocol.names() if getattr(there, f) != getattr(protocol, f)]
+        existing = load(name, dataset)
+        differing = [
+            field
+            for field in Protocol.names()
+            if getattr(existing, field) != getattr(protocol, field)
+        ]
         if differing:
             raise UserError(
                 f"{path} has other parameters ({', '.join(differing)}); choose another name for --as, "

@@ -33,10 +33,10 @@ def frozen_heap():
 
 @pytest.fixture(autouse=True)
 def float64_and_quiet(monkeypatch):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
     import transformers
 
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     transformers.logging.set_verbosity_error()
     yield
