@@ -26,15 +26,15 @@ LAYERS = (
     ("workbook",),
 )
 TRAINING = (
-    ("recipe", "device", "checkpoint", "evaluation"),
+    ("recipe", "seeds", "device", "checkpoint", "evaluation"),
     ("engines.base", "engines.captured", "engines.layers"),
     ("engines.side_by_side", "engines.single_perceptron"),
     ("engines",),
     ("loop", "protocol"),
-    ("params", "data"),
+    ("params", "load_splits"),
     ("train_runs",),
-    ("held_out_losses", "train_many", "plan"),
-    ("study",),
+    ("held_out_losses", "train_many", "study"),
+    ("train_study",),
 )
 """The modules of training/, each of which may import those above it."""
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

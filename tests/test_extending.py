@@ -12,7 +12,7 @@ from torch import nn
 from softadlib.data.images import IMAGES, Images, ImageSet
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
-from softadlib.training.data import load_splits
+from softadlib.training.load_splits import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.training.train_runs import network_of
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from softadlib._files import check_writable, data_root, home
 from softadlib._validation import MissingData, UserError
-from softadlib.data.synthetic import SYNTHETIC
-from softadlib.data.tables import TABLES, is_table, table_digest
 from softadlib.models import torchvision
 
 
@@ -108,11 +106,6 @@ IMAGES: dict[str, ImageSet] = {
 """The built-in sets, in the order in which they are listed; your own are folders."""
 
 
-def dataset_names() -> list[str]:
-    """Return names of the synthetic sets, the built-in image sets and the built-in tables."""
-    return [*SYNTHETIC, *IMAGES, *TABLES]
-
-
 def downloaded_sets() -> list[str]:
     """Return names of the image sets that torchvision downloads."""
     return [name for name, entry in IMAGES.items() if entry.files]
@@ -121,26 +114,6 @@ def downloaded_sets() -> list[str]:
 def own_folder(folder: str) -> Path:
     """Return the path of a protocol's `folder`; a relative one starts at the workbook's root."""
     return home() / os.path.expanduser(folder)
-
-
-def table_of(name: str, folder: str = "", table: str = "") -> str:
-    """Return the table that a protocol's dataset, `folder` and `table` lead to, a file or a name.
-
-    It is "" for points that are drawn and for images.
-    """
-    known = name in SYNTHETIC or name in IMAGES
-    return table or (name if is_table(name) and not (known or folder) else "")
-
-
-def own_digest(name: str, folder: str = "", table: str = "", target: str = "") -> str:
-    """Return the digest of images or of a table; "" for a synthetic or a built-in image set.
-
-    `folder`, `table` and `target` are those of a protocol. What the data hold counts, not where they
-    lie. Raises MissingData for a table that is not there.
-    """
-    if read := table_of(name, folder, table):
-        return table_digest(read, target)
-    return "" if name in SYNTHETIC or name in IMAGES else load_images(name, folder).digest
 
 
 def load_images(name: str, folder: str = "") -> Images:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from softadlib._files import data_root, write
 from softadlib._validation import UserError, choose
+from softadlib.data.datasets import table_of
 from softadlib.data.images import (
     IMAGES,
     available,
     download,
     downloaded_sets,
     folder_doubts,
-    table_of,
 )
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import (

@@ -19,8 +19,8 @@ from softadlib.data.splits import Splits, check_batches
 from softadlib.methods import get_method
 from softadlib.results.store import StudyStore, held_out_name
 from softadlib.training.checkpoint import State
-from softadlib.training.data import load_splits
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
+from softadlib.training.load_splits import load_splits
 from softadlib.training.loop import train
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.train_runs import Samples, checkpoint_of, make_engine

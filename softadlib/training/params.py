@@ -11,7 +11,7 @@ from ruamel.yaml.error import YAMLError
 
 from softadlib import _files
 from softadlib._validation import UserError, choose
-from softadlib.data.images import dataset_names
+from softadlib.data.datasets import dataset_names
 from softadlib.training.protocol import Protocol
 
 

@@ -12,13 +12,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from softadlib._validation import MissingData, UserError, choose, real, whole
-from softadlib.data.images import IMAGES, dataset_names, own_digest, table_of
+from softadlib.data.datasets import dataset_names, own_digest, table_of
+from softadlib.data.images import IMAGES
 from softadlib.data.splits import check_batches
 from softadlib.data.synthetic import EVEN_SETS, SYNTHETIC
 from softadlib.methods import METHODS, check_momentum, complete_settings, get_method
 from softadlib.models import MODELS
 from softadlib.results.schema import RunKey
 from softadlib.training.recipe import Recipe
+from softadlib.training.seeds import trial_seeds
 
 NUMERICS_VERSION = 4
 """Raised by hand whenever the same protocol would give other numbers: earlier results then do not count."""
@@ -49,11 +51,6 @@ class Run:
     def key(self) -> RunKey:
         """Identity within a method."""
         return RunKey.from_values(self.label_noise, self.trial, self.knob)
-
-
-def trial_seeds(n: int) -> tuple[int, ...]:
-    """Return the authors' trial seeds; the first n of one fixed sequence."""
-    return tuple(np.random.default_rng(17264272852322).integers(1, 2**20, size=n).tolist())
 
 
 class Protocol(BaseModel):

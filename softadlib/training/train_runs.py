@@ -14,9 +14,9 @@ from softadlib.models import build
 from softadlib.results.parquet import merge, merge_losses
 from softadlib.results.schema import CALIBRATION, LOSS_COLUMNS, MEASURES
 from softadlib.training.checkpoint import Checkpoint, State
-from softadlib.training.data import load_splits
 from softadlib.training.device import device_name, memory_in_one_line, numerics, pick_device
 from softadlib.training.engines import Engine, Row, RunBatch, choose_engine, groups, runs_at_once
+from softadlib.training.load_splits import load_splits
 from softadlib.training.loop import Measured, train
 from softadlib.training.protocol import Protocol, Run
 

@@ -7,13 +7,11 @@ stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the 
 
 import argparse
 import contextlib
-import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -239,44 +237,14 @@ def time_limit(seconds: float | None, started: float) -> Iterator[None]:
 
 def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
-    from softadlib.training.study import run_study, start_anew
+    from softadlib.training.train_study import run_study, start_anew
+    from softadlib.workbook.cluster import cluster
 
     with cluster(scheduler) as executor:
         # All at once: the same command without --fresh then goes on wherever this one is stopped.
         studies = [start_anew(study) if study.fresh else study for study in work.studies]
         for study in studies:
             run_study(study, jobs=jobs, executor=executor)
-
-
-@contextlib.contextmanager
-def cluster(address: str | None) -> Iterator[Executor | None]:
-    """Yield an executor of a dask cluster; None for this machine. Raises UserError."""
-    if address is None:
-        yield None
-        return
-    from distributed import Client
-
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it logs tracebacks
-    if "://" not in address and not Path(address).is_file():  # the client would wait for it
-        raise UserError(
-            f"--scheduler must be tcp://HOST:PORT or a file that exists, got {address!r}"
-        )
-    place = {"address": address} if "://" in address else {"scheduler_file": address}
-    try:
-        client = Client(**place, timeout=20)
-    except (OSError, ValueError) as error:
-        what = " ".join(str(error).split())[:120]
-        raise UserError(f"no dask scheduler at {address!r} ({what})") from None
-    with client:
-        try:
-            yield client.get_executor(retries=3, pure=False)  # a killed worker's task runs again
-        except (CancelledError, OSError):
-            if client.status == "running":
-                raise
-            raise UserError(
-                f"the dask scheduler at {address!r} is gone; finished runs are stored, "
-                "and the same command with another scheduler goes on from there"
-            ) from None
 
 
 # softad show

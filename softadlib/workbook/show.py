@@ -7,8 +7,8 @@ from softadlib._validation import UserError
 from softadlib.methods import METHODS
 from softadlib.results.read import stored_studies
 from softadlib.training.params import datasets_of, profile_names
-from softadlib.training.plan import Study
 from softadlib.training.protocol import Protocol
+from softadlib.training.study import Study
 from softadlib.workbook.work import Work
 
 MOST_LINES = 20

@@ -11,11 +11,11 @@ from softadlib.data.prepare import doubts_about
 from softadlib.models import build
 from softadlib.results.parquet import outputs
 from softadlib.results.read import stored_studies
-from softadlib.training.data import load_splits
 from softadlib.training.device import numerics, pick_device
+from softadlib.training.load_splits import load_splits
 from softadlib.training.params import datasets_of, load, write_profile
-from softadlib.training.plan import Study, other_protocol, refuse_other_protocol
 from softadlib.training.protocol import Protocol
+from softadlib.training.study import Study, other_protocol, refuse_other_protocol
 
 OTHER_FOLDERS = ("bench", "book", "fig12", "figures")
 """Folders of `outputs/` that hold something else than the results of a profile."""

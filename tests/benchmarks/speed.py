@@ -28,8 +28,8 @@ import softadlib
 from softadlib.data.splits import PARTS, Splits
 from softadlib.results import select
 from softadlib.training import loop
-from softadlib.training.data import load_splits
 from softadlib.training.device import device_name, numerics
+from softadlib.training.load_splits import load_splits
 from softadlib.training.protocol import Protocol, Run
 from softadlib.training.train_runs import make_engine, network_of, train_runs
 

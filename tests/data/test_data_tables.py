@@ -12,7 +12,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
 from softadlib._validation import MissingData, UserError
-from softadlib.data.images import dataset_names, own_digest
+from softadlib.data.datasets import dataset_names, own_digest
 from softadlib.data.prepare import describe, doubts_about, listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
 from softadlib.data.tables import (
@@ -23,7 +23,7 @@ from softadlib.data.tables import (
     table_digest,
     table_file,
 )
-from softadlib.training.data import load_splits
+from softadlib.training.load_splits import load_splits
 from softadlib.training.protocol import Protocol
 from softadlib.training.train_runs import train_runs
 

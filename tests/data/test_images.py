@@ -15,10 +15,11 @@ from sklearn.datasets import load_digits
 from softadlib import models
 from softadlib._validation import MissingData, UserError
 from softadlib.data import images
+from softadlib.data.datasets import own_digest
 from softadlib.data.prepare import doubts_about, listing, prepare
 from softadlib.data.splits import image_splits
 from softadlib.training import evaluation
-from softadlib.training.data import load_splits
+from softadlib.training.load_splits import load_splits
 from softadlib.training.protocol import Protocol
 
 RNG = np.random.default_rng(0)
@@ -212,7 +213,7 @@ def test_opaque_alpha_is_no_channel(tmp_path):
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     def digest(folder):
-        return images.own_digest("pets", str(folder))
+        return own_digest("pets", str(folder))
 
     made = write_folder(tmp_path / "pets")
     first = digest(tmp_path / "pets")
@@ -226,7 +227,7 @@ def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     edited = digest(tmp_path / "moved")
     (tmp_path / "moved/test/dog/2.png").rename(tmp_path / "moved/test/cat/9.png")
     assert len({first, edited, digest(tmp_path / "moved")}) == 3, "the same images, other labels"
-    assert images.own_digest("gaussian") == images.own_digest("cifar10") == ""
+    assert own_digest("gaussian") == own_digest("cifar10") == ""
 
 
 def test_folders_that_are_off_are_refused(tmp_path):

@@ -1,9 +1,9 @@
 """Protocols for the tests of training."""
 
 from helpers.workspace import TINY
-from softadlib.training.plan import Study
 from softadlib.training.protocol import Protocol
-from softadlib.training.study import run_study
+from softadlib.training.study import Study
+from softadlib.training.train_study import run_study
 
 
 def tiny(**changes):

@@ -14,8 +14,8 @@ from helpers.workspace import await_part
 from softadlib.training.params import load
 
 WITH_WORKERS = (
-    "from softadlib.training import study; from softadlib.workbook import cli; import sys; "
-    "study.WORTH_WORKERS = 0; sys.exit(cli.main())"
+    "from softadlib.training import train_study; from softadlib.workbook import cli; import sys; "
+    "train_study.WORTH_WORKERS = 0; sys.exit(cli.main())"
 )
 """The command, which starts workers for a study of seconds, too."""
 TRAIN = (sys.executable, "-c", WITH_WORKERS, "train", "tiny", "--method", "softad", "-j")

@@ -12,8 +12,8 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
-from softadlib.training.data import load_splits
 from softadlib.training.held_out_losses import held_out_losses
+from softadlib.training.load_splits import load_splits
 
 pytestmark = pytest.mark.usefixtures("home")
 

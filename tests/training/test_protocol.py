@@ -18,7 +18,8 @@ from softadlib.training.params import (
     profile_names,
     write_profile,
 )
-from softadlib.training.protocol import Protocol, Run, trial_seeds
+from softadlib.training.protocol import Protocol, Run
+from softadlib.training.seeds import trial_seeds
 
 FROZEN = REPOSITORY / "tests/training/fingerprints.json"
 

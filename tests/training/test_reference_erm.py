@@ -17,7 +17,7 @@ import torch
 from helpers.protocols import train
 from helpers.workspace import make_home
 
-from softadlib.training.data import load_splits
+from softadlib.training.load_splits import load_splits
 from softadlib.training.params import load
 from softadlib.training.train_runs import make_engine
 

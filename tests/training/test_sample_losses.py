@@ -14,8 +14,8 @@ from softadlib import expected_calibration_error, fit_temperature, results
 from softadlib.data.splits import PARTS
 from softadlib.models import build
 from softadlib.results.schema import LOSS_COLUMNS, run_keys
-from softadlib.training.data import load_splits
 from softadlib.training.evaluation import loss_summary
+from softadlib.training.load_splits import load_splits
 from softadlib.training.protocol import Run
 
 pytestmark = pytest.mark.usefixtures("home")

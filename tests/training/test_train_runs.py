@@ -10,10 +10,10 @@ from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import MEASURES
-from softadlib.training.data import load_splits
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
 from softadlib.training.engines.side_by_side import VmapEngine, is_convolutional
 from softadlib.training.engines.single_perceptron import PerceptronEngine
+from softadlib.training.load_splits import load_splits
 from softadlib.training.train_runs import make_engine, network_of, train_runs
 
 CPU_ONLY = pytest.mark.skipif(

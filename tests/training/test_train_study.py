@@ -18,10 +18,10 @@ from softadlib._validation import UserError
 from softadlib.data.splits import PARTS
 from softadlib.models import MODELS
 from softadlib.results.schema import RUN_KEY, run_keys
-from softadlib.training import study as study_module
-from softadlib.training.plan import Study
-from softadlib.training.study import commit, useful_jobs
+from softadlib.training import train_study
+from softadlib.training.study import Study
 from softadlib.training.train_runs import train_runs
+from softadlib.training.train_study import commit, useful_jobs
 
 pytestmark = pytest.mark.usefixtures("home")
 WIDER = {"settings": {"softad": {"sigma": 2.0}}}
@@ -120,11 +120,13 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
             raise KeyboardInterrupt
         return train_runs(made.replace(device="cpu"), runs, *rest)
 
-    monkeypatch.setattr("softadlib.training.study.pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(
-        "softadlib.training.study.machine", lambda device: {"device": "a GPU", "torch": "2"}
+        "softadlib.training.train_study.pick_device", lambda name: torch.device("cuda")
     )
-    monkeypatch.setattr("softadlib.training.study.train_runs", on_cpu)
+    monkeypatch.setattr(
+        "softadlib.training.train_study.machine", lambda device: {"device": "a GPU", "torch": "2"}
+    )
+    monkeypatch.setattr("softadlib.training.train_study.train_runs", on_cpu)
     with pytest.raises(KeyboardInterrupt):
         train(made, "softad")
     assert len(parts()) == 2
@@ -266,7 +268,7 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch,
 
 def test_two_processes_change_nothing(home, tmp_path, monkeypatch):
     """The second workbook's processes are those of the first."""
-    monkeypatch.setattr("softadlib.training.study.WORTH_WORKERS", 0.0)
+    monkeypatch.setattr("softadlib.training.train_study.WORTH_WORKERS", 0.0)
     made = protocol(trials=3, model="mlp1x1000", dtype="float32", **ADAFLOOD)
     one = train(made, "adaflood")
     assert np.isfinite(results.final(one)["loss_test"]).all()
@@ -338,10 +340,10 @@ class Bar:
 @pytest.mark.parametrize(("seconds", "said"), [(100, "5 min"), (1900, "1.6 h"), (19, "")])
 def test_a_long_training_says_how_long_and_how_to_go_on(monkeypatch, capsys, seconds, said):
     """10 of 40 trainings took so long; the 30 that are left take three times that. Said once, above a minute."""
-    log = study_module.SessionLog(jobs=1, commit=None, runs_trained=10)
-    monkeypatch.setattr(study_module.SessionLog, "seconds", seconds)
-    study_module.announce(Bar, log)
-    study_module.announce(Bar, log)
+    log = train_study.SessionLog(jobs=1, commit=None, runs_trained=10)
+    monkeypatch.setattr(train_study.SessionLog, "seconds", seconds)
+    train_study.announce(Bar, log)
+    train_study.announce(Bar, log)
     err = capsys.readouterr().err
     assert err.count("the same command goes on") == bool(said)
     assert f"about {said} for 30 trainings" in err or not said

@@ -1,7 +1,8 @@
 """The data of a protocol's trials."""
 
 from softadlib._validation import UserError
-from softadlib.data.images import load_images, table_of
+from softadlib.data.datasets import table_of
+from softadlib.data.images import load_images
 from softadlib.data.splits import (
     Splits,
     check_batches,
