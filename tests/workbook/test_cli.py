@@ -1,5 +1,6 @@
 """The command by its own words: bad input is one line and status 2, and nothing is written."""
 
+import contextlib
 import json
 import os
 import signal
@@ -262,14 +263,21 @@ def wait_for_parts(home, pattern, method="softad"):
         time.sleep(0.01)
 
 
-def signal_when_stored(home, number, method="softad"):
-    """Send this process a signal once a task of the training that it does is stored."""
+@contextlib.contextmanager
+def signalled_when_stored(home, number, method="softad"):
+    """Send this process a signal once a task of the training in the block is stored.
+
+    It may come inside of `torch.no_grad`, which then does not put back what it found.
+    """
 
     def wait_and_send():
         wait_for_parts(home, "*.parquet", method)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send, daemon=True).start()
+    yield
+    torch.set_grad_enabled(True)
+    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -279,8 +287,8 @@ def test_a_stopped_command_says_so_and_the_next_one_resumes(
     home = make_home(tmp_path, gaussian=LONGER | {"curves": "none"})
     monkeypatch.setenv("SOFTAD_HOME", str(home))
     heed_ctrl_c()
-    signal_when_stored(home, number)
-    assert cli.main([*TRAIN, "--fresh"]) == status
+    with signalled_when_stored(home, number):
+        assert cli.main([*TRAIN, "--fresh"]) == status
     again = "softad: stopped; the command without --fresh resumes"
     assert capsys.readouterr().err.splitlines()[-1] == again
     assert cli.main(TRAIN) == 0
@@ -298,9 +306,9 @@ def test_a_stopped_command_with_fresh_and_changes_goes_on_without_fresh(tmp_path
     monkeypatch.setenv("SOFTAD_HOME", str(home))
     assert cli.main(["train", "tiny", "-j", "1", "-p", "epochs=2"]) == 0
     heed_ctrl_c()
-    signal_when_stored(home, signal.SIGINT, "erm")
     again = ["train", "tiny", "-j", "1", "-p", "epochs=100"]
-    assert cli.main([*again, "--fresh"]) == 130
+    with signalled_when_stored(home, signal.SIGINT, "erm"):
+        assert cli.main([*again, "--fresh"]) == 130
     assert cli.main(again) == 0
     assert set(results.read("tiny", final=True)["epoch"]) == {100}
 
@@ -315,9 +323,9 @@ def test_a_command_goes_on_after_a_kill_and_after_its_time(tmp_path, monkeypatch
     killed.kill()
     killed.communicate()
     monkeypatch.setenv("SOFTAD_HOME", str(home))
-    signal_when_stored(home, signal.SIGALRM)  # as the timer of --until sends it
     capsys.readouterr()
-    assert cli.main([*TRAIN, "--until", "1h"]) == 0
+    with signalled_when_stored(home, signal.SIGALRM):  # as the timer of --until sends it
+        assert cli.main([*TRAIN, "--until", "1h"]) == 0
     line = capsys.readouterr().err.splitlines()[-1]
     assert "time is nearly over" in line
     assert "trainings are left; the same command goes on" in line
