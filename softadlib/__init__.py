@@ -32,37 +32,30 @@ NAMES = {
         "Tilted",
         "cross_entropy_levels",
         "gather_losses",
-        "get_criterion",
         "hf_loss",
-        "list_criteria",
     ),
     "optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
     "calibration": ("expected_calibration_error", "fit_temperature"),
     "monitor": ("LossMonitor",),
+    "training.train_many": ("train_many",),
 }
-"""Module → its public names."""
-__all__ = ["__version__", "functional", *(name for names in NAMES.values() for name in names)]
+"""Module → its public names. `train_many` needs the packages of the workbook."""
+__all__ = ["__version__", "functional"]
+__all__ += [name for names in NAMES.values() for name in names if name != "train_many"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "functional" or name in NAMES:
         return importlib.import_module(f".{name}", __name__)
-    if name == "train_many":  # not in `NAMES`: it needs the workbook's packages
-        return _train_many()
     for module, names in NAMES.items():
         if name in names:
-            return getattr(importlib.import_module(f".{module}", __name__), name)
+            try:
+                return getattr(importlib.import_module(f".{module}", __name__), name)
+            except ModuleNotFoundError as error:
+                raise ImportError(
+                    f"{name} needs {error.name}; run in a clone of it: pip install '.[workbook]'"
+                ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _train_many() -> Any:
-    try:
-        from softadlib.training.train_many import train_many
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"train_many needs {error.name}; run in a clone of it: pip install '.[workbook]'"
-        ) from error
-    return train_many
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,5 @@
 """Test loss relative to plain training with early stopping: numbers and one picture of many data sets."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -20,6 +19,8 @@ ENTRIES = (("erm", LAST), ("softad", LAST), ("softad", BEST), ("sam", BEST))
 """Method and epoch of the marks of `relative_picture`."""
 SHIFT = 0.16
 """Vertical distance between two marks of one line, so that none covers another."""
+TICKS = (0.33, 0.5, 1, 2)
+"""Marked ratios."""
 
 
 def chosen_losses(rows: pd.DataFrame) -> pd.DataFrame:
@@ -62,14 +63,13 @@ def relative_to_stopped_erm(losses: pd.DataFrame, across: str = "trial") -> pd.D
     return pd.DataFrame(lines)
 
 
-def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1, 2)) -> Figure:
+def relative_picture(table: pd.DataFrame) -> Figure:
     """Draw ratios of test losses, a line of marks per value of `set`, on a logarithmic axis.
 
     Open marks are last epochs, filled marks are stopped early; left of 1 is better than ERM stopped early.
 
     Args:
         table: rows of `relative_to_stopped_erm` with a column `set`, the label of a line.
-        ticks: marked ratios.
     """
     labels = list(dict.fromkeys(table["set"]))
     fig: Figure
@@ -84,7 +84,7 @@ def relative_picture(table: pd.DataFrame, ticks: Sequence[float] = (0.33, 0.5, 1
         ax.plot(of["ratio"], height, markersize=6, **_mark(method, side))
     ax.axvline(1, color="black", linewidth=1)
     ax.set_xscale("log")
-    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
     ax.minorticks_off()
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)

@@ -1,6 +1,6 @@
 """Tables with typed columns from stored rows, beside the numbers that paper and authors print."""
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,42 +129,37 @@ def require(
     return rows
 
 
-def by_rule(rows: pd.DataFrame, measure: str, rules: Sequence[str] = tuple(RULES)) -> pd.DataFrame:
-    """Return means of a measure over the selected runs: a line per dataset and method.
+def by_rule(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Return means of a measure over the runs that each rule selects: a line per dataset and method.
 
     Args:
         rows: final rows of one label noise, as `read` gives them.
         measure: gap (with Student's 95 % interval), knob (with its standard deviation), or a column.
-        rules: rules of `results.select`; each is a column.
 
-    `paper_1` to `paper_4` are the paper's cells, where the rows have no flipped labels and the paper
-    has the dataset; `n` counts trials. Methods without a knob have no line in the table of knobs.
+    Columns: `n`, the number of trials; `paper_1` to `paper_4`, the paper's cells, where the rows have no
+    flipped labels and the paper has the dataset; a column for each rule of `results.select`. Methods
+    without a knob have no line in the table of knobs.
     """
     key = ["dataset", "method"]
     rows = rows[rows["knob"].notna()] if measure == "knob" else rows
-    columns = {}
-    for rule in rules:
-        groups = results.select(rows, rule).groupby(key)[measure]
-        columns[rule] = groups.mean()
-        if measure == "gap":
-            ends = {k: _ends(v) for k, v in groups}
-            index = columns[rule].index
-            columns[f"{rule}_low"] = pd.Series([ends[k][0] for k in index], index, dtype=float)
-            columns[f"{rule}_high"] = pd.Series([ends[k][1] for k in index], index, dtype=float)
-        elif measure == "knob":
-            columns[f"{rule}_sd"] = groups.std(ddof=1)
-        columns["n"] = groups.size()
-    table = pd.DataFrame(columns).rename_axis(key)
+    selected = {rule: results.select(rows, rule).groupby(key)[measure] for rule in RULES}
+    means = pd.DataFrame({rule: groups.mean() for rule, groups in selected.items()})
+    table = pd.DataFrame({"n": selected["loss"].size()}, index=means.index)
     if not (rows["label_noise"] > 0).any():
         for number in PRINTED.get(measure, ()):
             paper = published.printed(number).reindex(table.index)
             if paper["mean"].notna().any():
-                table.insert(0, f"paper_{number}", paper["mean"])
+                table[f"paper_{number}"] = paper["mean"]
                 if measure == "knob":
-                    table.insert(1, f"paper_{number}_sd", paper["std"])
-    paper_first = sorted((c for c in table if c.startswith("paper")), key=lambda c: c[6])
-    table = table[["n", *paper_first, *(c for c in table if c[:5] != "paper" and c != "n")]]
-    return ordered(table.reset_index())
+                    table[f"paper_{number}_sd"] = paper["std"]
+    for rule, groups in selected.items():
+        table[rule] = means[rule]
+        if measure == "gap":
+            ends = pd.DataFrame({case: _ends(values) for case, values in groups}, dtype=float).T
+            table[[f"{rule}_low", f"{rule}_high"]] = ends.reindex(table.index)
+        elif measure == "knob":
+            table[f"{rule}_sd"] = groups.std(ddof=1)
+    return ordered(table.rename_axis(key).reset_index())
 
 
 def _ends(values: pd.Series) -> tuple[float, float]:

@@ -165,7 +165,7 @@ def _of_arrays(
 def _read_folder(folder: Path, changed: int) -> Images:
     """Read `train/<class>/*` and `test/<class>/*`.
 
-    `changed` is the time of the last change of a file, by which the cache tells that a folder is another.
+    `changed`: when a file last changed; part of the cache's key, so that changed files are read again.
     Raises UserError for another layout, a class without images, a file that is no image, and images
     of several sizes or modes.
     """

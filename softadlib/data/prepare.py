@@ -118,7 +118,7 @@ def describe(name: str) -> str:
 
 
 def doubts_about(name: str, folder: str = "", table: str = "", target: str = "") -> list[str]:
-    """Return what is no error in data of your own and may not be meant, a line each.
+    """Return a line for everything in data of your own that is allowed but may be a mistake.
 
     The arguments are those of a protocol. Of built-in sets there is none.
     """

@@ -162,8 +162,8 @@ def table_splits(
     Nothing of the validation and test rows reaches the training part: numbers are standardised by
     mean and deviation of the trial's training rows, and an input that is the same in all of these, a
     word that none of them holds for example, is 0 in every part. Words are 0/1 inputs, one for every
-    word of the whole table. That is no fitted value: it sets the width of the first layer, and unknown
-    words are zeros all the same.
+    word of the whole table. This leaks nothing: it only sets the width of the first layer, and words
+    that training has not seen are zeros.
 
     Each trial brings its own float32 copy of its rows. Raises UserError for parts that are larger
     than the table and for fewer training rows than classes.

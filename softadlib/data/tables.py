@@ -41,7 +41,7 @@ TABLES = {
 MOST_WORDS = 256
 """Different words that a column may hold; each becomes an input of the network."""
 FEW_WORDS = 20
-"""A column of at most as many different words may have another one in nearly every row."""
+"""With at most this many words, a column may have a different one in nearly every row."""
 FEWEST_ROWS = 5
 """Rows that a class needs: of 5 the parts have 3, 1 and 1 on average."""
 NUMBER_AS_TEXT = re.compile(r"\s*[-+]?[$€£]?\s*\d[\d.,\s]*[%$€£]?\s*|0x[0-9a-fA-F]+")
@@ -119,7 +119,7 @@ def read_table(path: str | Path, target: str = "") -> Table:
 
 @functools.lru_cache(maxsize=2)
 def _read_table(file: Path, target: str, changed: tuple[int, int]) -> Table:
-    """Read a table; its time and size are `changed` when the file is another."""
+    """Read a table. `changed`: time and size of the file, so that a changed one is read again."""
     frame = read_frame(file)
     try:
         return from_frame(frame, target or str(frame.columns[-1]), place_in(file))
@@ -276,7 +276,7 @@ def _check_classes(target: str, classes: tuple[str, ...], counts: np.ndarray) ->
         raise UserError(
             f"class {classes[rare]!r} of column {target!r} has {counts[rare]} rows; three parts need "
             f"{FEWEST_ROWS} or more: leave it out or join it with another class "
-            "(a column of numbers to predict is no class column)"
+            "(to predict a number, sort it into classes first)"
         )
 
 
@@ -335,7 +335,7 @@ def _check_words(
     name: str, words: list[str], is_categorical: bool, place: Callable[[int], str]
 ) -> None:
     """Raise UserError for words, one per row, that are dates, numbers or names of the rows."""
-    longest = max(words, key=len)  # of 999 and 1,000 the one that is no number
+    longest = max(words, key=len)  # of 999 and 1,000 show the one with the comma
     if not is_categorical:
         for what, pattern, advice in (
             ("dates", DATE, "give numbers, such as the days since the first,"),
@@ -378,7 +378,7 @@ def _listed(names: list[str], most: int = 20) -> str:
 
 
 def doubts(frame: "pd.DataFrame", target: str) -> list[str]:
-    """Return what is no error and may not be meant, a line each."""
+    """Return a line for everything that is allowed but may be a mistake."""
     import pandas as pd
 
     lines = []

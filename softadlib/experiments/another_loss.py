@@ -19,6 +19,8 @@ NOISE = 0.3
 """Standard deviation of the regression's targets around their mean; 0.09 is the least squared error."""
 LABEL_NOISE = 0.1
 """Fraction of flipped labels of the classification, in training and test."""
+N_TRAIN = 40
+N_TEST = 2000
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Problem:
     outputs: int
 
 
-def regression(rng: np.random.Generator, n: int, n_test: int = 2000) -> Problem:
+def regression(rng: np.random.Generator) -> Problem:
     """Draw y = x₁ + N(0, 0.3²) with ten standard normal inputs; the base is the squared error."""
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
@@ -39,17 +41,17 @@ def regression(rng: np.random.Generator, n: int, n_test: int = 2000) -> Problem:
         y = x[:, :1] + NOISE * rng.standard_normal((count, 1))
         return torch.from_numpy(x), torch.from_numpy(y)
 
-    return Problem(draw(n), draw(n_test), nn.MSELoss(), outputs=1)
+    return Problem(draw(N_TRAIN), draw(N_TEST), nn.MSELoss(), outputs=1)
 
 
-def classification(rng: np.random.Generator, n: int, n_test: int = 2000) -> Problem:
+def classification(rng: np.random.Generator) -> Problem:
     """Draw the sinusoid with 10 % of all labels flipped; the base is torch's multi-class hinge loss."""
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
         x, y = sinusoid(count, LABEL_NOISE, rng)
         return torch.from_numpy(x).double(), torch.from_numpy(y)
 
-    return Problem(draw(n), draw(n_test), nn.MultiMarginLoss(), outputs=2)
+    return Problem(draw(N_TRAIN), draw(N_TEST), nn.MultiMarginLoss(), outputs=2)
 
 
 PROBLEMS = {"squared": regression, "hinge": classification}
@@ -63,11 +65,9 @@ def network(inputs: int, outputs: int, seed: int) -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
-def train(
-    model: nn.Module, criterion: nn.Module, x: Tensor, y: Tensor, steps: int, lr: float
-) -> None:
+def train(model: nn.Module, criterion: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     """Take full-batch steps of Adam."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
         criterion(model(x), y).backward()
@@ -78,22 +78,16 @@ def another_loss_rows(
     loss: str,
     thetas: Iterable[float],
     *,
-    seed: int = 0,
     trials: int = 5,
-    n: int = 40,
     steps: int = 300,
-    lr: float = 0.01,
 ) -> pd.DataFrame:
     """Train ERM and SoftAD at every θ on a loss that is not cross-entropy: a row per run.
 
     Args:
         loss: "squared" or "hinge".
         thetas: thresholds of SoftAD in the unit of the loss.
-        seed: of data and weights; trial k uses `[seed, k]`.
         trials: repetitions, each with its own data and weights.
-        n: training samples.
         steps: full-batch steps of Adam.
-        lr: learning rate.
 
     Columns: `method`, `theta` (NaN for ERM), `trial`, and the mean loss after the last step, `loss_train`
     and `loss_test`; of the hinge loss `acc_test` too. Raises UserError for another loss.
@@ -101,13 +95,13 @@ def another_loss_rows(
     choose("loss", loss, PROBLEMS)
     rows = []
     for trial in range(trials):
-        problem = PROBLEMS[loss](np.random.default_rng([seed, trial]), n)
+        problem = PROBLEMS[loss](np.random.default_rng([0, trial]))
         x, y = problem.train
         criteria: list[tuple[float, nn.Module]] = [(np.nan, ERM(base=problem.base))]
         criteria += [(theta, SoftAD(theta, base=problem.base)) for theta in thetas]
         for theta, criterion in criteria:
-            model = network(x.shape[1], problem.outputs, seed + trial)
-            train(model, criterion, x, y, steps, lr)
+            model = network(x.shape[1], problem.outputs, trial)
+            train(model, criterion, x, y, steps)
             method = "erm" if np.isnan(theta) else "softad"
             row = {"method": method, "theta": theta, "trial": trial}
             rows.append(row | measures(model, problem))

@@ -19,7 +19,8 @@ RIVALS = tuple(m for m in COMPARED if m != "softad")
 """The rivals of the paper's Table 1; its appendix adds iFlood on image sets."""
 OTHERS = tuple(m for m in PAPER if m != "softad")
 """All others that the paper trains."""
-LEVEL = 0.05
+SIGNIFICANT = 0.05
+"""A p-value up to this counts as a finding."""
 DECIDABLE = 6
 """Trials from which an exact two-sided test can reach 5 %: 2/2⁶ = 3 %."""
 TOO_FEW = f"n < {DECIDABLE}"
@@ -84,7 +85,7 @@ def compare(chosen: pd.DataFrame, claim: Claim) -> pd.DataFrame:
         differences.append(difference)
     for facts, p in zip(lines, permutation_tests(differences)):
         side = "yes" if facts["as claimed"] else "no"
-        finds = side if p <= LEVEL else "open"
+        finds = side if p <= SIGNIFICANT else "open"
         facts |= {"p": p, "finds": finds if facts["n"] >= DECIDABLE else TOO_FEW}
     return pd.DataFrame(lines)
 
@@ -128,7 +129,7 @@ def verdict(compared: pd.DataFrame) -> str:
     decidable = compared[compared["n"] >= DECIDABLE]
     if decidable.empty:
         return "not decidable"
-    if ((holm(decidable["p"]) <= LEVEL) & ~decidable["as claimed"]).any():
+    if ((holm(decidable["p"]) <= SIGNIFICANT) & ~decidable["as claimed"]).any():
         return "fails"
     return "holds" if (decidable["finds"] == "yes").all() else "not shown"
 

@@ -40,7 +40,7 @@ def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.D
     """Return the mean of a measure over the trials that all entries have: a line per set, a column per entry.
 
     A set without such a trial is left out. `FIXED` is the last column. Means are rounded to 12
-    digits: the last bits of a mean depend on the order of its terms, and equal means are to be equal.
+    digits: the last bits of a mean depend on the order of its terms, and ties should stay ties.
     """
     n_entries = runs.groupby([*CASE, "trial"])["entry"].transform("nunique")
     complete = runs[n_entries == runs["entry"].nunique()]

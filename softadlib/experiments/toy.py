@@ -131,12 +131,12 @@ class PlaneProblem:
         return float(squared_distances(w, self.points).mean())
 
 
-def plane_problem(seed: int, factor: float = 1.5, n: int = 8) -> PlaneProblem:
-    """Draw Figure 3's n points of N(0, 8·I), with θ = `factor` times the least mean loss.
+def plane_problem(seed: int, factor: float = 1.5) -> PlaneProblem:
+    """Draw Figure 3's eight points of N(0, 8·I), with θ = `factor` times the least mean loss.
 
     Its seed is 22993514079364. Holland & Nakatani (2024), Fig. 3.
     """
-    points = np.random.default_rng(seed).multivariate_normal(np.zeros(2), 8 * np.eye(2), size=n)
+    points = np.random.default_rng(seed).multivariate_normal(np.zeros(2), 8 * np.eye(2), size=8)
     candidates = {"red": np.array([-4.0, 4.0]), "green": np.array([1.0, 1.0])}
     minimiser = points.mean(axis=0)
     least = squared_distances(minimiser, points).mean()

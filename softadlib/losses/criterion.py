@@ -13,13 +13,7 @@ from softadlib._validation import UserError, choose, real
 from softadlib.functional.perturbed import in_perturbed_pass
 from softadlib.functional.reduction import Weights
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
-from softadlib.losses.per_sample import (
-    Base,
-    PerSampleOfClasses,
-    class_axis,
-    is_unweighted_binary,
-    per_sample,
-)
+from softadlib.losses.per_sample import Base, per_sample
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -125,27 +119,7 @@ class PerSampleCriterion(nn.Module):
             >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
             tensor([[0.8980, 0.1020]])
         """
-        if is_unweighted_binary(self.base.loss):
-            both = torch.stack([torch.zeros_like(logits), logits], -1)
-            return F.class_log_probabilities(both, self.gradient_weights)[..., 1].exp()
-        if not isinstance(self.base, PerSampleOfClasses):
-            raise UserError(
-                "probabilities have a closed form for torch's cross-entropy, NLL and BCEWithLogitsLoss "
-                f"without weights, and the base is {self.base.loss!r}; for a loss of your own call "
-                "functional.class_probabilities"
-            )
-        axis = class_axis(logits)
-        log_p = F.class_log_probabilities(
-            logits.movedim(axis, -1), self.gradient_weights, self.base.label_smoothing
-        )
-        weights = self.base.class_weights
-        if weights is not None:
-            if not weights.all():
-                raise UserError(
-                    "a class of weight 0 has no probability; leave it out of weight= and of the logits"
-                )
-            log_p = (log_p - weights.log()).log_softmax(-1)
-        return log_p.exp().movedim(-1, axis)
+        return self.base.probabilities(logits, self.gradient_weights)
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in self.settings}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from softadlib._validation import UserError
+from softadlib.functional.class_probabilities import class_log_probabilities
 from softadlib.functional.objectives import LN2
 from softadlib.functional.reduction import Weights, check_weights, in_float32, is_hidden
 from softadlib.losses.levels import Levels, cross_entropy_levels
@@ -119,20 +120,37 @@ class PerSample(nn.Module):
         """Return the levels of smoothed or mixed targets, None for others."""
         return None
 
+    def probabilities(self, logits: Tensor, weight: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return class probabilities in closed form, where `weight` is f′ of the criterion."""
+        raise UserError(
+            "probabilities have a closed form for torch's cross-entropy, NLL and BCEWithLogitsLoss "
+            f"without weights, and the base is {self.loss!r}; for a loss of your own call "
+            "functional.class_probabilities"
+        )
+
+
+class PerSampleBinary(PerSample):
+    """Torch's binary cross-entropy of logits, every term of which counts the same."""
+
+    def probabilities(self, logits: Tensor, weight: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the probability of a 1, in the shape of the logits."""
+        both = torch.stack([torch.zeros_like(logits), logits], -1)
+        return class_log_probabilities(both, weight)[..., 1].exp()
+
 
 class PerSampleOfClasses(PerSample):
     """Torch's cross-entropy or NLL, whose targets are classes or class probabilities."""
 
     ignore_index: int
 
-    def __init__(self, loss: nn.CrossEntropyLoss | nn.NLLLoss):
+    def __init__(self, loss: nn.CrossEntropyLoss | nn.NLLLoss, calibrated_below: float):
         """Take over a copy of the user's loss: its class weights are moved out of it."""
         super().__init__(
             loss,
             of_torch=True,
             class_weights=loss.weight,
             ignore_index=loss.ignore_index,
-            calibrated_below=_calibrated_below(loss),
+            calibrated_below=calibrated_below,
         )
         self.label_smoothing = getattr(loss, "label_smoothing", 0.0)
         loss.weight = None
@@ -203,6 +221,18 @@ class PerSampleOfClasses(PerSample):
         if self.label_smoothing and classes > 1:
             return cross_entropy_levels(classes, self.label_smoothing)
         return None
+
+    def probabilities(self, logits: Tensor, weight: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return class probabilities (n, C, …) of logits of that shape."""
+        axis = class_axis(logits)
+        log_p = class_log_probabilities(logits.movedim(axis, -1), weight, self.label_smoothing)
+        if self.class_weights is not None:
+            if not self.class_weights.all():
+                raise UserError(
+                    "a class of weight 0 has no probability; leave it out of weight= and of the logits"
+                )
+            log_p = (log_p - self.class_weights.log()).log_softmax(-1)
+        return log_p.exp().movedim(-1, axis)
 
 
 def class_axis(input: Tensor) -> int:
@@ -287,8 +317,9 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
     if reduction == "batchmean":
         loss = RowSums(loss)
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and _is_torchs_own(loss):
-        return PerSampleOfClasses(loss)
-    return PerSample(loss, of_torch=of_torch, ignore_index=_index_of(loss), calibrated_below=level)
+        return PerSampleOfClasses(loss, level)
+    kind = PerSampleBinary if _is_unweighted_binary(loss) else PerSample
+    return kind(loss, of_torch=of_torch, ignore_index=_index_of(loss), calibrated_below=level)
 
 
 def _copy(loss: Any) -> Any:
@@ -322,19 +353,21 @@ def _check_inputs(loss: nn.Module) -> None:
 
 
 def _is_torchs_own(loss: nn.CrossEntropyLoss | nn.NLLLoss) -> bool:
-    """Tell whether a loss has torch's forward; UserError for class weights that have no one meaning."""
+    """Tell whether a loss has torch's forward; UserError for class weights whose meaning is ambiguous."""
     own = type(loss).forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
     if loss.weight is not None and not own:
         raise UserError(
             f"{type(loss).__name__} has class weights and a forward of its own, which leaves no weight "
             f"of the sample to divide by; {WEIGH_SAMPLES}"
         )
+    if loss.weight is not None and list(loss.parameters()):
+        raise UserError(f"base {loss!r} has parameters and class weights; {WEIGH_SAMPLES}")
     if loss.weight is not None and getattr(loss, "label_smoothing", False):
         raise UserError(f"label_smoothing= with class weights: {INSIDE}")
     return own
 
 
-def is_unweighted_binary(loss: object) -> bool:
+def _is_unweighted_binary(loss: object) -> bool:
     """Tell whether a loss is torch's binary cross-entropy of logits, every term of which counts the same."""
     if not isinstance(loss, nn.BCEWithLogitsLoss):
         return False

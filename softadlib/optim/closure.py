@@ -67,7 +67,9 @@ class ClosureOptimizer(Optimizer):
             scaler = None
         self._check_call(closure, scaler)
         passes = Passes(self, closure, scaler)
-        with contextlib.suppress(NothingToStepWith):  # the scaler finds an overflow once more
+        with contextlib.suppress(
+            NothingToStepWith
+        ):  # an overflow: scaler.step finds it, too, and skips
             passes.put_gradients(self.combine(passes.gradient, passes.params))
         if scaler is None or not passes.with_gradient:
             self.base.step()
@@ -213,7 +215,7 @@ class Passes:
     def put_gradients(self, grads: Grads) -> None:
         """Give each parameter its gradient; none to those that had none in any pass."""
         if self.scaler is not None:
-            # The gradients are taken, so nothing is unscaled; but it raises if the closure did that.
+            # Nothing is left to unscale. The call raises if the closure has unscaled already.
             self.scaler.unscale_(self.optimizer)
         for name in self.with_gradient:
             grad = grads[name]

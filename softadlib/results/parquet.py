@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from softadlib._files import home, write
 from softadlib._validation import UserError
@@ -25,7 +25,6 @@ from softadlib.data.splits import PARTS
 from softadlib.results.schema import (
     ALL_COLUMNS,
     DTYPES,
-    FIELDS_ADDED,
     LOSS_COLUMNS,
     LOSS_DTYPES,
     LOSS_ROW,
@@ -37,7 +36,7 @@ from softadlib.results.schema import (
 METADATA_KEY = b"softad"
 """Key of a parquet file's metadata under which a `Provenance` stands as JSON."""
 CHECKSUM_KEY = b"softad-checksum"
-"""Key of the checksum of that JSON and of the names of the columns, of which parquet keeps none."""
+"""Key of a checksum over that JSON and the names of the columns, which parquet does not protect."""
 OF_ALL_PARTS = ("plain_temperature", "prior_temperature", "linked_best_epoch")
 """Columns of losses that are the same on every part of the data."""
 IN_FILES = {"loss": "mean_loss"}
@@ -75,15 +74,10 @@ class Provenance(BaseModel):
     method: str
     fingerprint: str
     protocol: dict[str, Any]
-    """All fields, as `Protocol.to_dict` gives them."""
+    """The fields that there were when it was trained, as `Protocol.to_dict` gives them."""
     seeds: list[int]
     """One per trial."""
     sessions: list[Session]
-
-    @field_validator("protocol", mode="after")
-    @classmethod
-    def _with_fields_added_later(cls, protocol: dict[str, Any]) -> dict[str, Any]:
-        return {**FIELDS_ADDED, **protocol}
 
     @property
     def seconds(self) -> float:
@@ -148,7 +142,7 @@ def _file_columns(column: str) -> list[str]:
 MEASURED_OF_LOSSES = LOSS_COLUMNS[len(LOSS_ROW) :]
 """Columns of losses that are measured: all but those that name the row."""
 LOSSES_ARE_THERE = _file_columns("samples")[0]
-"""Column of a file that has a number in the rows that also have losses."""
+"""A column of a file that is filled in exactly the rows that have losses."""
 
 
 def with_losses(rows: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:

@@ -123,11 +123,7 @@ def read_losses(
 
 
 def provenances(profile: str) -> pd.DataFrame:
-    """Return one line per study: what was trained, how much of it, on what, when and how long.
-
-    `runs_without_session` counts runs whose time is unknown: their command was killed by a version
-    that stored no session of such a command.
-    """
+    """Return one line per study: what was trained, how much of it, on what, when and how long."""
     lines = []
     for study, provenance in finished(profile).items():
         protocol = provenance.protocol
@@ -135,7 +131,6 @@ def provenances(profile: str) -> pd.DataFrame:
         grid = provenance.grid
         ends = selection.final(asked_for(read_rows(study.file), provenance))
         converged = np.isfinite(ends[list(LOSSES)]).all(axis=1)
-        trained = sum(session.runs_trained for session in sessions)
         span = dict.fromkeys((min(grid), max(grid)) if grid else ())
         lines.append(
             {
@@ -154,7 +149,6 @@ def provenances(profile: str) -> pd.DataFrame:
                 "device": ", ".join(dict.fromkeys(s.device for s in sessions)),
                 "torch": ", ".join(dict.fromkeys(s.torch for s in sessions)),
                 "seconds": provenance.seconds,
-                "runs_without_session": max(len(ends) - trained, 0),
                 "finished": max((s.finished for s in sessions), default="")[:16],
             }
         )

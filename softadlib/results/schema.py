@@ -44,8 +44,6 @@ LOSS_COLUMNS = [*LOSS_ROW, "samples", "loss", "quantiles", *CALIBRATION]
 """One row is one run at one epoch on one part of the data."""
 LOSS_DTYPES = {c: DTYPES.get(c, "float64") for c in LOSS_COLUMNS if c != "quantiles"}
 LOSS_DTYPES |= {"part": "str", "samples": "int64"}
-FIELDS_ADDED = {"linked": False}
-"""Fields that the protocol of a stored study may lack, with the value that it was trained with."""
 
 
 class RunKey(NamedTuple):

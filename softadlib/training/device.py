@@ -46,16 +46,21 @@ def numerics(device: torch.device, precision: str) -> Iterator[None]:
             for switch, old in zip(switches, before):
                 switch.fp32_precision = old
         return
-    if precision == "tf32":
-        raise UserError(
-            "precision tf32 needs a CUDA GPU; give precision=fp32 or bf16, or another device"
-        )
+    check_precision(device, precision)
     before_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before_threads)
+
+
+def check_precision(device: torch.device, precision: str) -> None:
+    """Raise UserError for a precision that a device does not have."""
+    if precision == "tf32" and device.type != "cuda":
+        raise UserError(
+            "precision tf32 needs a CUDA GPU; give precision=fp32 or bf16, or another device"
+        )
 
 
 @contextlib.contextmanager

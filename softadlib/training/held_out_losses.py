@@ -20,13 +20,11 @@ from softadlib.methods import get_method
 from softadlib.results.store import StudyStore, held_out_name
 from softadlib.training.checkpoint import State
 from softadlib.training.device import memory_in_one_line, numerics, pick_device
+from softadlib.training.engines.base import SAMPLES_AT_ONCE
 from softadlib.training.load_splits import load_splits
 from softadlib.training.loop import train
 from softadlib.training.protocol import Protocol, Run
-from softadlib.training.train_runs import Samples, checkpoint_of, make_engine
-
-AT_A_TIME = 1000
-"""Samples per forward pass in evaluation."""
+from softadlib.training.train_runs import SampleValues, checkpoint_of, make_engine
 
 
 def needs_held_out(method: str) -> bool:
@@ -36,7 +34,7 @@ def needs_held_out(method: str) -> bool:
 
 def stored_samples(
     protocol: Protocol, label_noise: float, trials: Iterable[int], store: StudyStore
-) -> Samples:
+) -> SampleValues:
     """Return the stored losses as (T, n), NaN in the other trials."""
     stored = store.held_out()
     losses = {trial: stored[held_out_name(label_noise, trial)] for trial in trials}
@@ -63,7 +61,7 @@ def held_out_losses(
     count = protocol.settings_of("adaflood")["aux_folds"]
     if count > n:
         raise UserError(f"{count} folds of {n} training samples; AdaFlood needs one for each fold")
-    # Epochs have other orders, of (seed, epoch).
+    # The orders of epochs are made of [seed, epoch], so that none of them is this one.
     order = np.random.default_rng([protocol.seeds[trial], 0, 1]).permutation(n)
     losses = np.full(n, np.nan)
     device = pick_device(protocol.device)
@@ -107,7 +105,7 @@ def _fold_losses(
     network = engine.module(0).to(splits.x.device)
     index = held[run.trial]
     with torch.no_grad():
-        inputs = [data.inputs(data.x[i], "train", run.trial) for i in index.split(AT_A_TIME)]
+        inputs = [data.inputs(data.x[i], "train", run.trial) for i in index.split(SAMPLES_AT_ONCE)]
         logits = torch.cat([network(x) for x in inputs])
         losses = nnF.cross_entropy(logits, data.y[index], reduction="none")
     return np.asarray(losses.double().cpu())

@@ -307,9 +307,13 @@ class Protocol(BaseModel):
     def differences(self, stored: Mapping[str, Any], method: str = "") -> list[str]:
         """Return where a stored protocol does something else in a run: "lr 0.01, stored 0.001".
 
-        Settings are those of `method`, none by default.
+        Settings are those of `method`, none by default. A stored protocol that lacks a field is from
+        before it, and was trained with its default.
         """
-        here, there = self._of_a_run(self.to_dict(), method), self._of_a_run(stored, method)
+        here = self._of_a_run(self.to_dict(), method)
+        there = self._of_a_run(stored, method)
+        for name in here.keys() & type(self).model_fields.keys():
+            there.setdefault(name, type(self).model_fields[name].default)
         return [f"{k} {v}, stored {there[k]}" for k, v in here.items() if there.get(k, v) != v]
 
     @staticmethod

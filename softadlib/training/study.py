@@ -84,7 +84,7 @@ class Study:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the study is no shard."""
+        """Whether this is the whole study, not a shard."""
         return self.shard == (1, 1)
 
     @property
@@ -98,7 +98,7 @@ class Study:
         return self.protocol.fingerprint(self.method)
 
     def differences(self, stored: Provenance) -> list[str]:
-        """Return where results of the same folder were trained otherwise; an empty list for nowhere."""
+        """Return in what the stored results of this folder were trained otherwise than this protocol says."""
         if stored.method != self.method:
             return self.protocol.differences(stored.protocol)
         differing = self.protocol.differences(stored.protocol, self.method)
@@ -132,7 +132,7 @@ class Study:
         return replace(self, fresh=False)
 
     def protocol_with(self, stored: Provenance | None) -> dict[str, Any]:
-        """Return its protocol with the trials, label noises and values that were asked for earlier, too."""
+        """Return its protocol, widened to the trials, label noises and values that are stored already."""
         wanted = self.protocol.to_dict()
         if stored is not None:
             noises = {*stored.protocol["label_noise"], *wanted["label_noise"]}

@@ -20,7 +20,7 @@ from softadlib.training.load_splits import load_splits
 from softadlib.training.loop import Measured, train
 from softadlib.training.protocol import Protocol, Run
 
-Samples = dict[str, Tensor]
+SampleValues = dict[str, Tensor]
 """What a method needs of every training sample, by name, (T, n)."""
 
 
@@ -29,7 +29,7 @@ def train_runs(
     runs: Sequence[Run],
     eval_epochs: Collection[int],
     loss_epochs: Collection[int] = (),
-    samples: Samples | None = None,
+    samples: SampleValues | None = None,
     checkpoints: Path | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Train runs of one method and label noise; return their rows, and losses of their single samples.
@@ -92,7 +92,7 @@ def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
 
 
 def batch_of(
-    protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: Samples | None = None
+    protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: SampleValues | None = None
 ) -> RunBatch:
     """Return what engines are given of `runs`, with their initial weights."""
     method = get_method(runs[0].method)
@@ -125,7 +125,7 @@ def checkpoint_of(
 ) -> Checkpoint:
     """Return the checkpoint of runs that are trained together; `facts` decide their bits too.
 
-    `study`: the method for whose study they are trained, where it is another than theirs.
+    `study`: the method whose study needs these runs, where they are runs of another (ERM for AdaFlood).
     """
     fingerprint = protocol.fingerprint(runs[0].method)
     decisive = {

@@ -38,7 +38,7 @@ from softadlib.training.protocol import Protocol, Run
 from softadlib.training.study import Study, first_epochs, has_curves_at_once, refuse_other_protocol
 from softadlib.training.train_runs import train_runs, trained_at_once
 
-CPU_CHUNK = 8
+RUNS_PER_TASK = 8
 """Runs per task on a CPU. A crash loses at most this many."""
 WORTH_WORKERS = 20.0
 """Seconds of training below which a study is trained in this process: workers take 5 s each to start."""
@@ -47,10 +47,10 @@ _ONE_TASK = threading.Lock()
 
 @dataclass(frozen=True)
 class Task:
-    """What a process does without a break."""
+    """One unit of work for a process."""
 
     runs: Sequence[Run]
-    """Runs of one method and label noise that it trains, or that need what it computes."""
+    """The runs that it trains, or whose held-out losses it computes: of one method and label noise."""
     device: str
     work: Callable[[], Any]
 
@@ -117,7 +117,7 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
 
     Args:
         study: what to train.
-        jobs: processes on a CPU, one thread each; a GPU has one. A study of seconds takes one.
+        jobs: processes on a CPU, one thread each; a GPU has one. A study that takes seconds uses one.
         executor: runs the tasks in place of `jobs` processes; on a cluster
             `dask.distributed.Client(address).get_executor()`.
 
@@ -227,7 +227,7 @@ def training_tasks(study: Study, protocol: Protocol, planned: Pass, jobs: int) -
 def runs_per_task(protocol: Protocol, runs: Sequence[Run], jobs: int) -> int:
     """Return how many of `runs` a task takes: on a CPU a few, or one where each takes long."""
     if protocol.device == "cpu" and protocol.dataset in SYNTHETIC:
-        return min(CPU_CHUNK, math.ceil(len(runs) / (4 * jobs)))
+        return min(RUNS_PER_TASK, math.ceil(len(runs) / (4 * jobs)))
     return trained_at_once(protocol, runs[0], protocol.device)
 
 
@@ -298,7 +298,7 @@ def device_type(name: str) -> str:
 
 
 def useful_jobs(study: Study, device: str, jobs: int) -> int:
-    """Return how many processes to use: one on a GPU, and where training takes but seconds."""
+    """Return how many processes to use: one on a GPU, or if training takes only seconds."""
     if device != "cpu":
         return 1
     if jobs > 1 and estimated_seconds(study) < WORTH_WORKERS:

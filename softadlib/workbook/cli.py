@@ -56,7 +56,7 @@ def say(line: str) -> None:
 def prepare(
     profile: str, datasets: Names, methods: Names, changes: list[str], **how: Any
 ) -> "Work":
-    """Check what a command is asked for, and say what is to be known before it starts."""
+    """Check the arguments of a command, and print what to know before it starts."""
     from softadlib.workbook import work
     from softadlib.workbook.changes import parse
 
@@ -276,7 +276,7 @@ def show(
 
 def report(profile: str, form: str, output: Path | None) -> int:
     """Write a profile's results as a page or as tables."""
-    from softadlib.analysis import markdown
+    from softadlib.analysis import report_tables
     from softadlib.results.parquet import outputs
     from softadlib.workbook.notebooks import missing_pages
     from softadlib.workbook.report import build
@@ -290,16 +290,16 @@ def report(profile: str, form: str, output: Path | None) -> int:
             )
         return 0
     if form == "csv":
-        for path in markdown.write_csv(profile, output or outputs(profile) / "tables"):
+        for path in report_tables.write_csv(profile, output or outputs(profile) / "tables"):
             print(path)
         return 0
     if output is None:
-        print(markdown.text(profile, form), end="")
+        print(report_tables.text(profile, form), end="")
         return 0
-    if form == "md" and output.is_file() and markdown.is_marked(output):
-        markdown.write(profile, output)
+    if form == "md" and output.is_file() and report_tables.is_marked(output):
+        report_tables.write(profile, output)
     else:
-        _files.write(output, markdown.text(profile, form))
+        _files.write(output, report_tables.text(profile, form))
     print(output)
     return 0
 

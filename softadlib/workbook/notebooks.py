@@ -162,7 +162,7 @@ def _sources() -> list[Source]:
 
 
 def read_source(path: Path) -> Source:
-    """Read what a notebook draws. Raises UserError for metadata that say it otherwise than above."""
+    """Read what a notebook draws. Raises UserError for metadata of another form than `Source` has."""
     import papermill
 
     with _silence():
@@ -193,7 +193,7 @@ def _silence() -> Iterator[None]:
 def execute(pages: Sequence[Page], jobs: int) -> Iterator[Outcome]:
     """Execute pages, `jobs` kernels at a time; yield how each ended. A failure does not stop the others.
 
-    Who stops iterating waits for the pages that have begun; no other one is begun. KeyboardInterrupt is
+    A caller that stops iterating waits for the pages that run; no new one starts. KeyboardInterrupt is
     passed on at once: the kernels that run end when this process does. No half-written page is left.
     """
     temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

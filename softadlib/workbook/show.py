@@ -11,7 +11,7 @@ from softadlib.training.protocol import Protocol
 from softadlib.training.study import Study
 from softadlib.workbook.work import Work
 
-MOST_LINES = 20
+LISTED_ONE_BY_ONE = 20
 """Studies that are listed one by one: a screen has 24 lines."""
 
 
@@ -34,7 +34,7 @@ def profiles() -> str:
 def progress(work: Work) -> str:
     """Return a table of the studies: which values, trials and runs are there, and of how many epochs.
 
-    Of more than `MOST_LINES` studies, those of a dataset that are all finished, or of which nothing is
+    Of more than `LISTED_ONE_BY_ONE` studies, those of a dataset that are all finished, or of which nothing is
     done, are one line. Selected runs whose curves are missing are trained again, and count as work left.
     """
     lines: list[tuple[str, ...]] = [
@@ -43,7 +43,7 @@ def progress(work: Work) -> str:
     for dataset in work.protocols:
         studies = [study for study in work.studies if study.protocol.dataset == dataset]
         alike = all(s.finished for s in studies) or not any(s.plan.trained for s in studies)
-        if alike and len(work.studies) > MOST_LINES:
+        if alike and len(work.studies) > LISTED_ONE_BY_ONE:
             lines.append(_line(f"{len(studies)} methods", studies))
         else:
             lines += [_line(study.method, [study]) for study in studies]
@@ -94,7 +94,7 @@ def _trials(studies: Sequence[Study]) -> str:
 
 
 def _also_stored(work: Work) -> list[str]:
-    """Return lines on stored runs that nobody asked for: of other values, or of methods without a grid."""
+    """Return a line for every study with stored runs outside its protocol."""
     lines = [
         f"also stored: {study.name}, {study.plan.others} runs of other values, trials or label noises"
         for study in work.studies

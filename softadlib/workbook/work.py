@@ -11,7 +11,7 @@ from softadlib.data.prepare import doubts_about
 from softadlib.models import build
 from softadlib.results.parquet import outputs
 from softadlib.results.read import stored_studies
-from softadlib.training.device import numerics, pick_device
+from softadlib.training.device import check_precision, pick_device
 from softadlib.training.load_splits import load_splits
 from softadlib.training.params import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
@@ -109,8 +109,7 @@ def check(studies: Sequence[Study]) -> None:
     if all(study.finished for study in studies):
         return
     protocol = studies[0].protocol
-    with numerics(pick_device(protocol.device), protocol.precision):
-        pass  # raises where this machine has not got them
+    check_precision(pick_device(protocol.device), protocol.precision)
     for noise in protocol.label_noise:
         splits = load_splits(protocol, noise, trials=1)
     build(protocol.model, splits.shape, splits.classes, seed=0)
@@ -174,7 +173,7 @@ def notes(work: Work) -> list[str]:
 
 
 def doubts(work: Work) -> list[str]:
-    """Return what may not be meant in data of your own, one line each."""
+    """Return a line for everything in data of your own that is allowed but may be a mistake."""
     lines = []
     for dataset, protocol in work.protocols.items():
         found = doubts_about(dataset, protocol.folder, protocol.table, protocol.target)

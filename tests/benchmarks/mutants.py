@@ -4,7 +4,7 @@
 
 The changes stand in mutants.yaml beside this file: a file of softadlib/, a text that occurs once in it,
 what takes its place, and the tests to run. The same tests must pass on the copy without a change; then
-a mutant is caught where one of them fails, and survives where all pass. Ends with "N of 40 caught".
+a mutant is caught where one of them fails, and survives where all pass.
 """
 
 import argparse

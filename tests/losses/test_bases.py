@@ -18,9 +18,7 @@ from softadlib import (
     IFlood,
     InertWarning,
     SoftAD,
-    get_criterion,
     hf_loss,
-    list_criteria,
 )
 from softadlib.losses.levels import cross_entropy_levels
 
@@ -137,11 +135,6 @@ def test_a_callable_with_an_ignore_index_ignores_it(index, dtype):
     kept = targets != -100
     expected = (logits[kept] - targets[kept]).square().mean()
     torch.testing.assert_close(ERM(base=base)(logits, targets), expected)
-
-
-def test_criteria_by_name():
-    assert set(list_criteria()) >= {"erm", "softad", "focal", "cvar", "adaflood"}
-    assert repr(get_criterion("softad", theta=0.1, sigma=2.0)) == repr(SoftAD(0.1, 2.0))
 
 
 # The Trainer

@@ -24,7 +24,6 @@ from softadlib import (
     SoftAD,
     Tilted,
     cross_entropy_levels,
-    get_criterion,
     hf_loss,
 )
 
@@ -37,6 +36,14 @@ WEIGHTED = partial(nn.CrossEntropyLoss, torch.ones(3))
 class Own(nn.CrossEntropyLoss):
     def forward(self, input, target):
         return super().forward(input, target)
+
+
+class Scaled(nn.CrossEntropyLoss):
+    """Torch's forward, and a parameter."""
+
+    def __init__(self, weight):
+        super().__init__(weight, reduction="none")
+        self.scale = nn.Parameter(torch.ones(()))
 
 
 class Trained(nn.Module):
@@ -68,7 +75,6 @@ REFUSALS = {
     "sigma": (lambda: SoftAD(0.1, 1e-13), "sigma", "at least 1e-12", "1e-13"),
     "scale": (lambda: SoftAD(0.1, scale="paper"), "'paper'", "code, text"),
     "reduction": (lambda: SoftAD(0.1, reduction="average"), "'average'", "mean, sum, none"),
-    "name": (lambda: get_criterion("softAD", theta=0.1), "'softAD'", "did you mean 'softad'"),
     "classes": (lambda: cross_entropy_levels(2.5), "classes", "2.5"),
     "smoothing": (lambda: cross_entropy_levels(3, 1.0), "smoothing", "below 1", "1.0"),
     # bases
@@ -79,6 +85,7 @@ REFUSALS = {
     "parameters": (lambda: SoftAD(0.1, base=Trained()), "'mean'", "reduction='none'"),
     "tuple": (lambda: on_two(ERM(lambda x, y: (x, y))), "got tuple", "one loss per sample"),
     "mean": (lambda: on_two(ERM(lambda x, y: x.mean())), "a single value", "reduction='none'"),
+    "weight, parameters": (lambda: ERM(Scaled(torch.ones(3))), "Scaled", "weights=w[targets]"),
     "weight, own": (lambda: ERM(Own(torch.ones(3))), "Own", "weights=w[targets]"),
     "weight, smoothing": (
         lambda: ERM(WEIGHTED(label_smoothing=0.2)), "label_smoothing=", "weights=w[targets]"

@@ -109,14 +109,6 @@ def test_losses_need_no_row_of_their_epoch():
     assert study().keys_of_losses()["trial"].tolist() == [0, 1]
 
 
-def test_a_file_without_a_field_of_newer_protocols_has_its_default():
-    older = provenance().protocol
-    del older["linked"]
-    study().finish(rows(), losses(rows()), provenance().model_copy(update={"protocol": older}))
-    assert b"linked" not in pq.read_schema(study().file).metadata[b"softad"]
-    assert study().provenance().protocol["linked"] is False
-
-
 def test_parts_count_until_the_study_is_finished():
     half = SESSION.model_copy(update={"runs_trained": 1, "seconds": 3.0})
     study().save_part(rows((0,)), losses(rows((0,))), provenance(sessions=[half]))
@@ -326,7 +318,6 @@ def test_provenances_are_one_line_a_result():
         "device": "cpu",
         "torch": "2.9",
         "seconds": 12.0,
-        "runs_without_session": 2,
         "finished": "2026-01-03T03:04",
     }
 

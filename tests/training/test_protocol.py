@@ -9,7 +9,6 @@ from helpers.workspace import REPOSITORY, TINY
 from softadlib._validation import MissingData, UserError
 from softadlib.methods import METHODS, PAPER
 from softadlib.results.read import finished
-from softadlib.results.schema import FIELDS_ADDED
 from softadlib.training.params import (
     datasets_of,
     load,
@@ -121,9 +120,13 @@ def test_stored_results_have_the_protocol_of_their_profile(profile, monkeypatch)
         assert asked.differences(provenance.protocol, study.method) == []
 
 
-def test_fields_that_a_stored_protocol_may_lack_have_their_default():
-    for name, value in FIELDS_ADDED.items():
-        assert Protocol.model_fields[name].default == value
+def test_a_stored_protocol_without_a_field_was_trained_with_its_default():
+    stored = load("smoke", "gaussian").to_dict()
+    del stored["linked"]
+    now = Protocol(**stored)
+    assert now.differences(stored, "softad") == []
+    other = now.replace(best_epoch=True, linked=True)
+    assert "linked True, stored False" in other.differences(stored, "softad")
 
 
 def test_the_committed_profiles_are_the_papers():

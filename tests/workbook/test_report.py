@@ -10,7 +10,7 @@ from helpers.workspace import make_home
 from nbformat import v4
 
 from softadlib._validation import UserError
-from softadlib.analysis import markdown
+from softadlib.analysis import report_tables
 from softadlib.workbook import cli, notebooks, report
 
 LINKS = (
@@ -114,9 +114,9 @@ def test_pages_that_are_older_than_the_results_are_named(page, capsys):
 
 
 def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
-    """What is in them, and how they are written between marks: tests/analysis/test_markdown.py."""
+    """What is in them, and how they are written between marks: tests/analysis/test_report_tables.py."""
     for form in ("md", "latex"):
-        text = markdown.text("tiny", form)
+        text = report_tables.text("tiny", form)
         assert cli.main(["report", "tiny", "--format", form]) == 0
         assert capsys.readouterr().out == text
         target = tmp_path / f"tables.{form}"

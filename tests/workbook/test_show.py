@@ -78,7 +78,7 @@ def test_of_many_studies_a_finished_dataset_is_one_line(home, capsys, monkeypatc
     methods = ["--method", "erm,sam"]
     assert cli.main(["train", "tiny", "--dataset", "gaussian", *methods, "-j", "1"]) == 0
     assert cli.main(["train", "tiny", "--dataset", "spiral", "--method", "erm", "-j", "1"]) == 0
-    monkeypatch.setattr(show, "MOST_LINES", 3)
+    monkeypatch.setattr(show, "LISTED_ONE_BY_ONE", 3)
     gaussian, erm, sam, left = printed(capsys, "tiny", *methods)[1:]
     assert gaussian.split()[:6] == ["gaussian", "2", "methods", "1", "2", "4"]
     assert "100%" in gaussian

@@ -10,7 +10,7 @@ from softadlib.training.engines.single_perceptron import PerceptronEngine
 __all__ = ["Engine", "Row", "RunBatch", "choose_engine", "groups", "runs_at_once"]
 
 SIDE_BY_SIDE = 64
-"""Most runs that a GPU trains at once: more are hardly faster, and an accident costs them all."""
+"""Most runs that a GPU trains at once: more are hardly faster, and a crash loses all of them."""
 CONVOLUTIONAL_SIDE_BY_SIDE = 1
 """Most convolutional networks that a GPU trains at once.
 

@@ -28,7 +28,7 @@ from softadlib.training.recipe import Recipe
 Row = dict[str, np.ndarray]
 """{measure: (R,)}, an entry per run; `epoch` (R,) is among them where it belongs to a table."""
 
-CPU_CHUNK = 1000
+SAMPLES_AT_ONCE = 1000
 """Samples per forward pass in evaluation on a CPU: what stays in its cache."""
 GPU_BYTES = 2**31
 """Bytes of activations per forward pass in evaluation on a GPU, of all runs together."""
@@ -329,7 +329,7 @@ class Engine:
     def samples_per_pass(self, runs: int) -> int:
         """Return how many samples of `runs` runs a forward pass of an evaluation takes."""
         if self.device.type == "cpu":
-            return CPU_CHUNK
+            return SAMPLES_AT_ONCE
         bytes_per_sample = self.activations * self.knob.element_size()
         return max(1, GPU_BYTES // (runs * bytes_per_sample))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 WARM_UP = 3
-"""Steps before a capture, in which libraries and the optimizer make what they keep."""
+"""Steps before a capture: libraries allocate workspaces, the optimizer its state."""
 
 
 class CapturedStep:

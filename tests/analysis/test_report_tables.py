@@ -8,12 +8,12 @@ from helpers.workspace import REPOSITORY
 
 from softadlib import results
 from softadlib._validation import UserError
-from softadlib.analysis import markdown, tables
+from softadlib.analysis import report_tables, tables
 
 
 @pytest.fixture(scope="module")
 def text():
-    return markdown.text("smoke")
+    return report_tables.text("smoke")
 
 
 def test_every_table_has_the_stored_rows_and_no_sentence(text):
@@ -30,15 +30,15 @@ def test_every_table_has_the_stored_rows_and_no_sentence(text):
 
 
 def test_latex_has_the_same_tables(text):
-    latex = markdown.text("smoke", "latex")
+    latex = report_tables.text("smoke", "latex")
     assert latex.count(r"\begin{tabular}") == text.count("####") == 7
     assert "spiral & ERM & 2 & 0.297" in latex
     with pytest.raises(UserError, match="format 'pdf' unknown; choose from md, latex"):
-        markdown.text("smoke", "pdf")
+        report_tables.text("smoke", "pdf")
 
 
 def test_csv_has_typed_columns(tmp_path):
-    paths = markdown.write_csv("smoke", tmp_path)
+    paths = report_tables.write_csv("smoke", tmp_path)
     assert {p.name for p in paths} == {
         "what_was_run.csv", "loss_gaps.csv", "test_losses.csv", "test_accuracies.csv", "norms.csv",
         "selected_values.csv", "softad_along_theta_nothing_selected.csv",
@@ -50,14 +50,14 @@ def test_csv_has_typed_columns(tmp_path):
 
 
 def test_only_what_stands_between_marks_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(markdown, "text", lambda profile: f"tables of {profile}\n")
-    begin = markdown.BEGIN.format(what="results", profile="smoke", file="PAGE.md")
-    end = markdown.END.format(what="results", profile="smoke")
+    monkeypatch.setattr(report_tables, "text", lambda profile: f"tables of {profile}\n")
+    begin = report_tables.BEGIN.format(what="results", profile="smoke", file="PAGE.md")
+    end = report_tables.END.format(what="results", profile="smoke")
     page = tmp_path / "PAGE.md"
     page.write_text(f"before\n\n{begin}\nold\n{end}\n\nafter\n")
-    assert markdown.write("smoke", page)
+    assert report_tables.write("smoke", page)
     assert page.read_text() == f"before\n\n{begin}\n\ntables of smoke\n\n{end}\n\nafter\n"
-    assert not markdown.write("smoke", page), "a second time nothing changes"
+    assert not report_tables.write("smoke", page), "a second time nothing changes"
 
 
 @pytest.mark.parametrize("content", ["no marks", "<!-- end of results of profile smoke -->"])
@@ -65,17 +65,17 @@ def test_a_page_without_marks_is_refused(tmp_path, content):
     page = tmp_path / "PAGE.md"
     page.write_text(content)
     with pytest.raises(UserError, match="must hold the lines"):
-        markdown.write("smoke", page)
+        report_tables.write("smoke", page)
     assert page.read_text() == content
     with pytest.raises(UserError, match="cannot be read"):
-        markdown.write("smoke", tmp_path / "ABSENT.md")
+        report_tables.write("smoke", tmp_path / "ABSENT.md")
 
 
 def test_the_overview_by_independent_sums():
     """The overview of profile paper, from the rows with pandas alone."""
     lines = [
         [c.strip() for c in line.strip("|").split("|")]
-        for line in markdown.overview("paper").splitlines()
+        for line in report_tables.overview("paper").splitlines()
     ]
     head, spiral = lines[0], next(i for i, line in enumerate(lines) if line[0].startswith("spiral"))
     erm, smallest = (dict(zip(head, lines[i])) for i in (spiral, spiral + 1))
@@ -111,4 +111,6 @@ def test_the_overview_by_independent_sums():
 def test_committed_pages_hold_the_tables_of_the_committed_rows(page, profile, tmp_path):
     copy = tmp_path / "README.md"
     copy.write_text((REPOSITORY / page).read_text(encoding="utf-8"), encoding="utf-8")
-    assert not markdown.write(profile, copy), f"softad report {profile} --format md --output {page}"
+    assert not report_tables.write(profile, copy), (
+        f"softad report {profile} --format md --output {page}"
+    )

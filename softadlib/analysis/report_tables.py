@@ -104,11 +104,11 @@ def write(profile: str, path: Path) -> bool:
     return filled != before
 
 
-def overview(profile: str, noisy: str = "label-noise") -> str:
+def overview(profile: str) -> str:
     """Return one table: ERM, SoftAD at its smallest and selected θ, and its rivals at their selected values.
 
     Values are selected by validation accuracy, ties to the largest. ECE is that of the runs whose
-    losses are stored. The last columns are the same from the rows of profile `noisy`, if there are
+    losses are stored. The last columns are the same from the rows of profile `label-noise`, if there are
     any. Of each profile it is the lowest label noise.
     """
     rows = _lowest_noise(tables.read(profile, final=True))
@@ -116,7 +116,7 @@ def overview(profile: str, noisy: str = "label-noise") -> str:
     ends = losses[(losses["part"] == "test") & losses["ece"].notna()]
     ends = ends[ends["epoch"] == ends["epoch"].groupby(ends["dataset"]).transform("max")]
     try:
-        flipped = _lowest_noise(tables.read(noisy, final=True))
+        flipped = _lowest_noise(tables.read("label-noise", final=True))
     except MissingData:
         flipped = rows.head(0)
     lines = []
