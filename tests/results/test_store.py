@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from helpers.workspace import TINY, make_home, tree
 
