@@ -155,8 +155,8 @@ def by_rule(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     for rule, groups in selected.items():
         table[rule] = means[rule]
         if measure == "gap":
-            ends = pd.DataFrame({case: _ends(values) for case, values in groups}, dtype=float).T
-            table[[f"{rule}_low", f"{rule}_high"]] = ends.reindex(table.index)
+            table[f"{rule}_low"] = groups.agg(lambda values: _ends(values)[0])
+            table[f"{rule}_high"] = groups.agg(lambda values: _ends(values)[1])
         elif measure == "knob":
             table[f"{rule}_sd"] = groups.std(ddof=1)
     return ordered(table.rename_axis(key).reset_index())

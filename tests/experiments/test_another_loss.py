@@ -10,11 +10,12 @@ from softadlib._validation import UserError
 from softadlib.experiments import another_loss
 
 
-def test_the_data_have_the_noise_they_say():
-    problem = another_loss.regression(np.random.default_rng(0), 20000)
+def test_the_data_have_the_noise_they_say(monkeypatch):
+    monkeypatch.setattr(another_loss, "N_TRAIN", 20000)
+    problem = another_loss.regression(np.random.default_rng(0))
     x, y = problem.train
     assert (y[:, 0] - x[:, 0]).std().item() == pytest.approx(0.3, abs=0.01)
-    x, y = another_loss.classification(np.random.default_rng(0), 20000).train
+    x, y = another_loss.classification(np.random.default_rng(0)).train
     rule = (x[:, 0] + x[:, 1] + torch.sin(x[:, 1] - x[:, 0]) > 0).long()
     assert (rule != y).double().mean().item() == pytest.approx(0.1)
 
