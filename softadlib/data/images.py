@@ -8,7 +8,6 @@ import functools
 import hashlib
 import math
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -188,35 +187,6 @@ def _read_folder(folder: Path, changed: int) -> Images:
     y_train, y_test = (np.array(part.targets) for part in parts)
     cut = len(y_train)
     return _of_arrays(np.stack(pictures[:cut]), y_train, np.stack(pictures[cut:]), y_test)
-
-
-def folder_doubts(name: str, given: str) -> list[str]:
-    """Return what is left out of a folder of images, or stands in it twice, a line each.
-
-    Args:
-        name: of the dataset.
-        given: the protocol's `folder`.
-    """
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    images = load_images(name, given)
-    folder = own_folder(given)
-    lines = []
-    others = {path.name for path in folder.iterdir() if path.is_dir()} - {"train", "test"}
-    if shown := sorted(other for other in others if other[0] != "."):
-        lines.append(
-            f"{folder}: {', '.join(shown)} is not read; validation images are drawn from train"
-        )
-    files = [path for part in ("train", "test") for path in (folder / part).glob("*/**/*")]
-    files = [path for path in files if path.is_file() and path.name[0] != "."]
-    left_out = Counter(p.suffix.lower() for p in files if p.suffix.lower() not in IMG_EXTENSIONS)
-    for ending, count in sorted(left_out.items()):
-        lines.append(f"{folder}: {count:,} files of format {ending or 'unknown'} are left out")
-    training = {image.tobytes() for image in images.x_train}
-    copies = sum(image.tobytes() in training for image in images.x_test)
-    if copies:
-        lines.append(f"{folder}: {copies:,} test images are training images, too")
-    return lines
 
 
 def _read_pixels(file: str) -> np.ndarray:

@@ -7,22 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from softadlib._files import data_root, write
 from softadlib._validation import UserError, choose
-from softadlib.data.datasets import table_of
+from softadlib.data.doubts import table_doubts
 from softadlib.data.images import (
     IMAGES,
     available,
     download,
     downloaded_sets,
-    folder_doubts,
 )
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import (
     TABLES,
-    doubts,
     from_frame,
-    kinds,
     place_in,
     prepared_table,
     read_frame,
@@ -113,20 +112,31 @@ def describe(name: str) -> str:
         frame = read_frame(table_file(name))
         target = str(frame.columns[-1])
         lines += kinds(frame, target)
-        lines += [f"note: {line}" for line in doubts(frame, target)]
+        lines += [f"note: {line}" for line in table_doubts(frame, target)]
     return "\n".join(lines)
 
 
-def doubts_about(name: str, folder: str = "", table: str = "", target: str = "") -> list[str]:
-    """Return a line for everything in data of your own that is allowed but may be a mistake.
+def kinds(frame: "pd.DataFrame", target: str) -> list[str]:
+    """Return what a table holds, a line each: its classes with their counts, its columns by kind."""
+    table = from_frame(frame, target)
+    counts = np.bincount(table.y)
+    classes = [f"{name} ({count:,})" for name, count in zip(table.classes, counts)]
+    columns = [str(name) for name in frame.columns if name != target]
+    numbers = [name for name in columns if name in table.inputs]
+    words = [f"{name} ({frame[name].nunique()})" for name in columns if name not in table.inputs]
+    lines = [f"classes, column {target}: {_listed(classes)}"]
+    if numbers:
+        lines.append(f"numbers: {_listed(numbers)}")
+    if words:
+        lines.append(f"words: {_listed(words)}")
+    return lines
 
-    The arguments are those of a protocol. Of built-in sets there is none.
-    """
-    own = table_of(name, folder, table)
-    if own and own not in TABLES:
-        frame = read_frame(table_file(own))
-        return doubts(frame, target or str(frame.columns[-1]))
-    return folder_doubts(name, folder) if folder else []
+
+def _listed(names: list[str], most: int = 20) -> str:
+    """Return names with commas; of more than `most` the first ones and the number of all."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])}, … {len(names):,} in all"
 
 
 def _download(name: str) -> tuple["pd.DataFrame", str]:

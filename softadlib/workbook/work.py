@@ -7,7 +7,7 @@ from typing import Any
 
 from softadlib import _files
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.data.prepare import doubts_about
+from softadlib.data.doubts import doubts_about
 from softadlib.models import build
 from softadlib.results.parquet import outputs
 from softadlib.results.read import stored_studies

@@ -13,7 +13,8 @@ from sklearn.preprocessing import StandardScaler
 
 from softadlib._validation import MissingData, UserError
 from softadlib.data.datasets import dataset_names, own_digest
-from softadlib.data.prepare import describe, doubts_about, listing, prepare_table
+from softadlib.data.doubts import doubts_about
+from softadlib.data.prepare import describe, listing, prepare_table
 from softadlib.data.splits import PARTS, table_splits
 from softadlib.data.tables import (
     TABLES,

@@ -16,7 +16,8 @@ from softadlib import models
 from softadlib._validation import MissingData, UserError
 from softadlib.data import images
 from softadlib.data.datasets import own_digest
-from softadlib.data.prepare import doubts_about, listing, prepare
+from softadlib.data.doubts import doubts_about
+from softadlib.data.prepare import listing, prepare
 from softadlib.data.splits import image_splits
 from softadlib.training import evaluation
 from softadlib.training.load_splits import load_splits
