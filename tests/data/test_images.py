@@ -18,7 +18,7 @@ from softadlib.data import images
 from softadlib.data.datasets import own_digest
 from softadlib.data.doubts import doubts_about
 from softadlib.data.prepare import listing, prepare
-from softadlib.data.splits import image_splits
+from softadlib.data.splits import Splits, image_splits
 from softadlib.training import evaluation
 from softadlib.training.load_splits import load_splits
 from softadlib.training.protocol import Protocol
@@ -337,6 +337,14 @@ def test_inputs_are_scaled_part_by_part():
     for trial in (0, 1):
         alone = splits.inputs(splits.part("train", trial)[0], "train", trial)
         torch.testing.assert_close(stacked[trial], alone)
+
+
+def test_the_range_is_that_of_every_image_of_a_part():
+    x = torch.full((6000, 1, 1, 1), 100, dtype=torch.uint8)
+    x[-1] = 200
+    train = torch.arange(6000)[None]
+    splits = Splits(x, torch.zeros(6000).long(), train, train[:, :2], train[:, :2], 2)
+    assert [value.item() for value in splits.ranges["train"]] == [100, 100]
 
 
 def test_resnets_are_torchvisions_with_the_papers_norms():

@@ -151,6 +151,13 @@ def test_the_loss_for_the_trainer_counts_samples_and_not_the_entries_of_soft_lab
     torch.testing.assert_close(loss({"logits": z.clone().requires_grad_()}, soft), whole)
 
 
+def test_without_a_number_of_items_the_trainer_gets_the_mean_over_counted_labels():
+    z = torch.randn(4, 3, generator=GENERATOR, requires_grad=True)
+    labels = torch.tensor([0, -100, 2, -100])
+    counted = SoftAD(0.1)(z[[0, 2]], labels[[0, 2]])
+    torch.testing.assert_close(hf_loss(SoftAD(0.1))({"logits": z}, labels), counted)
+
+
 def test_regression_in_the_trainer_takes_outputs_of_one_column():
     z, y, loss = torch.randn(4, 1, requires_grad=True), torch.ones(4), ERM(base=nn.MSELoss())
     torch.testing.assert_close(hf_loss(loss)({"logits": z}, y), (z[:, 0] - 1).square().mean())

@@ -56,6 +56,19 @@ FORMS = {  # base, targets, what was measured, what stands where nothing was
 # Targets that were not measured
 
 
+@pytest.mark.parametrize("name", CRITERIA)
+def test_an_infinite_loss_of_weight_0_reaches_neither_value_nor_gradient(name):
+    """A class that a mask of the logits rules out is no target that counts."""
+    masked = LOGITS.clone()
+    masked[2, 1] = -math.inf  # the target of a sample of weight 0
+    masked.requires_grad_()
+    criterion = CRITERIA[name]()
+    value = criterion(masked, CLASSES.masked_fill(~MEASURED, 1), weights=MEASURED.double())
+    torch.testing.assert_close(value, criterion(LOGITS[MEASURED], CLASSES[MEASURED]))
+    value.backward()
+    assert masked.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CRITERIA)
 def test_a_target_of_weight_0_reaches_neither_value_nor_gradient(name, form):

@@ -12,6 +12,7 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.models import MODELS, build, mlp
 from softadlib.results.schema import MEASURES, RUN_KEY
+from softadlib.results.store import held_out_name
 from softadlib.training.held_out_losses import held_out_losses
 from softadlib.training.load_splits import load_splits
 
@@ -161,6 +162,15 @@ def test_they_are_found_once_and_kept_beside_the_results(built):
     assert len(both) == len(rows)
     for name in MEASURES:
         assert both[name].equals(both[f"{name}_old"].rename(name))
+
+
+def test_losses_of_near_label_noises_are_kept_apart():
+    store = store_of(tiny(), "adaflood")
+    noises = (0.0, 0.05, 0.1)
+    for noise in noises:
+        store.save_held_out(noise, 0, np.array([noise]))
+    found = store.held_out()
+    assert [found[held_out_name(noise, 0)].item() for noise in noises] == list(noises)
 
 
 def test_a_broken_file_is_found_again():

@@ -92,15 +92,26 @@ def test_replayed_rows_are_those_of_measuring_everything():
     assert_equal(both, selected)
 
 
-def test_a_replay_that_ends_elsewhere_warns_and_the_last_epoch_stays():
+def test_a_trial_whose_values_are_not_all_trained_selects_none():
+    wide = {"grids": {"softad": [0.1, 0.5]}}
+    train(protocol(**wide, trials=1, curves="none"), "softad")
+    train(protocol(grids={"softad": [0.1]}, trials=2, curves="none"), "softad")
+    plan = Study(protocol(**wide, trials=2), "softad").plan
+    assert [(run.trial, run.knob) for run in plan.todo] == [(1, 0.5)]
+    assert [run.trial for run in plan.replays] == [0]
+    assert (plan.open_trials, plan.left) == (1, 3)
+
+
+@pytest.mark.parametrize("apart", ["0.01", "1e-06"])
+def test_a_replay_that_ends_elsewhere_warns_and_the_last_epoch_stays(apart):
     """As where the first pass was trained on another machine."""
     made = protocol(curves="none")
     first = train(made, "softad")
     store = store_of(made, "softad")
-    elsewhere = first.assign(loss_test=first["loss_test"] + 0.01)
+    elsewhere = first.assign(loss_test=first["loss_test"] + float(apart))
     store.finish(elsewhere, store.losses(), store.provenance())
     with pytest.warns(
-        UserWarning, match=r"2 of 2 runs, trained again .* up to 0.01 nats of test loss"
+        UserWarning, match=rf"2 of 2 runs, trained again .* up to {apart} nats of test loss"
     ):
         rows = train(protocol(), "softad")
     assert_equal(results.final(rows)[first.columns], elsewhere)
