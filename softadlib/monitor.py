@@ -3,6 +3,7 @@
 Lightning, transformers and matplotlib are imported where they are used.
 """
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the losses in each row."""
 QUANTILES = tuple(f"q{100 * level:02.0f}" for level in LEVELS)
 """Their names: q05 … q95."""
+_ONE_THREAD = threading.Lock()
+"""Threads that share a monitor add to it one at a time. A lock of its own could not be copied with it."""
 
 
 class LossMonitor:
@@ -84,10 +87,12 @@ class LossMonitor:
         else:
             weights = self.criterion.sample_weights(losses, counts)
         counts = torch.ones_like(losses) if counts is None else counts
-        self._batches.append(torch.stack([losses.float(), weights.float(), counts.float()]))
-        self._theta = theta
-        if len(self._batches) == self.every:
-            self._close()
+        batch = torch.stack([losses.float(), weights.float(), counts.float()])
+        with _ONE_THREAD:
+            self._batches.append(batch)
+            self._theta = theta
+            if len(self._batches) == self.every:
+                self._close()
 
     def _close(self) -> None:
         """Make a row of the batches so far."""
@@ -106,8 +111,9 @@ class LossMonitor:
 
     def summary(self) -> dict[str, float]:
         """Return the last row, as numbers for any logger; batches since then make a row first."""
-        if self._batches:
-            self._close()
+        with _ONE_THREAD:
+            if self._batches:
+                self._close()
         if not self.history:
             raise UserError(
                 "LossMonitor has seen no batch: train with the criterion it was given, and call summary "

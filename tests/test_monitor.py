@@ -1,6 +1,7 @@
 """LossMonitor against numbers counted by numpy over the same batches, and what it must not cost or see."""
 
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -239,3 +240,29 @@ def test_the_trainer_logs_a_row_with_each_log_and_draws(tmp_path):
     callback.on_log(None, state, None, logs={"eval_loss": 1.0})
     callback.on_train_end(None, state, None)
     assert (tmp_path / "losses.png").exists()
+
+
+def test_no_sample_is_lost_or_counted_twice_in_four_threads():
+    criterion = SoftAD(0.1)
+    monitor = LossMonitor(criterion, every=7)
+
+    def train():
+        for _ in range(200):
+            criterion(torch.randn(16, 3, requires_grad=True), torch.zeros(16).long())
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert monitor.summary()["batches"] == 800
+    assert sum(row["samples"] for row in monitor.history) == 800 * 16
+
+
+def test_calls_under_torch_func_are_left_out():
+    criterion = SoftAD(0.1)
+    monitor = LossMonitor(criterion)
+    logits, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    torch.vmap(torch.func.grad(lambda z, y: criterion(z[None], y[None])))(logits, targets)
+    criterion(logits.requires_grad_(), targets)
+    assert monitor.summary()["samples"] == 4

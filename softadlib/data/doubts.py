@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from softadlib.data.datasets import table_of
-from softadlib.data.images import load_images, own_folder
-from softadlib.data.tables import TABLES, read_frame, table_file
+from softadlib.data.images import class_folders, load_images, own_folder
+from softadlib.data.tables import FEWEST_ROWS, TABLES, read_frame, table_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,28 @@ def folder_doubts(name: str, given: str) -> list[str]:
     left_out = Counter(p.suffix.lower() for p in files if p.suffix.lower() not in IMG_EXTENSIONS)
     for ending, count in sorted(left_out.items()):
         lines.append(f"{folder}: {count:,} files of format {ending or 'unknown'} are left out")
+    loose = [path for part in ("train", "test") for path in (folder / part).iterdir()]
+    loose = [path for path in loose if path.is_file() and path.name[0] != "."]
+    if loose:
+        lines.append(f"{folder}: {len(loose):,} files beside the folders of classes are left out")
+    counts = np.bincount(images.y_train, minlength=images.classes)
+    few = [
+        f"{name} ({count})"
+        for name, count in zip(class_folders(folder / "train"), counts)
+        if count < FEWEST_ROWS
+    ]
+    if few:
+        lines.append(
+            f"{folder}: classes with few training images, of which a trial may train on none: "
+            + ", ".join(few)
+        )
     training = {image.tobytes() for image in images.x_train}
+    repeats = len(images.x_train) - len(training)
+    if repeats:
+        lines.append(
+            f"{folder}: {repeats:,} training images are copies of another; validation images, drawn from "
+            "them, may be training images, too"
+        )
     copies = sum(image.tobytes() in training for image in images.x_test)
     if copies:
         lines.append(f"{folder}: {copies:,} test images are training images, too")

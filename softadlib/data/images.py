@@ -123,7 +123,7 @@ def load_images(name: str, folder: str = "") -> Images:
     """
     if folder:
         place = own_folder(folder)
-        changed = max((path.stat().st_mtime_ns for path in place.rglob("*")), default=0)
+        changed = max((_changed(path) for path in place.rglob("*")), default=0)
         return _read_folder(place, changed)
     if name not in IMAGES:
         raise UserError(f"{name!r} is no image set; name your images in the profile, folder: DIR")
@@ -160,6 +160,16 @@ def _of_arrays(
     return Images(parts[0], y_train, parts[1], y_test)
 
 
+def _changed(path: Path) -> int:
+    """Return when a file changed; of a link without a target, the link."""
+    return path.stat(follow_symlinks=path.exists()).st_mtime_ns
+
+
+def class_folders(part: Path) -> list[str]:
+    """Return the names of the classes in a part of a folder, sorted; hidden folders are none."""
+    return sorted(path.name for path in part.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
 @functools.lru_cache(maxsize=1)
 def _read_folder(folder: Path, changed: int) -> Images:
     """Read `train/<class>/*` and `test/<class>/*`.
@@ -169,9 +179,16 @@ def _read_folder(folder: Path, changed: int) -> Images:
     of several sizes or modes.
     """
     layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
-    walk = partial(torchvision().datasets.ImageFolder, loader=_read_pixels)
+    ImageFolder = torchvision().datasets.ImageFolder
+
+    class Visible(ImageFolder):  # type: ignore[misc,valid-type]
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            """Return the classes without hidden folders, such as .ipynb_checkpoints."""
+            classes = class_folders(Path(directory))
+            return classes, {name: i for i, name in enumerate(classes)}
+
     try:
-        parts = [walk(folder / part) for part in ("train", "test")]
+        parts = [Visible(folder / part, loader=_read_pixels) for part in ("train", "test")]
     except OSError as error:
         raise UserError(f"{layout} ({str(error).splitlines()[0]})") from None
     names = [part.classes for part in parts]

@@ -44,8 +44,10 @@ FEW_WORDS = 20
 """With at most this many words, a column may have a different one in nearly every row."""
 FEWEST_ROWS = 5
 """Rows that a class needs: of 5 the parts have 3, 1 and 1 on average."""
-NUMBER_AS_TEXT = re.compile(r"\s*[-+]?[$€£]?\s*\d[\d.,\s]*[%$€£]?\s*|0x[0-9a-fA-F]+")
-"""A number as people write it: 1,000 or 5% or $1.50 or 0x1F."""
+NUMBER_AS_TEXT = re.compile(
+    r"\s*[-+−]?[$€£]?\s*\d[\d.,'’\s]*([DdEe][-+]?\d+)?\s*[%$€£]?\s*|0x[0-9a-fA-F]+"
+)
+"""A number as people and programs write it: 1,000 or 1'000 or 5% or $1.50 or −3 or 1.2D+02 or 0x1F."""
 DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*|\d{1,2}:\d{2}(:\d{2}.*)?")
 """A date or a time of day: 2024-01-31 or 31.1.24 or 12:30."""
 
@@ -136,7 +138,9 @@ def place_in(file: Path) -> Callable[[int], str]:
             rows = -2  # the header comes before row 0
             begins = 1
             for values in reader:
-                rows += bool(values)  # pandas leaves empty lines out
+                rows += len(values) > 1 or bool(
+                    "".join(values).strip()
+                )  # pandas leaves empty lines out
                 if rows == row:
                     break
                 begins = reader.line_num + 1
@@ -229,6 +233,7 @@ def from_frame(
     choose("class column (target)", target, frame.columns)
     for name, column in frame.items():
         _refuse_missing(str(name), column, place)
+    _refuse_lists(target, frame[target])
     levels, y = np.unique(frame[target].astype(str), return_inverse=True)
     classes = tuple(levels.tolist())
     _check_classes(target, classes, np.bincount(y))
@@ -287,11 +292,7 @@ def _encode(
     import pandas as pd
 
     _refuse_dates(name, column)
-    if not pd.api.types.is_hashable(column.iloc[0]):
-        kind = type(column.iloc[0]).__name__
-        raise UserError(
-            f"column {name!r} holds a {kind} in every row; give each of its values a column, or leave it out"
-        )
+    _refuse_lists(name, column)
     is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
     words = column.astype(str)
     values = column if is_categorical else pd.to_numeric(column, errors="coerce")
@@ -320,6 +321,17 @@ def _encode(
     return levels.tolist(), np.eye(len(levels))[which]
 
 
+def _refuse_lists(name: str, column: "pd.Series") -> None:
+    """Raise UserError for a column with several values in a row."""
+    import pandas as pd
+
+    if not pd.api.types.is_hashable(column.iloc[0]):
+        kind = type(column.iloc[0]).__name__
+        raise UserError(
+            f"column {name!r} holds a {kind} in every row; give each of its values a column, or leave it out"
+        )
+
+
 def _refuse_dates(name: str, column: "pd.Series") -> None:
     """Raise UserError for a column whose type is a date, a time or a duration."""
     first = column.iloc[0]
@@ -334,14 +346,18 @@ def _refuse_dates(name: str, column: "pd.Series") -> None:
 def _check_words(
     name: str, words: list[str], is_categorical: bool, place: Callable[[int], str]
 ) -> None:
-    """Raise UserError for words, one per row, that are dates, numbers or names of the rows."""
-    longest = max(words, key=len)  # of 999 and 1,000 show the one with the comma
+    """Raise UserError for words, one per row, that are dates, numbers or names of the rows.
+
+    Most of them are enough: a column of dates may have an "unknown".
+    """
     if not is_categorical:
         for what, pattern, advice in (
             ("dates", DATE, "give numbers, such as the days since the first,"),
             ("numbers as text", NUMBER_AS_TEXT, "write them with digits and a point alone,"),
         ):
-            if all(map(pattern.fullmatch, words)):
+            matching = [word for word in words if pattern.fullmatch(word)]
+            if 2 * len(matching) > len(words):
+                longest = max(matching, key=len)  # of 999 and 1,000 show the one with the comma
                 raise UserError(
                     f"column {name!r} holds {what}, such as {longest!r} in "
                     f"{place(words.index(longest))}; {advice} or leave it out"

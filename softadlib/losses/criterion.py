@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.perturbed import in_perturbed_pass
-from softadlib.functional.reduction import Weights
+from softadlib.functional.reduction import Weights, is_hidden
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
 from softadlib.losses.per_sample import Base, per_sample
 
@@ -53,9 +53,9 @@ class PerSampleCriterion(nn.Module):
 
         `losses` (n,) are those of the base, detached. `counts` (n,) say how much each counts, None
         where all count 1. θ is a float, (n,) or None. Calls without gradients and empty batches are
-        left out, as are the later passes of SAM, whose weights are not the model's. Call the
-        criterion outside of checkpointed functions: inside, a batch may be seen a second time, when
-        the function is computed anew. `handle.remove()` ends it.
+        left out, as are calls under `torch.func`, and the later passes of SAM, whose weights are not
+        the model's. Call the criterion outside of checkpointed functions: inside, a batch may be seen a
+        second time, when the function is computed anew. `handle.remove()` ends it.
 
         >>> from softadlib import SoftAD
         >>> criterion, seen = SoftAD(0.1), []
@@ -82,7 +82,9 @@ class PerSampleCriterion(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _notify(self, losses: Tensor, counts: Weights, theta: float | Tensor | None) -> None:
-        """Call the hooks of a batch that is trained on."""
+        """Call the hooks of a batch that is trained on; under `torch.func` losses cannot be kept."""
+        if is_hidden(losses):
+            return
         if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
             flat_counts = None if counts is None else counts.flatten()
             for hook in self._losses_hooks.values():
@@ -223,7 +225,7 @@ class Thresholded(Criterion):
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
-        self.theta = theta
+        self.theta = one_level(theta)  # a Parameter would be registered as one
 
     @property
     def theta(self) -> float:

@@ -71,8 +71,8 @@ class PerSample(nn.Module):
     ) -> tuple[Tensor, Weights]:
         """Return losses, one per sample, and how much each counts; None where all count 1.
 
-        A target of weight 0 is replaced by 0 before the base sees it, and its loss is 0: a NaN or a
-        class out of range there reaches neither the value nor the gradient.
+        A target of weight 0 is replaced by one that counts before the base sees it, and its loss is 0:
+        a NaN or a class out of range there reaches neither the value nor the gradient.
         """
         if self.of_torch:
             input, target = self._checked(input, target)
@@ -253,15 +253,27 @@ def _all_count(target: Tensor, ignored: int) -> bool:
 
 
 def _without(target: Any, weights: Any) -> Any:
-    """Return the target with 0 where the weight is 0; weights may be per row, or per pixel."""
-    if not isinstance(target, Tensor) or not isinstance(weights, Tensor):
+    """Return the target with another one in place of each of weight 0: the first that counts.
+
+    Weights may be per row, or per pixel, of targets with more dimensions. Where none counts it is 0.
+    """
+    if not isinstance(target, Tensor) or not isinstance(weights, Tensor) or not weights.numel():
         return target
-    if weights.numel() == target.numel():
-        return target.masked_fill((weights == 0).reshape(target.shape), 0)
     inner = target.ndim - weights.ndim  # of class probabilities (n, K, …), or of a loss per row
-    if inner < 1 or target.shape[:1] + target.shape[1 + inner :] != weights.shape:
+    if weights.numel() == target.numel():
+        rows = target.reshape(-1, 1)
+    elif inner > 0 and target.shape[:1] + target.shape[1 + inner :] == weights.shape:
+        last = target.flatten(1, inner).movedim(1, -1)
+        rows = last.flatten(0, -2)
+    else:
         return target  # `check_weights` refuses them
-    return target.masked_fill((weights == 0)[(slice(None), *[None] * inner)], 0)
+    counts = weights.flatten() > 0
+    first = counts.int().argmax().view(1)
+    stand_in = torch.where(counts.any(), rows.index_select(0, first), rows.new_zeros(()))
+    rows = torch.where(counts[:, None], rows, stand_in)
+    if weights.numel() == target.numel():
+        return rows.reshape(target.shape)
+    return rows.view(last.shape).movedim(-1, 1).reshape(target.shape)
 
 
 class RowSums(nn.Module):

@@ -136,6 +136,8 @@ class ClosureOptimizer(Optimizer):
         """Return the optimizer to step; several are joined. UserError for what cannot be one."""
         name = type(self).__name__
         bases: list[Any] = list(base) if isinstance(base, (list, tuple)) else [base]
+        if not bases:
+            raise UserError(f"{name} takes one optimizer or several, got an empty list")
         for one in bases:
             given = type(one).__name__
             if not isinstance(one, Optimizer):

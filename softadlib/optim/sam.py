@@ -201,7 +201,11 @@ class ASAM(SAM):
             raise UserError("variant='official' needs model=, to know which parameters are weights")
         self.variant = variant
         self.eta = real("eta", eta, low=0)
-        if any(p.is_complex() for p in self._params().values()):  # takes the names, which may lack
+        self._params()  # takes the names, which may lack
+
+    def _check_groups(self) -> None:
+        super()._check_groups()
+        if any(p.is_complex() for group in self.param_groups for p in group["params"]):
             raise UserError("ASAM is not defined for complex parameters; use SAM")
 
     def _names(self, params: list[Tensor]) -> list[str]:

@@ -333,6 +333,11 @@ def _user_error(error: ValidationError) -> UserError:
     name = str(first["loc"][0])
     if first["type"] == "missing":
         return UserError(f"parameter {name!r} is missing")
+    if first["type"] == "string_pattern_mismatch":
+        return UserError(
+            f"{name} must be letters, digits, '-', '_' and '.', a letter or digit first, got "
+            f"{first['input']!r:.80}"
+        )
     message = first["msg"][0].lower() + first["msg"][1:]
     return UserError(f"{name}: {message}, got {first['input']!r:.80}")
 

@@ -158,6 +158,8 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
         raise UserError(
             f"runs must be dicts, such as {{'method': 'softad', 'theta': 0.01}}; run {i} is {run!r}"
         )
+    # As frame.to_dict("records") writes what a run does not have.
+    run = {name: value for name, value in run.items() if not _is_nan(value)}
     method = get_method(run.get("method", "erm"))
     if method.samples:
         raise UserError(
@@ -187,6 +189,10 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
     return _Run(method, knob, seed, rate, columns)
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
     """Return the runs of each method and learning rate."""
     alike: dict[tuple[str, float], list[_Run]] = {}
@@ -204,9 +210,14 @@ def _networks(
             f"make_model must return a new network at each call, got a {type(make_model).__name__}; "
             "give lambda: nn.Sequential(…), so that each seed has its own weights"
         )
-    networks = {}
+    networks: dict[int, nn.Module] = {}
     for seed in seeds:
         network = initialized(make_model, seed, "the network of make_model")
+        if any(network is other for other in networks.values()):
+            raise UserError(
+                "make_model returned the same network twice; make it inside, as lambda: nn.Sequential(…) "
+                "does, so that each seed has its own weights"
+            )
         networks[seed] = network.to(splits.x.dtype)
     with torch.no_grad():
         logits = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2])

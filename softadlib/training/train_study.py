@@ -24,6 +24,7 @@ from tqdm import tqdm
 from softadlib import __version__, _files
 from softadlib._validation import UserError, whole
 from softadlib.data.images import own_folder
+from softadlib.data.splits import PARTS
 from softadlib.data.synthetic import SYNTHETIC
 from softadlib.data.tables import table_file
 from softadlib.models import build
@@ -309,15 +310,20 @@ def useful_jobs(study: Study, device: str, jobs: int) -> int:
 def estimated_seconds(study: Study) -> float:
     """Return roughly how long one process takes for what is left of a study, on a CPU.
 
-    From the multiplications of a perceptron's steps; a convolutional network takes longer.
+    From the multiplications of a perceptron's steps and evaluations; a convolutional network takes
+    longer.
     """
     protocol = study.protocol
     splits = load_splits(protocol, protocol.label_noise[0], trials=1)
     network = build(protocol.model, splits.shape, splits.classes, seed=0)
     weights = sum(p.numel() for p in network.parameters())
     steps = protocol.epochs * math.ceil(splits.train.shape[1] / protocol.batch_size)
-    seconds_per_step = 4e-4 + 6 * weights * protocol.batch_size / 5e10
-    return study.plan.left * steps * seconds_per_step
+    seconds_per_weight = 2e-11 if protocol.dtype == "float32" else 4e-11
+    seconds_per_step = 4e-4 + 6 * weights * protocol.batch_size * seconds_per_weight
+    samples: int = sum(getattr(splits, part).shape[1] for part in PARTS)
+    evaluations = len(first_epochs(protocol, study.method))
+    seconds_per_evaluation = 2 * weights * samples * seconds_per_weight
+    return study.plan.left * (steps * seconds_per_step + evaluations * seconds_per_evaluation)
 
 
 @contextmanager

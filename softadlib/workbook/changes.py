@@ -9,7 +9,7 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 
 from softadlib._validation import UserError, choose
-from softadlib.methods import METHODS, get_method
+from softadlib.methods import METHODS, PAPER, get_method
 from softadlib.training.params import load, parse_yaml, write_profile
 from softadlib.training.protocol import Protocol
 from softadlib.workbook.work import derived_files
@@ -52,9 +52,12 @@ def _point_to_methods(name: str) -> None:
     grids = [f"grids.{m.name}" for m in METHODS.values() if m.knob == name]
     settings = [f"settings.{m.name}.{name}" for m in METHODS.values() if name in m.settings]
     if grids or settings:
-        choices = ", ".join(grids + settings)
-        example = f"{grids[-1]}=0.1,0.2" if grids else f"{settings[-1]}=VALUE"
-        raise UserError(f"{name} belongs to a method; give it as {choices}, such as -p {example}")
+        choices = grids + settings
+        likely = [choice for choice in choices if choice.split(".")[1] in PAPER] or choices
+        example = f"{likely[-1]}=0.1,0.2" if likely[-1] in grids else f"{likely[-1]}=VALUE"
+        raise UserError(
+            f"{name} belongs to a method; give it as {', '.join(choices)}, such as -p {example}"
+        )
 
 
 def changed_protocol(

@@ -112,6 +112,7 @@ def test_the_digest_is_that_of_names_and_values(root):
         ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in line 3; fill them"),
         ('a,b,y\nu,1,0\n\n"v\nw",2,0\nx,,1\n', "column 'b' has 1 missing values, first in line 6"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "x,0\n", "holds numbers and the text 'x' in line 12"),
+        ("a,y\n1,0\n  \n\t\n2,1\n" + "1,0\n2,1\n" * 4 + "x,0\n", "the text 'x' in line 14"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "inf,0\n", "column 'a' is infinite in line 12"),
         ("a;y\n1;0\n2;1\n", "commas between them .there are semicolons between its values."),
         (
@@ -178,6 +179,11 @@ DISGUISED = {
     "shares": [f"{i % 3}5%" for i in range(60)],
     "prices": [f"${i % 4}.50" for i in range(60)],
     "thousands among numbers": [*map(str, range(940, 999)), "1,000"],
+    "dates with a gap": [*(f"2024-01-{1 + i % 28:02d}" for i in range(59)), "unknown"],
+    "shares with a gap": [*(f"{i % 3}5%" for i in range(59)), "n.a."],
+    "minus of a word processor": [f"−{i % 3}.5" for i in range(60)],
+    "Swiss thousands": [f"1'00{i % 5}" for i in range(60)],
+    "exponents of Fortran": [f"1.{i % 5}D+02" for i in range(60)],
     "hexadecimal": [f"0x{i % 5:02X}A" for i in range(60)],
     "identifiers": [f"customer {i}" for i in range(60)],
     "free text": [f"remark {i % 40}" for i in range(60)],
@@ -189,6 +195,8 @@ def test_a_column_of_lists_is_refused(root):
     frame.to_parquet(root / "mine.parquet")
     with pytest.raises(UserError, match=r"column 'a' holds a ndarray"):
         read_table("mine.parquet")
+    with pytest.raises(UserError, match=r"column 'a' holds a ndarray"):
+        read_table("mine.parquet", "a")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

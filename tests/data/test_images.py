@@ -259,10 +259,28 @@ def test_folders_that_are_off_are_refused(tmp_path):
     refused(r"'pets' is no image set; name your images in the profile, folder: DIR", "pets")
 
 
+def test_a_hidden_folder_is_no_class_and_a_link_without_a_target_is_named(tmp_path):
+    pets = tmp_path / "pets"
+    write_folder(pets)
+    for part in ("train", "test"):
+        shutil.copytree(pets / part / "cat", pets / part / ".ipynb_checkpoints")
+    assert images.load_images("pets", str(pets)).classes == 2
+    (pets / "train/cat/9.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(UserError, match=r"9.png is not a readable image"):
+        images.load_images("pets", str(pets))
+
+
 def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
     pets = tmp_path / "pets"
     write_folder(pets)
+    few = "of which a trial may train on none: cat (4), dog (4)"
+    few = f"{pets}: classes with few training images, {few}"
+    assert doubts_about("pets", folder=str(pets)) == [few]
+    for part in ("cat", "dog"):
+        Image.fromarray(pictures(1, 6, 8, 3)[0]).save(pets / f"train/{part}/8.png")
     assert doubts_about("pets", folder=str(pets)) == []
+    (pets / "train/list.txt").write_text("")
+    shutil.copy(pets / "train/cat/0.png", pets / "train/dog/9.png")
     Image.new("RGB", (8, 6)).save(pets / "train/cat/moving.gif")
     (pets / "test/dog/notes.txt").write_text("")
     (pets / "test/dog/.DS_Store").write_text("")
@@ -272,6 +290,9 @@ def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
         f"{pets}: val is not read; validation images are drawn from train",
         f"{pets}: 1 files of format .gif are left out",
         f"{pets}: 1 files of format .txt are left out",
+        f"{pets}: 1 files beside the folders of classes are left out",
+        f"{pets}: 1 training images are copies of another; validation images, drawn from them, may be "
+        "training images, too",
         f"{pets}: 1 test images are training images, too",
     ]
 

@@ -47,6 +47,7 @@ FORMS = {  # base, targets, what was measured, what stands where nothing was
     "bce": (nn.BCEWithLogitsLoss(), BINARY, EACH, math.nan),
     "huber": (nn.HuberLoss(), BINARY, EACH, math.nan),
     "callable": (lambda a, b: (a - b).square(), BINARY, EACH, math.nan),
+    "per cent": (lambda a, b: (a - b).abs() / b.abs(), BINARY + 1, EACH, 0.0),
     "row by row": (lambda a, b: (a - b).square().mean(1), LOGITS.flip(0), MEASURED, math.nan),
     "probabilities": (None, CHANCES, MEASURED, math.nan),
     "class out of range": (None, CLASSES, MEASURED, -1),

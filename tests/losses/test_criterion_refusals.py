@@ -196,6 +196,7 @@ def test_numbers_out_of_range_are_refused(make, bad):
 @pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD, AccumulatedFlooding])
 @pytest.mark.parametrize("bad", ["0.1", math.nan, True, nn.Parameter(torch.tensor(0.1))], ids=repr)
 def test_an_assigned_theta_is_checked_as_the_constructors(make, bad):
+    refused(lambda: make(bad), "theta")
     criterion = make(0.3)
     refused(lambda: setattr(criterion, "theta", bad), "theta", kind=(ValueError, KeyError))
     assert criterion.theta == 0.3

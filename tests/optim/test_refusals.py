@@ -91,6 +91,11 @@ SETTINGS = {
         lambda: GNP(SAM(sgd(), 0.3).base, radius=0.1),
         ["radius=0.1", "hold radius=0.3", "earlier wrapper"],
     ),
+    "no optimizer": (lambda: SAM([]), ["one optimizer or several", "an empty list"]),
+    "complex, added": (
+        lambda: ASAM(sgd()).add_param_group({"params": [weights(torch.complex64)]}),
+        ["complex", "use SAM"],
+    ),
     "shared": (lambda: SAM([sgd(MODEL.weight), Adam(MODEL.parameters())]), ["in common"]),
     "joint group": (
         lambda: SAM([sgd(), sgd()]).add_param_group({"params": [weights()]}),

@@ -234,6 +234,10 @@ def fixed():
     [
         ({"momentum": 0.9}, "momentum is of sgd; give 0 for adam, got 0.9"),
         ({"make_model": nn.Linear(4, 3)}, "make_model must return a new network at each call, got"),
+        (
+            {"make_model": lambda net=nn.Linear(4, 3): net, "runs": [{"seed": 0}, {"seed": 1}]},
+            "make_model returned the same network twice",
+        ),
         ({"make_model": fixed}, "weight has requires_grad"),
         ({"make_model": lambda: None}, "must be a torch.nn.Module, got a NoneType"),
         ({"make_model": lambda: Recurrent(0.3)}, "layers has dropout with p = 0.3"),
@@ -245,6 +249,16 @@ def test_bad_arguments_are_one_line(changes, words):
     given = {"make_model": perceptron, "runs": [{}], "epochs": 1, "batch_size": 20, **changes}
     with pytest.raises(UserError, match=words):
         train_many(data=data(), **given)
+
+
+def test_runs_may_come_from_the_records_of_a_frame():
+    """Which have NaN where a run has no value."""
+    runs = [{"method": "softad", "theta": 0.1}, {"method": "sam", "radius": 0.05}, {}]
+    records = pd.DataFrame(runs).to_dict("records")
+    records[2]["method"] = "erm"
+    given = {"epochs": 1, "batch_size": 20}
+    expected = train_many(perceptron, data(), runs, **given)
+    pd.testing.assert_frame_equal(train_many(perceptron, data(), records, **given), expected)
 
 
 WRONG_OBJECTIVES = {

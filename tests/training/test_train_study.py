@@ -295,7 +295,9 @@ def test_workers_are_started_where_they_save_time():
     """A linear classifier of 20 samples trains in seconds, a perceptron for 500 epochs does not."""
     seconds = Study(protocol(), "softad")
     hours = Study(protocol(model="mlp4x500", epochs=9999), "softad")
+    measured_often = Study(protocol(model="mlp4x500", curves="all", n_test=90_000), "softad")
     assert useful_jobs(seconds, "cpu", 8) == 1
+    assert useful_jobs(measured_often, "cpu", 8) == 8
     assert useful_jobs(hours, "cpu", 8) == 8
     assert useful_jobs(hours, "cuda", 8) == 1
 

@@ -46,7 +46,7 @@ STUDY = [
     (["tiny", "-p", "lr"], ["-p lr=VALUE"]),
     (["tiny", "-p", "lr", "0.01"], ["-p lr=VALUE"]),
     (["tiny", "-p", "theta=0.1"], ["grids.softad", "-p grids.softad=0.1,0.2"]),
-    (["tiny", "-p", "sigma=2"], ["settings.softad.sigma", "such as -p "]),
+    (["tiny", "-p", "sigma=2"], ["such as -p settings.softad.sigma=VALUE"]),
     (["tiny", "-p", "dataset=spiral"], ["--dataset"]),
     (["tiny", "--dryrun"], ["--dryrun", "--help"]),
     (["tiny", "--jobs", "0"], ["--jobs", "at least 1", "got 0"]),
