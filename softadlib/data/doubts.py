@@ -1,5 +1,6 @@
 """What is allowed in data of your own and may be a mistake: said, and not refused."""
 
+import unicodedata
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -69,7 +70,8 @@ def _column_doubts(name: str, column: "pd.Series", is_target: bool) -> list[str]
         words = sorted(set(column.astype(str)))
         alike: dict[str, list[str]] = {}
         for word in words:
-            alike.setdefault(word.strip().casefold(), []).append(word)
+            plain = unicodedata.normalize("NFKC", " ".join(word.split())).casefold()
+            alike.setdefault(plain, []).append(word)
         same = [f"{' and '.join(map(repr, group))}" for group in alike.values() if len(group) > 1]
         if same:
             lines.append(f"column {name!r}: {', '.join(same)} count as different words")

@@ -180,8 +180,8 @@ def read_frame(file: Path) -> "pd.DataFrame":
             frame = _with_index(frame)
     except pd.errors.ParserWarning:
         raise UserError(
-            f"{file}: its rows have more values than its header has names; save it with commas between "
-            "the values and points in the numbers"
+            f"{file}: its rows have more values than its first line has names; save it with the names of "
+            "the columns in the first line, commas between the values, and points in the numbers"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(

@@ -101,7 +101,9 @@ def _check_criterion(criterion: Any) -> None:
         raise UserError(
             f"AdaFlood takes the samples' indices, which the Trainer does not give; {TAKE}"
         )
-    if not isinstance(criterion, Criterion) or not criterion.decomposes:
+    if not isinstance(criterion, Criterion):
+        raise UserError(f"hf_loss takes a criterion of softadlib, got {name}; give ERM(base=loss)")
+    if not criterion.decomposes:
         raise UserError(
             f"{name} is no sum over samples, and the Trainer adds up micro-batches; {TAKE}"
         )

@@ -98,7 +98,8 @@ class PerSample(nn.Module):
 
     def _losses(self, input: Any, target: Any) -> Tensor:
         losses: Any = self.loss(input, target)
-        if not isinstance(losses, Tensor) or losses.ndim == 0:
+        is_mean = isinstance(losses, Tensor) and losses.numel() == 1 < _rows(target)
+        if not isinstance(losses, Tensor) or losses.ndim == 0 or is_mean:
             got = "a single value" if isinstance(losses, Tensor) else type(losses).__name__
             raise UserError(
                 f"base {self.loss!r} must give a tensor of one loss per sample, shape (n,), got {got}: "
@@ -201,7 +202,13 @@ class PerSampleOfClasses(PerSample):
         return weights.view_as(index) * counted
 
     def check_first_batch(self, input: Tensor, target: Tensor) -> None:
-        """Warn of logits (B, T, T), whose classes may be second or last."""
+        """Warn of logits (B, T, T), whose classes may be second or last, and of logits (n,)."""
+        is_one = input.ndim == 1 and target.is_floating_point() and not is_hidden(target)
+        if is_one and not math.isclose(target.sum().item(), 1, abs_tol=1e-3):
+            warn(
+                f"logits and targets of shape {tuple(input.shape)} are read as one sample of "
+                f"{len(input)} classes; for a binary target per logit give base=nn.BCEWithLogitsLoss()"
+            )
         if _has_classes_last(input, target):
             warn(
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
@@ -250,6 +257,11 @@ def _all_count(target: Tensor, ignored: int) -> bool:
     if ignored >= 0 or target.device.type != "cpu" or is_hidden(target):
         return False
     return target.numel() > 0 and target.amin().item() >= 0
+
+
+def _rows(target: Any) -> int:
+    """Return the length of a target's first axis; 1 of one without axes, and of what is no tensor."""
+    return len(target) if isinstance(target, Tensor) and target.ndim else 1
 
 
 def _without(target: Any, weights: Any) -> Any:

@@ -107,7 +107,10 @@ def test_the_digest_is_that_of_names_and_values(root):
         ("a,b,y\n", "holds 0 rows of 3 columns"),
         (",y\n0,1\n1,2\n", "column 0, counted from 0, has no name"),
         ("y,a,y\n0,1,0\n1,2,1\n", "2 columns have the name 'y'; leave one"),
-        ("a;b;y\n0,1;2,5;3,0\n", "rows have more values than its header has names; .* with commas"),
+        (
+            "a;b;y\n0,1;2,5;3,0\n",
+            "more values than its first line has names; .* first line, commas",
+        ),
         ("a,y\n1,2\n1,2,3,4\n", "is not a readable csv file .*line 3"),
         ("a,y\n1,0\n,1\n2,0\n,1\n", "column 'a' has 2 missing values, first in line 3; fill them"),
         ('a,b,y\nu,1,0\n\n"v\nw",2,0\nx,,1\n', "column 'b' has 1 missing values, first in line 6"),
@@ -230,6 +233,14 @@ def test_all_columns_that_cannot_be_inputs_are_named_at_once(root):
     assert "column 'day' holds dates, such as '2024-01-01' in line 2" in said
     assert "column 'income' holds numbers as text, such as '1,000' in line 7" in said
     assert "\n" not in said
+
+
+def test_words_that_look_alike_are_said(tmp_path):
+    places = ["New York", "New  York", "caf\u00e9", "cafe\u0301"] * 5  # two ways to write é
+    file = tmp_path / "mine.csv"
+    pd.DataFrame({"place": places, "kind": list("uuv") * 6 + ["u", "v"]}).to_csv(file, index=False)
+    alike = "'New  York' and 'New York', 'cafe\u0301' and 'caf\u00e9'"
+    assert f"column 'place': {alike} count as different words" in doubts_about("a", table=str(file))
 
 
 def test_what_may_not_be_meant_is_said(root, tmp_path):

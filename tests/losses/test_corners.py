@@ -229,3 +229,10 @@ def test_the_trainers_label_smoothing_is_warned_of():
     with pytest.warns(UserWarning, match=r"label_smoothing_factor=0\.1.*label_smoothing=0\.1"):
         hf_loss(SoftAD(0.1), args=SimpleNamespace(label_smoothing_factor=0.1))
     hf_loss(SoftAD(0.1), args=SimpleNamespace(label_smoothing_factor=0.0))
+
+
+def test_one_logit_per_target_without_a_binary_loss_is_warned_of():
+    """Torch's cross-entropy takes them for one sample."""
+    with pytest.warns(UserWarning, match=r"one sample of 4 classes; .* nn.BCEWithLogitsLoss"):
+        SoftAD(0.1)(torch.randn(4), torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    SoftAD(0.1)(torch.randn(4), torch.tensor([0.0, 1.0, 0.0, 0.0]))  # a warning is an error here
