@@ -233,6 +233,6 @@ def test_the_trainers_label_smoothing_is_warned_of():
 
 def test_one_logit_per_target_without_a_binary_loss_is_warned_of():
     """Torch's cross-entropy takes them for one sample."""
-    with pytest.warns(UserWarning, match=r"one sample of 4 classes; .* nn.BCEWithLogitsLoss"):
+    with pytest.warns(UserWarning, match=r"one sample of 4 classes; .*base=nn.BCEWithLogitsLoss"):
         SoftAD(0.1)(torch.randn(4), torch.tensor([0.0, 1.0, 1.0, 0.0]))
     SoftAD(0.1)(torch.randn(4), torch.tensor([0.0, 1.0, 0.0, 0.0]))  # a warning is an error here
