@@ -10,6 +10,8 @@ A notebook says in its metadata whose results it draws:
 import contextlib
 import json
 import logging
+import re
+import sys
 import tempfile
 import threading
 import warnings
@@ -18,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from softadlib import _files
 from softadlib._validation import UserError
@@ -236,6 +240,21 @@ def _execute(page: Page, running: Path) -> Outcome:
     return Outcome(page)
 
 
+class Announcements:
+    """A file for what a kernel writes to stderr: lines of this command are passed on as they come.
+
+    So a long training in a page says how long it takes, as `softad train` does.
+    """
+
+    def write(self, text: str) -> None:
+        """Print the lines for the person; bars and warnings stay in the page."""
+        for line in re.findall(r"softad: [^\r\n]+", text):
+            tqdm.write(line, file=sys.stderr)
+
+    def flush(self) -> None:
+        """Do nothing: each line is printed at once."""
+
+
 _starting = threading.Lock()
 
 
@@ -257,6 +276,7 @@ def _run(page: Page, running: Path) -> None:
             dict(page.parameters),
             kernel_name="python3",
             progress_bar=False,
+            stderr_file=Announcements(),
             start_timeout=180,
             extra_arguments=["--log-level=CRITICAL"],  # of the kernel
             # The kernel's folder; papermill's `cwd` would move all threads of this process.

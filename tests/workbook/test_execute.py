@@ -245,6 +245,15 @@ def test_bad_parameters_of_a_page_are_refused(home, method, given, changes, word
     assert tree(home) == before
 
 
+def test_a_page_says_on_the_way_how_long_its_training_takes(home, capsys):
+    add(
+        home, "page", "import sys; print('  0%| run\\rsoftad: about 5 min\\nelse', file=sys.stderr)"
+    )
+    (outcome,) = notebooks.execute([page(home, "page")], 1)
+    assert not outcome.failed
+    assert capsys.readouterr().err.splitlines() == ["softad: about 5 min"]
+
+
 def test_changed_parameters_of_a_page_have_a_profile_of_their_own(home):
     unchanged = {"lr": None, "theta": None}
     tiny = load("tiny", "gaussian")
