@@ -10,7 +10,6 @@ A notebook says in its metadata whose results it draws:
 import contextlib
 import json
 import logging
-import re
 import sys
 import tempfile
 import threading
@@ -248,8 +247,9 @@ class Announcements:
 
     def write(self, text: str) -> None:
         """Print the lines for the person; bars and warnings stay in the page."""
-        for line in re.findall(r"softad: [^\r\n]+", text):
-            tqdm.write(line, file=sys.stderr)
+        for line in text.splitlines():  # a bar ends with a carriage return
+            if line.startswith("softad: "):
+                tqdm.write(line, file=sys.stderr)
 
     def flush(self) -> None:
         """Do nothing: each line is printed at once."""

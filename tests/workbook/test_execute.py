@@ -246,12 +246,11 @@ def test_bad_parameters_of_a_page_are_refused(home, method, given, changes, word
 
 
 def test_a_page_says_on_the_way_how_long_its_training_takes(home, capsys):
-    add(
-        home, "page", "import sys; print('  0%| run\\rsoftad: about 5 min\\nelse', file=sys.stderr)"
-    )
+    said = r"spiral × softad: 0%| run\rsoftad: spiral × softad: about 5 min\nelse"
+    add(home, "page", f"import sys; print('{said}', file=sys.stderr)")
     (outcome,) = notebooks.execute([page(home, "page")], 1)
     assert not outcome.failed
-    assert capsys.readouterr().err.splitlines() == ["softad: about 5 min"]
+    assert capsys.readouterr().err.splitlines() == ["softad: spiral × softad: about 5 min"]
 
 
 def test_changed_parameters_of_a_page_have_a_profile_of_their_own(home):
