@@ -50,6 +50,7 @@ STUDY = [
     (["tiny", "-p", "dataset=spiral"], ["--dataset"]),
     (["tiny", "--dryrun"], ["--dryrun", "--help"]),
     (["tiny", "--jobs", "0"], ["--jobs", "at least 1", "got 0"]),
+    (["tiny", "--as", "my name"], ["letters, digits", "'my name'"]),
     (["tiny", "--as", "book"], ["outputs/book", "choose another name"]),
     (["tiny", "--as", "../x"], ["'../x'", "plain name"]),
 ]
