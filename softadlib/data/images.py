@@ -179,9 +179,8 @@ def _read_folder(folder: Path, changed: int) -> Images:
     of several sizes or modes.
     """
     layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
-    ImageFolder = torchvision().datasets.ImageFolder
 
-    class Visible(ImageFolder):  # type: ignore[misc,valid-type]
+    class Visible(torchvision().datasets.ImageFolder):  # type: ignore[misc]
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             """Return the classes without hidden folders, such as .ipynb_checkpoints."""
             classes = class_folders(Path(directory))

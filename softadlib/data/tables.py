@@ -138,9 +138,8 @@ def place_in(file: Path) -> Callable[[int], str]:
             rows = -2  # the header comes before row 0
             begins = 1
             for values in reader:
-                rows += len(values) > 1 or bool(
-                    "".join(values).strip()
-                )  # pandas leaves empty lines out
+                is_blank = len(values) < 2 and not "".join(values).strip()
+                rows += not is_blank  # pandas leaves blank lines out
                 if rows == row:
                     break
                 begins = reader.line_num + 1

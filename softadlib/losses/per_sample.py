@@ -77,7 +77,7 @@ class PerSample(nn.Module):
         if self.of_torch:
             input, target = self._checked(input, target)
         if weights is not None:
-            target = _without(target, weights)
+            target = _replace_uncounted(target, weights)
         losses = self._losses(input, target)
         counts = self._counts(losses, input, target)
         if weights is not None:
@@ -264,28 +264,26 @@ def _rows(target: Any) -> int:
     return len(target) if isinstance(target, Tensor) and target.ndim else 1
 
 
-def _without(target: Any, weights: Any) -> Any:
-    """Return the target with another one in place of each of weight 0: the first that counts.
+def _replace_uncounted(target: Any, weights: Any) -> Any:
+    """Return the target with the first one that counts in place of each of weight 0; 0 where none counts.
 
-    Weights may be per row, or per pixel, of targets with more dimensions. Where none counts it is 0.
+    Weights may be per row, or per pixel, of targets with more dimensions.
     """
     if not isinstance(target, Tensor) or not isinstance(weights, Tensor) or not weights.numel():
         return target
     inner = target.ndim - weights.ndim  # of class probabilities (n, K, …), or of a loss per row
-    if weights.numel() == target.numel():
-        rows = target.reshape(-1, 1)
-    elif inner > 0 and target.shape[:1] + target.shape[1 + inner :] == weights.shape:
-        last = target.flatten(1, inner).movedim(1, -1)
-        rows = last.flatten(0, -2)
-    else:
+    shares_weights = weights.numel() != target.numel()
+    if shares_weights and (
+        inner < 1 or target.shape[:1] + target.shape[1 + inner :] != weights.shape
+    ):
         return target  # `check_weights` refuses them
+    last = target.flatten(1, inner).movedim(1, -1) if shares_weights else target.unsqueeze(-1)
+    rows = last.reshape(-1, last.shape[-1])  # a weight each
     counts = weights.flatten() > 0
     first = counts.int().argmax().view(1)
     stand_in = torch.where(counts.any(), rows.index_select(0, first), rows.new_zeros(()))
-    rows = torch.where(counts[:, None], rows, stand_in)
-    if weights.numel() == target.numel():
-        return rows.reshape(target.shape)
-    return rows.view(last.shape).movedim(-1, 1).reshape(target.shape)
+    replaced = torch.where(counts[:, None], rows, stand_in).view(last.shape)
+    return replaced.movedim(-1, 1).reshape(target.shape) if shares_weights else replaced.squeeze(-1)
 
 
 class RowSums(nn.Module):

@@ -67,9 +67,8 @@ class ClosureOptimizer(Optimizer):
             scaler = None
         self._check_call(closure, scaler)
         passes = Passes(self, closure, scaler)
-        with contextlib.suppress(
-            NothingToStepWith
-        ):  # an overflow: scaler.step finds it, too, and skips
+        # Where a pass overflows, scaler.step finds it, too, and skips.
+        with contextlib.suppress(NothingToStepWith):
             passes.put_gradients(self.combine(passes.gradient, passes.params))
         if scaler is None or not passes.with_gradient:
             self.base.step()
