@@ -125,3 +125,22 @@ def _permutation_tests(d: np.ndarray, seed: int) -> list[float]:
         random_state=np.random.default_rng(seed),
     )
     return [float(p) for p in test.pvalue]
+
+
+def resampled_interval(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -> Mean:
+    """Return the mean of (T, n) differences and its 95 % interval over new trials and new samples.
+
+    Rows, the trials, and columns, the samples that all trials share, are drawn anew with replacement,
+    each by itself; the interval has the 2.5 and 97.5 % quantiles of the means. Of a true variance it
+    finds somewhat too much rather than too little (Owen 2007, the pigeonhole bootstrap).
+    """
+    table = np.asarray(differences, dtype=float)
+    if table.ndim != 2 or not np.isfinite(table).all():
+        raise ValueError(f"differences must be a finite table (T, n), got shape {table.shape}")
+    trials, samples = table.shape
+    random = np.random.default_rng(seed)
+    of_trials = random.multinomial(trials, np.full(trials, 1 / trials), draws) / trials
+    of_samples = random.multinomial(samples, np.full(samples, 1 / samples), draws) / samples
+    means = ((of_trials @ table) * of_samples).sum(1)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Mean(float(table.mean()), float(low), float(high), trials)

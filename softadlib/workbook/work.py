@@ -17,7 +17,7 @@ from softadlib.training.params import datasets_of, load, write_profile
 from softadlib.training.protocol import Protocol
 from softadlib.training.study import Study, other_protocol, refuse_other_protocol
 
-OTHER_FOLDERS = ("bench", "book", "fig12", "figures")
+OTHER_FOLDERS = ("bench", "book", "fig12", "figures", "test-images")
 """Folders of `outputs/` that hold something else than the results of a profile."""
 
 

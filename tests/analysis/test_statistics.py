@@ -12,6 +12,7 @@ from softadlib.analysis.statistics import (
     paired,
     permutation_test,
     permutation_tests,
+    resampled_interval,
     sign_test,
 )
 
@@ -78,3 +79,30 @@ def test_refused_in_one_line(call, words):
     with pytest.raises(ValueError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_resampled_interval_of_one_column_is_the_bootstrap_of_scipy():
+    values = np.random.default_rng(1).normal(size=15)
+    mean, low, high, n = resampled_interval(values[:, None])
+    expected = stats.bootstrap(
+        (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(2)
+    ).confidence_interval
+    assert (mean, n) == (pytest.approx(values.mean()), 15)
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.02)
+
+
+def test_resampled_interval_adds_the_variances_of_rows_and_columns():
+    """Differences a_i + b_j have means of variance var(a)/T + var(b)/n, nearly normal."""
+    random = np.random.default_rng(3)
+    a, b = random.normal(0, 1, 40), random.normal(0, 2, 60)
+    _, low, high, _ = resampled_interval(a[:, None] + b)
+    half = 1.96 * np.sqrt(a.var() / 40 + b.var() / 60)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.05)
+    alone = 1.96 * np.sqrt(a.var() / 40)
+    assert half > 1.5 * alone  # the columns matter
+
+
+@pytest.mark.parametrize("table", [[1.0, 2.0], [[1.0, np.nan]]])
+def test_resampled_interval_wants_a_finite_table(table):
+    with pytest.raises(ValueError, match="finite table"):
+        resampled_interval(table)
