@@ -113,8 +113,6 @@ class Method:
     """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
     log_probabilities: Callable[..., Tensor] | None = None
     """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
-    gradients: int = 1
-    """Gradient evaluations per step."""
     low: float = 0.0
     """The knob is at least this."""
     high: float = math.inf
@@ -189,7 +187,6 @@ METHODS: dict[str, Method] = {
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
             log_probabilities=pointwise(F.erm_weights),
-            gradients=2,
         ),
         Method(
             name="softad",
@@ -224,7 +221,6 @@ METHODS: dict[str, Method] = {
             },
             rule=F.asam_gradient,
             log_probabilities=pointwise(F.erm_weights),
-            gradients=2,
         ),
         Method(
             name="gnp",
@@ -240,7 +236,6 @@ METHODS: dict[str, Method] = {
             },
             rule=F.gnp_gradient,
             log_probabilities=pointwise(F.erm_weights),
-            gradients=2,
         ),
         Method(
             name="fdgr",
@@ -256,7 +251,6 @@ METHODS: dict[str, Method] = {
             },
             rule=F.fdgr_gradient,
             log_probabilities=pointwise(F.erm_weights),
-            gradients=2,
         ),
         Method(name="cvar", label="CVaR", knob="beta", axis="β", objective=F.cvar, below=1.0),
         Method(name="chi2", label="χ²-DRO", knob="radius", axis="χ² radius", objective=F.chi2_dro),

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from softadlib import results
@@ -108,41 +107,16 @@ def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) 
     return pd.concat(found, ignore_index=True)
 
 
-def holm(p: Sequence[float]) -> np.ndarray:
-    """Return Holm's adjusted p of m tests, (m,) → (m,).
+def findings(compared: pd.DataFrame) -> pd.DataFrame:
+    """Count what the comparisons of each claim find: a line per claim and rule.
 
-    Rejecting where it is at most α rejects any true hypothesis with a chance of at most α.
+    `n` is the smallest number of trials of those that can decide, "–" where none can.
     """
-    from statsmodels.stats.multitest import multipletests
-
-    adjusted: np.ndarray = multipletests(np.asarray(p, dtype=float), method="holm")[1]
-    return adjusted
-
-
-def verdict(compared: pd.DataFrame) -> str:
-    """Return the verdict on a claim, from the comparisons of at least 6 trials.
-
-    "holds": every comparison finds "yes"; each has p ≤ 0.05, so all hold at that level.
-    "fails": a comparison is against the claim, with p ≤ 0.05 after Holm's correction for all.
-    "not decidable": no comparison has 6 trials. Else "not shown".
-    """
-    decidable = compared[compared["n"] >= DECIDABLE]
-    if decidable.empty:
-        return "not decidable"
-    if ((holm(decidable["p"]) <= SIGNIFICANT) & ~decidable["as claimed"]).any():
-        return "fails"
-    return "holds" if (decidable["finds"] == "yes").all() else "not shown"
-
-
-def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
-    """Count what the comparisons of each claim find, and decide it: a line per claim and rule."""
     lines = []
     for (claim, rule), part in compared.groupby(["claim", "rule"], sort=False):
-        line = {"claim": claim, "rule": rule, "verdict": verdict(part)}
+        line = {"claim": claim, "rule": rule}
         words = ("yes", "open", "no", TOO_FEW)
         line |= {word: int((part["finds"] == word).sum()) for word in words}
-        contrary = part.loc[part["finds"] == "no", ["against", "dataset"]]
-        line["contrary"] = ", ".join(f"{tables.LABELS[m]} on {d}" for m, d in contrary.to_numpy())
         decidable = part.loc[part["n"] >= DECIDABLE, "n"]
         lines.append(line | {"n": "–" if decidable.empty else str(decidable.min())})
     order = [claim.name for claim in CLAIMS]

@@ -85,7 +85,7 @@ class PerSampleCriterion(nn.Module):
         """Call the hooks of a batch that is trained on; under `torch.func` losses cannot be kept."""
         if is_hidden(losses):
             return
-        if losses.requires_grad and losses.numel() and not in_perturbed_pass(losses):
+        if losses.requires_grad and losses.numel() and not in_perturbed_pass():
             flat_counts = None if counts is None else counts.flatten()
             for hook in self._losses_hooks.values():
                 hook(losses.detach().flatten(), flat_counts, theta)
@@ -253,21 +253,10 @@ class Thresholded(Criterion):
         """Set θ; called by `load_state_dict`."""
         self.theta = state.item()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        *others: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A checkpoint of a network that had nn.CrossEntropyLoss() holds no θ: this one stays.
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, *others
-        )
-        if f"{prefix}_extra_state" in missing_keys:
-            missing_keys.remove(f"{prefix}_extra_state")
+        state_dict.setdefault(f"{prefix}_extra_state", self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _check_first_batch(self, input: Any, target: Any) -> None:
         super()._check_first_batch(input, target)

@@ -123,7 +123,7 @@ class SAM(RadiusOptimizer):
         point = self.perturbed(params, grads)
         self._moved = MovedWeights(params, self.model if self.bn_update == "first" else None)
         self._moved.move_to(point)
-        start_perturbed(self, params.values())
+        start_perturbed(self)
         if zero_grad:
             self.zero_grad()
 

@@ -54,36 +54,6 @@ def test_only_trials_of_both_count():
     assert table["n"].to_dict() == {"erm": 7, "sam": 3}
 
 
-def test_holm_by_hand():
-    # sorted .01 .02 .04 times 3, 2, 1: .03 .04 .04
-    assert audit.holm([0.04, 0.01, 0.02]).tolist() == pytest.approx([0.04, 0.03, 0.04])
-    assert audit.holm([0.9, 0.8]).tolist() == [1, 1]
-
-
-def compared(*lines):
-    """Comparisons given as (as claimed, p, n)."""
-    names = ("as claimed", "p", "n")
-    table = pd.DataFrame([dict(zip(names, line)) for line in lines])
-    word = np.where(table["as claimed"], "yes", "no")
-    return table.assign(finds=np.where(table["p"] <= 0.05, word, "open"))
-
-
-@pytest.mark.parametrize(
-    ("lines", "verdict"),
-    [
-        ([(True, 0.01, 15), (True, 0.04, 15)], "holds"),
-        ([(True, 0.01, 15), (True, 0.06, 15)], "not shown"),
-        ([(True, 0.01, 15), (False, 0.02, 15)], "fails"),  # 2 × 0.02
-        ([(True, 0.01, 15), (False, 0.03, 15), (True, 0.04, 15)], "not shown"),  # 2 × 0.03
-        ([(True, 0.06, 5)], "not decidable"),
-        ([(True, 0.01, 15), (True, 0.06, 5)], "holds"),
-        ([(True, 0.01, 15), (False, 0.06, 5)], "holds"),
-    ],
-)
-def test_a_claim_is_decided_on_what_has_trials_enough(lines, verdict):
-    assert audit.verdict(compared(*lines)) == verdict
-
-
 def table_of(n):
     """Final rows with `gap`, n trials on gaussian and 3 on fashionmnist; SoftAD the smallest."""
     bases = {"erm": 0.3, "flooding": 0.2, "sam": 0.25, "iflood": 0.05, "softad": 0.1}
@@ -99,23 +69,14 @@ def table_of(n):
     return pd.DataFrame(lines)
 
 
-def test_verdicts_name_what_is_contrary_and_the_smallest_n_that_decides():
-    table = audit.verdicts(audit.comparisons(table_of(7), ["largest"])).set_index("claim")
-    gap = table.loc["smaller gap"]
-    assert gap[["verdict", "n", "contrary"]].tolist() == ["holds", "7", ""]
-    assert gap[["yes", "open", "no"]].tolist() == [3, 0, 0]
-    assert table.loc["smaller gap than iFlood", "contrary"] == "iFlood on gaussian"
-    assert table.loc["smaller gap than iFlood", "verdict"] == "fails"
-    assert table.loc["larger θ", "verdict"] == "not shown", "both have 0.2"
-    few = audit.verdicts(audit.comparisons(table_of(5), ["largest"]))
-    assert set(few["verdict"]) == {"not decidable"}
-    assert set(few["n"]) == {"–"}
-    assert few.set_index("claim").loc["smaller gap", ["yes", "open", "no", "n < 6"]].tolist() == [
-        0,
-        0,
-        0,
-        6,
-    ]
+def test_findings_are_counted_with_the_smallest_n_that_decides():
+    table = audit.findings(audit.comparisons(table_of(7), ["largest"])).set_index("claim")
+    counts = ["yes", "open", "no", "n < 6", "n"]
+    assert table.loc["smaller gap", counts].tolist() == [3, 0, 0, 3, "7"]
+    assert table.loc["smaller gap than iFlood", counts].tolist() == [0, 0, 1, 1, "7"]
+    assert table.loc["larger θ", counts].tolist() == [0, 1, 0, 1, "7"], "both have 0.2"
+    few = audit.findings(audit.comparisons(table_of(5), ["largest"])).set_index("claim")
+    assert few.loc["smaller gap", counts].tolist() == [0, 0, 0, 6, "–"]
 
 
 def test_accuracy_is_comparable_lower_or_open():

@@ -85,17 +85,6 @@ def test_gradients_per_step_and_the_passes_that_track(name, bn_update):
     assert torch.equal(params["weight"], W)
 
 
-def test_the_registry_says_how_many():
-    from softadlib.methods import METHODS
-
-    for method in METHODS.values():
-        calls = []
-        takes = inspect.signature(method.rule).parameters
-        extra = {"momentum": {"weight": W}} if "momentum" in takes else {}
-        method.rule(counted(quadratic, calls), {"weight": W}, 0.5, **extra)
-        assert len(calls) == method.gradients, method.name
-
-
 # Quadratics
 
 
