@@ -6,12 +6,11 @@ stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the 
 """
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -38,10 +37,6 @@ class SigTerm(KeyboardInterrupt):
     """SIGTERM, as a scheduler sends it before it kills: ends a command as Ctrl-C does."""
 
     status = 143
-
-
-class TimeIsUp(KeyboardInterrupt):
-    """The time that --until gives is nearly over: ends a command as Ctrl-C does, with status 0."""
 
 
 Names: TypeAlias = list[str] | None
@@ -188,7 +183,6 @@ def train(
     jobs: int,
     shard: tuple[int, int],
     fresh: bool,
-    until: float | None,
 ) -> int:
     """Train what is left of a profile, without notebooks; it writes the same files."""
     from softadlib.results.parquet import outputs
@@ -200,13 +194,7 @@ def train(
     if dry_run:
         print(show.progress(work))
         return 0
-    try:
-        with time_limit(until, started):
-            train_studies(work, jobs, scheduler)
-    except TimeIsUp:
-        left = sum(study.as_it_is_now().plan.left for study in work.studies)
-        say(f"stopped: time is nearly over, {left:,} trainings are left; the same command goes on")
-        return 0
+    train_studies(work, jobs, scheduler)
     if shard != (1, 1):
         together = "the same command without --shard puts those in one outputs/ together"
         say(f"shard {shard[0]}/{shard[1]} is trained; when all are, {together}")
@@ -214,25 +202,6 @@ def train(
     folder = outputs(work.profile)
     say(f"done: {len(work.studies)} datasets × methods in {seconds:.0f} s, {folder}")
     return 0
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float | None, started: float) -> Iterator[None]:
-    """Raise TimeIsUp shortly before `seconds` have passed since `started`; None is no limit."""
-    if seconds is None:
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise TimeIsUp
-
-    signal.signal(signal.SIGALRM, stop)
-    rest = started + 0.95 * seconds - time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, max(rest, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:

@@ -88,14 +88,6 @@ def shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def seconds(text: str) -> float:
-    """Read a time such as 90s, 9m or 2h."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"must be a time such as 90s, 9m or 2h, got {text!r}")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # on Linux alone
@@ -128,9 +120,6 @@ OPTIONS = {
         "--shard i/N", "train every N-th trial, from the i-th on", type=shard, default=(1, 1)
     ),
     "fresh": Option("--fresh", "delete earlier results first", **SWITCH),
-    "until": Option(
-        "--until TIME", "stop before this much time is over: 90s, 9m, 2h", type=seconds
-    ),
     "parameters": Option("--parameters", "also list its parameters", **SWITCH),
     "form": Option("--format", "default: html", choices=FORMATS, default="html"),
     "output": Option(

@@ -1,6 +1,5 @@
 """The gradient rules on quadratics and a network: by hand, by double backprop, by their limits."""
 
-import inspect
 import itertools
 import math
 from functools import partial

@@ -64,7 +64,6 @@ OTHERS = [
     (["fly"], ["'fly'", "choose from"]),
     (["train", "tiny", "--shard", "3/2"], ["--shard", "3/16", "'3/2'"]),
     (["train", "tiny", "--shard", "1/2", "--fresh"], ["leave one of the two out"]),
-    (["train", "tiny", "--until", "9"], ["--until", "9m", "'9'"]),
     (["train", "tiny", "--scheduler", "nosuch.json"], ["'nosuch.json'", "tcp://HOST:PORT"]),
     (["draw", "--dataset", "gaussian"], ["softad draw PROFILE --dataset"]),
     (["draw", "tiny"], ["'tiny'", "softad train tiny"]),
@@ -314,33 +313,22 @@ def test_a_stopped_command_with_fresh_and_changes_goes_on_without_fresh(tmp_path
     assert set(results.read("tiny", final=True)["epoch"]) == {100}
 
 
-def test_a_command_goes_on_after_a_kill_and_after_its_time(tmp_path, monkeypatch, capsys):
+def test_a_command_goes_on_after_a_kill_and_after_its_time(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(make_home(tmp_path / "whole", gaussian=LONGER)))
     assert cli.main(TRAIN) == 0
     whole = results.read("tiny")
     home = make_home(tmp_path / "parts", gaussian=LONGER)
-    killed = start(home, *TRAIN, "--until", "1h")
+    killed = start(home, *TRAIN)
     wait_for_parts(home, "*")
     killed.kill()
     killed.communicate()
     monkeypatch.setenv("SOFTAD_HOME", str(home))
-    capsys.readouterr()
-    with signalled_when_stored(home, signal.SIGALRM):  # as the timer of --until sends it
-        assert cli.main([*TRAIN, "--until", "1h"]) == 0
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "time is nearly over" in line
-    assert "trainings are left; the same command goes on" in line
+    heed_ctrl_c()
+    with signalled_when_stored(home, signal.SIGTERM):  # as `timeout` sends it
+        assert cli.main(TRAIN) == 143
     assert not (home / "outputs/tiny/gaussian/softad.parquet").exists()
-    assert cli.main([*TRAIN, "--until", "1h"]) == 0
+    assert cli.main(TRAIN) == 0
     pd.testing.assert_frame_equal(results.read("tiny"), whole, check_exact=True)
-
-
-def test_a_command_ends_before_its_time():
-    """After 95 of 100 seconds: 94.9 of them have passed."""
-    began = time.monotonic()
-    with pytest.raises(cli.TimeIsUp), cli.time_limit(100, began - 94.9):
-        time.sleep(60)
-    assert time.monotonic() - began < 5.1
 
 
 # In a process of its own
@@ -362,4 +350,4 @@ def test_help_does_not_wait_for_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "[]"
-    assert "--until TIME" in done.stdout
+    assert "--shard i/N" in done.stdout
