@@ -96,7 +96,7 @@ def changed_protocol(
     name = as_profile or (name_of(profile, wanted) if wanted else profile)
     if name == profile:
         return protocol
-    for path, content in derived_files(profile, name, [dataset], None, wanted).items():
+    for path, content in derived_files(profile, name, [dataset], wanted).items():
         write_profile(path, content)
     return load(name, dataset)
 

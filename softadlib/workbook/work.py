@@ -73,7 +73,7 @@ def prepare(
         choose("dataset", dataset, available)
     files: dict[Path, dict[str, Any]] = {}
     if new_profile is not None:
-        files = derived_files(profile, new_profile, datasets or available, methods, changes)
+        files = derived_files(profile, new_profile, datasets or available, changes)
     studies: list[Study] = []
     left_out: dict[str, str] = {}
     for dataset in dict.fromkeys(datasets or available):
@@ -119,7 +119,6 @@ def derived_files(
     profile: str,
     name: str,
     datasets: Sequence[str],
-    methods: Sequence[str] | None,
     changes: Mapping[str, Any],
 ) -> dict[Path, dict[str, Any]]:
     """Return the files of a profile `name` that extends `profile` by the changes: path → values.
@@ -133,12 +132,6 @@ def derived_files(
     for dataset in datasets:
         protocol = load(profile, dataset, changes).replace(profile=name)
         values = {"extends": f"{profile}/{dataset}", **changes}
-        if methods is not None:
-            chosen = protocol.select_methods(methods)
-            grids = {method: grid for method, grid in protocol.grids.items() if method in chosen}
-            protocol = protocol.replace(grids=grids)
-            values = {key: value for key, value in values.items() if not key.startswith("grids")}
-            values["grids"] = grids
         path = _files.params_dir() / name / f"{dataset}.yaml"
         if not path.exists():
             files[path] = values

@@ -161,7 +161,7 @@ def test_shards_are_put_together(home, capsys):
     pd.testing.assert_frame_equal(results.read("tiny"), together)
 
 
-def test_a_profile_of_changed_parameters_holds_what_was_asked_for(tmp_path, monkeypatch, capsys):
+def test_a_profile_of_changed_parameters_has_all_methods(tmp_path, monkeypatch, capsys):
     home = make_home(tmp_path, gaussian={}, spiral={})
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setenv("SOFTAD_HOME", tmp_path.name)  # relative to the folder of the caller
@@ -175,10 +175,12 @@ def test_a_profile_of_changed_parameters_holds_what_was_asked_for(tmp_path, monk
         'extends: "tiny/gaussian"',
         "lr: 0.05",
         "settings.softad.sigma: 2",
-        "grids: {}",
+        "grids.flooding: 0.1",
     ]
-    wanted = {"profile": "slow", "lr": 0.05, "settings": {"softad": {"sigma": 2}}, "grids": {}}
-    assert load("slow", "gaussian") == load("tiny", "gaussian").replace(**wanted)
+    tiny = load("tiny", "gaussian")
+    grids = {**tiny.grids, "flooding": [0.1]}
+    wanted = {"profile": "slow", "lr": 0.05, "settings": {"softad": {"sigma": 2}}, "grids": grids}
+    assert load("slow", "gaussian") == tiny.replace(**wanted)
     trained = results.provenances("slow")
     assert list(zip(trained["dataset"], trained["method"])) == [
         ("gaussian", "erm"),
@@ -187,9 +189,14 @@ def test_a_profile_of_changed_parameters_holds_what_was_asked_for(tmp_path, monk
     assert not (home / "outputs/tiny").exists()
     before = tree(home)
     assert cli.main(slow) == 0, "the same again is no contradiction"
+    assert tree(home) == before
+    assert (
+        cli.main(["train", "slow", "-j", "1", "--dataset", "gaussian", "--method", "softad"]) == 0
+    )
+    before = tree(home)
     capsys.readouterr()
     line = refused(capsys, "train", *ERM, "-p", "lr=0.2", "--as", "slow", "--dataset", "gaussian")
-    assert f"{path} has other parameters (lr, settings)" in line
+    assert f"{path} has other parameters (lr, settings, grids)" in line
     assert "choose another name for --as" in line
     assert "softad train slow" in line
     assert tree(home) == before
