@@ -122,7 +122,7 @@ class AccumulatedFlooding(Thresholded):
 def _undone(factors: list[float], scaler: "torch.amp.GradScaler | None") -> float:
     """Return what turns the factor of the parts' gradients into the scaler's scale, or 1."""
     scale = 1.0 if scaler is None else scaler.get_scale()
-    if min(factors) != max(factors):
+    if min(factors) != max(factors) or factors[0] == 0:
         raise UserError(
             f"the parts were multiplied by {min(factors):g} to {max(factors):g} before backward(); "
             "call backward() on the criterion's value itself"

@@ -261,6 +261,15 @@ def _check_data(data: Any) -> None:
         choose("part of data", part, PARTS)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UserError(f"data must be {wanted}, and its {part!r} is a {type(pair).__name__}")
+        x, y = pair
+        pandas = isinstance(x, (pd.DataFrame, pd.Series)) and isinstance(
+            y, (pd.DataFrame, pd.Series)
+        )
+        if pandas and len(x) == len(y) and not x.index.equals(y.index):
+            raise UserError(
+                f"inputs and targets of {part} have different indices; if their rows match by position, "
+                "give targets.to_numpy(), else targets.loc[inputs.index].to_numpy()"
+            )
     for part in ("train", "val"):
         if part not in data:
             raise UserError(f"data lacks {part!r}; give {wanted}")

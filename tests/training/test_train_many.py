@@ -201,6 +201,10 @@ HALF = (torch.randn(40, 4).half(), torch.zeros(40).long())
         ),
         ({"val": TensorDataset(*HALF)}, "its 'val' is a TensorDataset"),
         (
+            {"val": (pd.DataFrame(np.zeros((9, 4))), pd.Series([0] * 9, index=range(9, 0, -1)))},
+            r"inputs and targets of val have different indices; .* targets\.to_numpy\(\)",
+        ),
+        (
             {"test": (BROKEN, torch.zeros(9).long())},
             "inputs of test hold NaN .* in 1 of 9 .* sample 3",
         ),
