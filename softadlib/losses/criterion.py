@@ -225,6 +225,7 @@ class Thresholded(Criterion):
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
+        self._warned: set[type[Warning]] = set()
         self.theta = one_level(theta)  # a Parameter would be registered as one
 
     @property
@@ -235,15 +236,20 @@ class Thresholded(Criterion):
     @theta.setter
     def theta(self, value: float) -> None:
         self._theta = one_level(value)
-        self._is_first_batch = True  # smoothed targets are held against the new level
+        # Smoothed targets are held against the new level; a schedule of levels is warned of once.
+        self._is_first_batch = self._is_first_batch or not self._warned
         level = self.base.calibrated_below
         if self.pointwise and self._theta >= level:
-            warn(
-                f"{type(self).__name__}(theta={self._theta:g}): from theta = {level:.4f} on (ln 2, "
-                "less with weights inside a binary loss) the minimiser of cross-entropy predicts the "
-                "wrong class; use a smaller theta",
+            self._warn_once(
+                f"from theta = {level:.4f} on (ln 2, less with weights inside a binary loss) the "
+                "minimiser of cross-entropy predicts the wrong class; use a smaller theta",
                 CalibrationWarning,
             )
+
+    def _warn_once(self, message: str, category: type[Warning]) -> None:
+        if category not in self._warned:
+            self._warned.add(category)
+            warn(f"{type(self).__name__}(theta={self.theta:g}): {message}", category)
 
     def get_extra_state(self) -> Tensor:
         """Return θ, so that a checkpoint holds it; called by `state_dict`."""
@@ -263,19 +269,25 @@ class Thresholded(Criterion):
         levels = self.base.levels(input, target)
         if levels is None:
             return
-        said = f"{type(self).__name__}(theta={self.theta:g}): "
+        higher = levels.minimum + self.theta
         if self.pointwise and self.theta >= levels.calibrated_below:
-            said += (
+            self._warn_once(
                 f"from theta = {levels.calibrated_below:.4f} on the minimiser of smoothed cross-entropy "
-                "may predict the wrong class; use a smaller theta"
+                "may predict the wrong class; use a smaller theta",
+                CalibrationWarning,
             )
-            warn(said, CalibrationWarning)
         elif 0 < self.theta < levels.minimum:
-            said += (
+            if higher < min(levels.calibrated_below, self.base.calibrated_below):
+                advice = f"try theta = {higher:.4f}, as far above that"
+            else:
+                advice = (
+                    "a theta as far above that may predict the wrong class, so mix or smooth less"
+                )
+            self._warn_once(
                 f"half of the targets are smoothed or mixed and have a loss of at least {levels.minimum:.4f}: "
-                f"they never ascend; try theta = {levels.minimum + self.theta:.4f}, as far above that"
+                f"they never ascend; {advice}",
+                InertWarning,
             )
-            warn(said, InertWarning)
 
 
 def one_level(theta: Any) -> float:

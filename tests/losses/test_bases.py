@@ -178,7 +178,7 @@ def test_every_cross_entropy_warns_from_ln_2_on_and_only_there(kind, make, theta
         make(theta, base=nn.MSELoss())
         Flooding(theta)
         criterion.theta = theta
-    assert [w.category for w in caught] == 2 * [CalibrationWarning] * (theta >= LN2)
+    assert [w.category for w in caught] == [CalibrationWarning] * (theta >= LN2), "once"
     for warning in caught:
         assert f"{make.__name__}(theta={theta:g})" in str(warning.message)
         assert "use a smaller theta" in str(warning.message)
@@ -205,19 +205,33 @@ def test_a_theta_below_the_smallest_smoothed_loss_is_warned_of_with_the_level(ma
     criterion(logits, target)  # once
     for quiet in (make(0.6, base=smoothed), make(0.0, base=smoothed), make(0.6)):
         quiet(logits, target)
-    criterion.theta = 0.6
-    criterion(logits, target)
-    criterion.theta = 0.1
+    falling = make(0.6, base=smoothed)
+    falling(logits, target)
+    falling.theta = 0.1
     with pytest.warns(InertWarning):
-        criterion(logits, target)
+        falling(logits, target)
+
+
+@pytest.mark.parametrize("make", [SoftAD, IFlood, Flooding])
+def test_a_schedule_of_levels_is_warned_of_once(make):
+    criterion, targets = make(0.0), torch.full((4, 10), 0.1)  # of entropy ln 10
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(1, 100):
+            criterion.theta = step / 100
+            criterion(torch.zeros(4, 10), targets)
+    expected = [InertWarning] if make is Flooding else [InertWarning, CalibrationWarning]
+    assert [w.category for w in caught] == expected
 
 
 def test_mixed_targets_are_held_against_their_entropy():
     share = torch.tensor([0.5, 0.9, 0.5, 1.0])[:, None]
     hot = nn.functional.one_hot(torch.tensor([[0, 1], [1, 2], [2, 0], [0, 1]]), 3).float()
     mixed = share * hot[:, 0] + (1 - share) * hot[:, 1]  # entropies ln 2, .3251, ln 2, 0
-    with pytest.warns(InertWarning, match=r"mixed .* at least 0\.3251"):
+    with pytest.warns(InertWarning, match=r"mixed .* at least 0\.3251.* try theta = 0\.4251"):
         SoftAD(0.1)(torch.randn(4, 3), mixed)
+    with pytest.warns(InertWarning, match=r"may predict the wrong class, so mix or smooth less"):
+        SoftAD(0.1)(torch.randn(2, 3), mixed[::2])  # ln 2 + 0.1 is beyond ln 2
     SoftAD(0.4)(torch.randn(4, 3), mixed)
 
 
