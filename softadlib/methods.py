@@ -138,8 +138,13 @@ class Method:
         """Return the objective of per-sample losses (n,), a single value to differentiate.
 
         Raises:
-            UserError: where an objective of your own takes other arguments, or returns anything else.
+            UserError: where an objective of your own takes other arguments, or returns anything else, or
+                `losses` of your own are not one per sample.
         """
+        if losses.ndim != 1:
+            raise UserError(
+                f"losses of {self.name!r} must have shape (n,), one per sample, got {tuple(losses.shape)}"
+            )
         names = ", ".join(["losses", self.knob or "knob", *settings])
         wanted = f"the objective of {self.name!r} is called as objective({names}) and returns"
         wanted += " a single value, such as losses.mean()"

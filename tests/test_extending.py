@@ -9,12 +9,13 @@ from helpers.protocols import tiny
 from helpers.protocols import train as train_study
 from torch import nn
 
+from softadlib._validation import UserError
 from softadlib.data.images import IMAGES, Images, ImageSet
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
 from softadlib.training.load_splits import load_splits
-from softadlib.training.protocol import Protocol
-from softadlib.training.train_runs import network_of
+from softadlib.training.protocol import Protocol, Run
+from softadlib.training.train_runs import network_of, train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -115,6 +116,19 @@ def test_a_method_with_losses_of_its_own(monkeypatch, model):
                     p -= protocol.lr * p.grad
 
         assert ends[run.knob] == pytest.approx(trained_by_hand(protocol, run, step), rel=1e-10)
+
+
+@pytest.mark.parametrize("model", [silu, small])
+def test_losses_that_are_not_one_per_sample_are_refused(monkeypatch, model):
+    method = Method("many", "Many", losses=lambda logits, targets, knob: logits.softmax(-1))
+    monkeypatch.setitem(METHODS, "many", method)
+    monkeypatch.setitem(MODELS, "toy", model)
+    protocol = make_protocol(trials=1, model="toy")
+    runs = [Run("many", 0.0, 0, float("nan"))]
+    with pytest.raises(
+        UserError, match=r"losses of 'many' must have shape \(n,\).* got \(\d+, 2\)"
+    ):
+        train_runs(protocol, runs, {1})
 
 
 @pytest.mark.parametrize("model", [silu, small])

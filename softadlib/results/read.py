@@ -46,7 +46,7 @@ def stored_studies(
 def finished(profile: str, dataset: str | None = None) -> dict[StudyStore, Provenance]:
     """Return every finished dataset × method with its provenance, in the registry's order.
 
-    Raises MissingData where the profile has no folder under `outputs/`.
+    Raises MissingData where the profile, or the dataset, has no results.
     """
     folder = outputs(profile)
     if not folder.is_dir():
@@ -55,7 +55,13 @@ def finished(profile: str, dataset: str | None = None) -> dict[StudyStore, Prove
             f"profile {profile!r} has no results in {folder.parent}; softad run {profile} makes them; "
             f"there are: {known or 'none'}"
         )
-    return stored_studies(profile, dataset or "*")
+    studies = stored_studies(profile, dataset or "*")
+    if dataset is not None and not studies:
+        there = ", ".join(sorted({study.dataset for study in stored_studies(profile)}))
+        raise MissingData(
+            f"profile {profile!r} has no results of {dataset!r}; there are those of: {there or 'none'}"
+        )
+    return studies
 
 
 def asked_for(rows: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """One setting per (dataset, label noise, method, trial), chosen by validation accuracy or loss."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 
@@ -23,8 +25,16 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the row of every run with its lowest validation loss: early stopping.
 
     Among all epochs that were measured but the start, which a study with `best_epoch` makes every
-    epoch. A run whose validation loss was never finite is left out.
+    epoch. A run whose validation loss was never finite is left out. Warns where some runs were
+    measured along their epochs and others at the last one alone.
     """
+    counts = rows.groupby(RUN, dropna=False)["epoch"].nunique()
+    if len(counts) and counts.min() == 1 and counts.max() > 2:
+        warnings.warn(
+            f"{(counts == 1).sum()} of {len(counts)} runs were measured at their last epoch alone, which "
+            "then is their best; early stopping of every run needs a profile with best_epoch: true",
+            stacklevel=2,
+        )
     measured = rows[(rows["epoch"] > 0) & np.isfinite(rows["loss_val"])].reset_index(drop=True)
     lowest = measured.groupby(RUN, dropna=False)["loss_val"].idxmin()
     return measured.loc[lowest].sort_values(RUN, ignore_index=True)

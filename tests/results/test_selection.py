@@ -81,6 +81,16 @@ def test_the_best_epoch_is_that_of_the_lowest_validation_loss_after_the_start():
     assert selection.best(rows)[["trial", "epoch"]].to_numpy().tolist() == [[0, 6], [1, 6]]
 
 
+def test_early_stopping_of_some_runs_alone_is_warned_of():
+    """Of curves of the selected runs: the others would be held against them at their last epoch."""
+    curve = table([(0, 0.1, 0.9)], epochs=(0, 3, 6, 9))
+    last = table([(0, 0.2, 0.9), (1, 0.1, 0.8)], epochs=(9,))
+    with pytest.warns(UserWarning, match="2 of 3 runs were measured at their last epoch alone"):
+        selection.best(pd.concat([curve, last]))
+    both = table([(0, 0.2, 0.9)], epochs=(6, 9))  # its best epoch and its last
+    selection.best(pd.concat([both, last]))
+
+
 def test_the_last_row_of_every_run():
     rows = pd.concat(
         [table([(0, np.nan, 0.9)], epochs=(0, 9)), table([(1, 0.1, 0.8)], epochs=(2, 5))]

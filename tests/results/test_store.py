@@ -10,7 +10,7 @@ import pytest
 from helpers.workspace import TINY, make_home, tree
 
 from softadlib import _files, results
-from softadlib._validation import UserError
+from softadlib._validation import MissingData, UserError
 from softadlib.results.parquet import (
     Provenance,
     Session,
@@ -286,7 +286,14 @@ def test_rows_by_dataset_label_noise_and_last_epoch():
     pd.testing.assert_frame_equal(ends, every.query("epoch == 4").reset_index(drop=True))
     assert results.read("tiny", label_noise=0.05, final=True)["method"].tolist() == ["erm", "erm"]
     assert results.read_losses("tiny", label_noise=0.05)["method"].unique().tolist() == ["erm"]
-    assert results.read("tiny", "spiral").dtypes.equals(ends.dtypes)
+    assert results.read("tiny", label_noise=0.3).dtypes.equals(ends.dtypes)
+
+
+@pytest.mark.parametrize("read", [results.read, results.read_losses])
+def test_a_dataset_without_results_is_named_with_those_that_have_some(read):
+    study().finish(rows((0, 1), (0.1,)), losses(rows()), provenance())
+    with pytest.raises(MissingData, match="no results of 'gausian'; there are those of: gaussian"):
+        read("tiny", "gausian")
 
 
 def test_provenances_are_one_line_a_result():
