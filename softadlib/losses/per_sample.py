@@ -24,6 +24,8 @@ OF_FUNCTIONS = {
     nn.functional.nll_loss: nn.NLLLoss,
 }
 """Function of torch → the loss that `partial(function, …)` stands for."""
+WITH_A_LAYER = (nn.LinearCrossEntropyLoss,) if hasattr(nn, "LinearCrossEntropyLoss") else ()
+"""Cross-entropy behind a linear layer of its own; later versions of torch have it."""
 WEIGH_SAMPLES = "leave out weight=, and call criterion(logits, targets, weights=w[targets])"
 INSIDE = (
     "torch weighs the classes inside each sample, which leaves no loss in nats and no weight of "
@@ -334,6 +336,8 @@ def per_sample(base: Base | None = None, wanted: str = "mean") -> PerSample:
     if of_torch:
         _check_inputs(loss)
     level = _calibrated_below(loss)
+    if isinstance(loss, WITH_A_LAYER) and loss.weight is not None:
+        raise UserError(f"base {loss!r} has parameters and class weights; {WEIGH_SAMPLES}")
     if of_torch or reduction != "none":
         loss = _copy(loss)
     if reduction == "batchmean":
@@ -399,7 +403,7 @@ def _is_unweighted_binary(loss: object) -> bool:
 
 def _calibrated_below(base: object) -> float:
     """Return ln 2 for torch's cross-entropies, times the smallest weight inside a binary one."""
-    if isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss)):
+    if isinstance(base, (nn.CrossEntropyLoss, nn.NLLLoss, *WITH_A_LAYER)):
         return math.inf if getattr(base, "label_smoothing", 0.0) else LN2
     if not isinstance(base, (nn.BCELoss, nn.BCEWithLogitsLoss)):
         return math.inf
@@ -413,4 +417,6 @@ def _calibrated_below(base: object) -> float:
 def _index_of(loss: Any) -> int | None:
     """Return the `ignore_index` of a callable, where it has a whole number."""
     index: Any = getattr(loss, "ignore_index", None)
+    if index is None and isinstance(loss, WITH_A_LAYER):
+        index = -100
     return operator.index(index) if hasattr(index, "__index__") else None

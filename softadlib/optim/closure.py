@@ -177,7 +177,8 @@ class ClosureOptimizer(Optimizer):
             raise UserError(
                 f"{type(self).__name__}.step needs a closure, and with a GradScaler "
                 "step(closure, scaler=scaler); in Lightning use precision 'bf16-mixed', since "
-                "'16-mixed' gives none; in Hugging Face's Trainer use softadlib.SAMTrainerMixin"
+                "'16-mixed' gives none; in Hugging Face's Trainer use softadlib.SAMTrainerMixin; "
+                "torch.distributed.checkpoint takes optimizer.base"
             )
 
 

@@ -94,6 +94,8 @@ class SAM(RadiusOptimizer):
 
     def _check_call(self, closure: object, scaler: object) -> None:
         super()._check_call(closure, scaler)
+        if self._moved is not None:
+            raise RuntimeError("step was called after first_step; call second_step in between")
         if scaler is not None and not self.first_sync:
             raise UserError(
                 "with first_sync=False and a GradScaler one process alone may skip the step; "

@@ -163,6 +163,22 @@ def test_regression_in_the_trainer_takes_outputs_of_one_column():
     torch.testing.assert_close(hf_loss(loss)({"logits": z}, y), (z[:, 0] - 1).square().mean())
 
 
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="needs a later torch")
+def test_cross_entropy_behind_a_layer_leaves_out_ignored_targets_and_refuses_weights():
+    torch.manual_seed(0)
+    whole = nn.LinearCrossEntropyLoss(6, 4)
+    base = nn.LinearCrossEntropyLoss(6, 4, reduction="none")
+    base.load_state_dict(whole.state_dict())
+    x, y = torch.randn(12, 6), torch.arange(12) % 4
+    y[:3] = -100
+    torch.testing.assert_close(ERM(base=base)(x, y), whole(x, y))
+    with pytest.warns(CalibrationWarning):
+        SoftAD(1.0, base=base)
+    weighted = nn.LinearCrossEntropyLoss(6, 4, reduction="none", weight=torch.ones(4))
+    with pytest.raises(ValueError, match="parameters and class weights; leave out weight="):
+        ERM(base=weighted)
+
+
 # The cliff at ln 2
 
 

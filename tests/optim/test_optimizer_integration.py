@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.steps import X, Y, closure_from, closure_of, loss_of, network, step, weights
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
@@ -90,6 +91,23 @@ def test_the_wrapped_and_the_bare_optimizer_exchange_states(wrap):
     bare = Adam(network().parameters(), lr=0.05)
     bare.load_state_dict(optimizer.state_dict())
     assert bare.state_dict()["state"][0]["step"] == 3
+
+
+@every
+def test_a_distributed_checkpoint_takes_the_base(wrap):
+    """As README says. It makes a state by a step without a closure, which the wrapper refuses."""
+    run = network()
+    optimizer = wrap(Adam(run.parameters(), lr=0.05))
+    step(run, optimizer, 3)
+    saved = copy.deepcopy(get_state_dict(run, optimizer.base))
+    resumed = network()
+    again = wrap(Adam(resumed.parameters(), lr=0.05))
+    with pytest.raises(ValueError, match=r"torch.distributed.checkpoint takes optimizer\.base"):
+        get_state_dict(resumed, again)
+    resumed.zero_grad()
+    get_state_dict(resumed, again.base)  # as loading does, for the shapes
+    set_state_dict(resumed, again.base, model_state_dict=saved[0], optim_state_dict=saved[1])
+    assert torch.equal(step(resumed, again), step(run, optimizer))
 
 
 @every

@@ -224,6 +224,11 @@ def test_halves_in_another_order_are_refused():
     w.square().sum().backward()
     optimizer.first_step()
     refused(optimizer.first_step, "call second_step in between", kind=RuntimeError)
+    refused(
+        lambda: optimizer.step(lambda: w.square().sum()),
+        "step was called after first_step; call second_step in between",
+        kind=RuntimeError,
+    )
 
 
 def test_momentum_that_no_state_shows_is_refused():
