@@ -82,6 +82,11 @@ def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Mod
             f"{called}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
             "keep it as a buffer (register_buffer), or train the network in your own loop"
         )
+    for key, value in network.named_parameters():
+        if isinstance(value, nn.parameter.UninitializedParameter):
+            raise UserError(
+                f"{called}: {key} gets its size from data; give it the size, as Linear does"
+            )
     for key, module in network.named_modules():
         p = _dropout(module)
         if p:

@@ -28,6 +28,10 @@ OVERVIEW = (
 """Methods of the overview, and which of their values it shows."""
 
 
+LATEX = {"θ": r"$\theta$", "σ": r"$\sigma$", "χ²": r"$\chi^2$"}
+"""What pdflatex needs in place of Greek letters."""
+
+
 def frames(profile: str) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
     """Return title → tidy table with typed columns, and the same as text, in reading order.
 
@@ -56,6 +60,8 @@ def text(profile: str, form: str = "md") -> str:
     found = [(title, as_text) for title, (_, as_text) in frames(profile).items()]
     if form == "latex":
         parts = [f"% {t}\n{f.to_latex(index=False, escape=True)}" for t, f in found]
+        for letter, command in LATEX.items():
+            parts = [part.replace(letter, command) for part in parts]
     else:
         parts = [f"#### {t}\n\n{to_markdown(f)}" for t, f in found]
     return "\n\n".join(parts) + "\n"

@@ -308,6 +308,7 @@ def _encode(
                 f"column {name!r} holds numbers beyond 64 bits, such as "
                 f"{words.iloc[np.abs(numbers).argmax()]}; leave it out if it only names the rows"
             )
+        _check_size(name, numbers, place)
         return [], numbers[:, None]
     if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):
         row = int(np.argmin(is_number))
@@ -318,6 +319,21 @@ def _encode(
     _check_words(name, words.tolist(), is_categorical, place)
     levels, which = np.unique(words, return_inverse=True)
     return levels.tolist(), np.eye(len(levels))[which]
+
+
+def _check_size(name: str, numbers: np.ndarray, place: Callable[[int], str]) -> None:
+    """Raise UserError for numbers whose squares, or those of their differences, are no number."""
+    row = int(np.abs(numbers).argmax())
+    if abs(numbers[row]) > 1e100:
+        raise UserError(
+            f"column {name!r} holds {numbers[row]:g} in {place(row)}, which is too large to standardise; if "
+            "it marks a missing value, fill it in or leave the row out"
+        )
+    if 0 < np.ptp(numbers) < 1e-100:
+        raise UserError(
+            f"column {name!r} differs by {np.ptp(numbers):g} at most, too little to standardise; give it "
+            "in another unit"
+        )
 
 
 def _refuse_lists(name: str, column: "pd.Series") -> None:

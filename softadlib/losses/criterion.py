@@ -121,6 +121,8 @@ class PerSampleCriterion(nn.Module):
             >>> SoftAD(theta=0.0).probabilities(torch.tensor([[0.75, 0.25]]).log())
             tensor([[0.8980, 0.1020]])
         """
+        if not isinstance(logits, Tensor):
+            raise UserError(f"logits must be a tensor, got {type(logits).__name__}")
         return self.base.probabilities(logits, self.gradient_weights)
 
     def extra_repr(self) -> str:

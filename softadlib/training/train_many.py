@@ -289,6 +289,8 @@ def _inputs(part: str, values: Any) -> Tensor:
         raise UserError(
             f"inputs must be float32 or float64, got {inputs.dtype}; convert them first"
         )
+    if not len(inputs):
+        raise UserError(f"{part} is empty; give it at least one sample")
     bad = (~torch.isfinite(inputs.reshape(len(inputs), -1))).any(1).nonzero().flatten()
     if len(bad):
         raise UserError(

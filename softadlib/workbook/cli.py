@@ -231,6 +231,8 @@ def show(
     from softadlib.workbook import show as overview
 
     if profile is None:
+        if datasets or methods or changes or parameters:
+            raise UserError("these options are of a profile; give softad show PROFILE with them")
         print(overview.profiles())
         return 0
     work = prepare(profile, datasets, methods, changes, stored=True)

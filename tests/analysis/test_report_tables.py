@@ -33,6 +33,8 @@ def test_latex_has_the_same_tables(text):
     latex = report_tables.text("smoke", "latex")
     assert latex.count(r"\begin{tabular}") == text.count("####") == 7
     assert "spiral & ERM & 2 & 0.297" in latex
+    letters = {letter for letter in latex if ord(letter) > 127}
+    assert letters == {"–"}, "pdflatex knows a dash, and no Greek letters"
     with pytest.raises(UserError, match="format 'pdf' unknown; choose from md, latex"):
         report_tables.text("smoke", "pdf")
 

@@ -117,6 +117,11 @@ def test_the_digest_is_that_of_names_and_values(root):
         ("a,y\n" + "1,0\n2,1\n" * 5 + "x,0\n", "holds numbers and the text 'x' in line 12"),
         ("a,y\n1,0\n  \n\t\n2,1\n" + "1,0\n2,1\n" * 4 + "x,0\n", "the text 'x' in line 14"),
         ("a,y\n" + "1,0\n2,1\n" * 5 + "inf,0\n", "column 'a' is infinite in line 12"),
+        (
+            "a,y\n" + "1,0\n2,1\n" * 5 + "-1.7e308,0\n",
+            "holds -1.7e.308 in line 12, which is too large",
+        ),
+        ("a,y\n" + "1e-300,0\n2e-300,1\n" * 5, "differs by 1e-300 at most, too little to standard"),
         ("a;y\n1;0\n2;1\n", "commas between them .there are semicolons between its values."),
         (
             "a,y\n" + f"{2**64},0\n{2**64 + 9},1\n" * 5,

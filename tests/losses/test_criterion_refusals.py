@@ -149,6 +149,7 @@ REFUSALS = {
         lambda: hf_loss(ERM())(MASKS, torch.zeros(2, 32, 32).long()), "(2, 4, 8, 8)", "(2, 32, 32)"
     ),
     # probabilities
+    "p, array": (lambda: ERM().probabilities(LOGITS.numpy()), "must be a tensor, got ndarray"),
     "p, flooding": (lambda: Flooding(0.1).probabilities(LOGITS), "Flooding", "fit_temperature"),
     "p, parts": (lambda: AccumulatedFlooding(0.1).probabilities(LOGITS), "fit_temperature"),
     "p, cvar": (lambda: CVaR(0.5).probabilities(LOGITS), "CVaR", "fit_temperature"),

@@ -194,6 +194,7 @@ HALF = (torch.randn(40, 4).half(), torch.zeros(40).long())
         ({"val": (torch.randn(9, 4), -torch.ones(9).long())}, "must be whole numbers from 0 on"),
         ({"val": (torch.randn(9, 4), torch.eye(9).long())}, r"targets of val must be .* \(9, 9\)"),
         ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, "val has 9 inputs and 8 targets"),
+        ({"val": (torch.randn(0, 4), torch.zeros(0).long())}, "val is empty; give it at least one"),
         (dict.fromkeys(("train", "val", "test"), HALF), "inputs must be float32 or"),
         (
             {"train": (LETTERS[0], HALF[1]), "test": (LETTERS[1], HALF[1])},
@@ -247,6 +248,7 @@ def fixed():
         ({"make_model": fixed}, "weight has requires_grad"),
         ({"make_model": lambda: None}, "must be a torch.nn.Module, got a NoneType"),
         ({"make_model": lambda: Recurrent(0.3)}, "layers has dropout with p = 0.3"),
+        ({"make_model": lambda: nn.LazyLinear(3)}, "weight gets its size from data; give it the"),
         ({"make_model": lambda: Recurrent(0.0)}, r"must return logits \(n, classes\), got tuple"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
     ],

@@ -67,6 +67,8 @@ OTHERS = [
     (["train", "tiny", "--scheduler", "nosuch.json"], ["'nosuch.json'", "tcp://HOST:PORT"]),
     (["draw", "--dataset", "gaussian"], ["softad draw PROFILE --dataset"]),
     (["draw", "tiny"], ["'tiny'", "softad train tiny"]),
+    (["show", "--dataset", "gaussian"], ["softad show PROFILE"]),
+    (["show", "-p", "lr=1"], ["softad show PROFILE"]),
     (["report", "tiny"], ["'tiny'", "softad run tiny"]),
     (["report", "tiny", "--format", "pdf"], ["'pdf'", "choose from"]),
     (["data", "prepare", "fashionmist"], ["'fashionmnist'", "--from-csv"]),

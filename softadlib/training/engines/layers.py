@@ -34,12 +34,12 @@ class Layer:
 def parse_perceptron(network: nn.Module) -> list[Layer] | None:
     """List the layers of [Flatten], then groups of Linear, [BatchNorm1d], [ReLU]; None for others.
 
-    None too where two layers share a weight, or a layer has a forward hook.
+    None too where two layers share a weight, or a layer has a forward hook or a forward of its own.
     """
     layers: list[Layer] = []
     for name, module in network.named_modules(remove_duplicate=False):
         layer = _layer(f"{name}." if name else "", module)
-        if module._forward_hooks or module._forward_pre_hooks:
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return None
         if layer is None:
             if type(module) is not nn.Sequential:
