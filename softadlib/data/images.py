@@ -123,8 +123,7 @@ def load_images(name: str, folder: str = "") -> Images:
     """
     if folder:
         place = own_folder(folder)
-        changed = max((_changed(path) for path in place.rglob("*")), default=0)
-        return _read_folder(place, changed)
+        return _read_folder(place, frozenset(_file_state(path) for path in place.rglob("*")))
     if name not in IMAGES:
         raise UserError(f"{name!r} is no image set; name your images in the profile, folder: DIR")
     return _load(name)
@@ -160,9 +159,9 @@ def _of_arrays(
     return Images(parts[0], y_train, parts[1], y_test)
 
 
-def _changed(path: Path) -> int:
-    """Return when a file changed; of a link without a target, the link."""
-    return path.stat(follow_symlinks=path.exists()).st_mtime_ns
+def _file_state(path: Path) -> tuple[Path, int]:
+    """Return the name of a file and when it changed; of a link without a target, the link."""
+    return path, path.stat(follow_symlinks=path.exists()).st_mtime_ns
 
 
 def class_folders(part: Path) -> list[str]:
@@ -171,10 +170,10 @@ def class_folders(part: Path) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _read_folder(folder: Path, changed: int) -> Images:
+def _read_folder(folder: Path, files: frozenset[tuple[Path, int]]) -> Images:
     """Read `train/<class>/*` and `test/<class>/*`.
 
-    `changed`: when a file last changed; part of the cache's key, so that changed files are read again.
+    `files` and when each was changed are part of the cache's key, so that changed files are read again.
     Raises UserError for another layout, a class without images, a file that is no image, and images
     of several sizes or modes.
     """

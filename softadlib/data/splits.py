@@ -22,8 +22,8 @@ class Splits:
     """A pool `x` (N, …), `y` (N,) and index tensors `train`, `val`, `test`, one row a trial (T, n).
 
     Trials that share samples share their bytes, and uint8 inputs stay uint8: `inputs` makes floats
-    of a batch, each part scaled to [0, 1] by its own minimum and maximum. Raises UserError for
-    NaN or infinite inputs, labels outside 0 … classes−1, and parts that are empty.
+    of a batch, scaled so that the training part goes from 0 to 1. Raises UserError for NaN or infinite
+    inputs, labels outside 0 … classes−1, and parts that are empty.
     """
 
     x: Tensor
@@ -61,24 +61,20 @@ class Splits:
         return tuple(self.x.shape[1:])
 
     @functools.cached_property
-    def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Minimum and range of uint8 inputs, per part (T,), which `inputs` maps to [0, 1].
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Minimum and range of the training part's uint8 inputs, (T,) each, which `inputs` maps to [0, 1].
 
-        Min and max of a part, as the paper's code takes them; on the real sets 0 and 255 in every
-        part.
+        The paper's code takes them of each part. On its sets they are the same in every part.
         """
-        out = {}
-        for part in PARTS:
-            rows = [torch.stack(torch.aminmax(self.x[index])) for index in getattr(self, part)]
-            low, high = torch.stack(rows).to(self.dtype).unbind(1)
-            out[part] = (low, (high - low).clamp(min=1))
-        return out
+        rows = [torch.stack(torch.aminmax(self.x[index])) for index in self.train]
+        low, high = torch.stack(rows).to(self.dtype).unbind(1)
+        return low, (high - low).clamp(min=1)
 
-    def inputs(self, x: Tensor, part: str, trial: Tensor | int) -> Tensor:
+    def inputs(self, x: Tensor, trial: Tensor | int) -> Tensor:
         """Scale raw inputs `x` for the network, (n, …), or (R, n, …) with `trial` (R,)."""
         if x.is_floating_point():
             return x
-        low, spread = (v[trial] for v in self.ranges[part])
+        low, spread = (v[trial] for v in self.range)
         if isinstance(trial, Tensor) and trial.ndim:
             low, spread = (v.view(-1, *[1] * (x.ndim - 1)) for v in (low, spread))
         return (x.to(self.dtype) - low) / spread

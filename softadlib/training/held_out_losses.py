@@ -95,7 +95,6 @@ def _fold_losses(
         raise UserError(f"with these aux_folds, {error} or aux_folds") from None
 
     held = splits.train[:, fold]
-    # Scaled like what the model was trained on: a fold's own range would be another input.
     data = dataclasses.replace(splits, train=splits.train[:, rest], val=held, test=held)
     facts: State = {"trained on": rest.tolist()}
     checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts, "adaflood")
@@ -105,7 +104,7 @@ def _fold_losses(
     network = engine.module(0).to(splits.x.device)
     index = held[run.trial]
     with torch.no_grad():
-        inputs = [data.inputs(data.x[i], "train", run.trial) for i in index.split(SAMPLES_AT_ONCE)]
+        inputs = [data.inputs(data.x[i], run.trial) for i in index.split(SAMPLES_AT_ONCE)]
         logits = torch.cat([network(x) for x in inputs])
         losses = nnF.cross_entropy(logits, data.y[index], reduction="none")
     return np.asarray(losses.double().cpu())

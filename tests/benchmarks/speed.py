@@ -55,7 +55,7 @@ def data_of(protocol: Protocol, splits: Splits) -> published_loop.Data:
     data = {}
     for part in PARTS:
         x, y = splits.part(part)
-        data[part] = (splits.inputs(x, part, 0), y)
+        data[part] = (splits.inputs(x, 0), y)
     return data
 
 

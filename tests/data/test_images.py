@@ -340,32 +340,33 @@ def test_trials_share_one_pool_and_split_as_the_authors_do():
         image_splits(digits, (17716,), (0, 5000, 0))
 
 
-def test_inputs_are_scaled_part_by_part():
+def test_inputs_are_scaled_by_the_range_of_the_training_part():
     x = np.zeros((12, 1, 2, 2), dtype=np.uint8)
     x[:, 0, 0, 0] = np.arange(12) * 20  # 0, 20, ..., 220: parts differ in least and greatest value
     some = images.Images(x[:8], np.arange(8) % 2, x[8:], np.arange(4) % 2)
     splits = image_splits(some, (1, 2), (0, 0, 0)).to("cpu", torch.float64)
     for trial in (0, 1):
+        train, _ = splits.part("train", trial)
+        low, high = train.min().item(), train.max().item()
         for part in ("train", "val", "test"):
             raw, _ = splits.part(part, trial)
-            low, high = raw.min().item(), raw.max().item()
-            shown = splits.inputs(raw, part, trial)
+            shown = splits.inputs(raw, trial)
             torch.testing.assert_close(shown, (raw.double() - low) / (high - low))
     black = images.Images(x[:8] * 0, np.arange(8) % 2, x[8:], np.arange(4) % 2)
     raw, _ = image_splits(black, (1,), (0, 0, 0)).part("train")
-    assert (image_splits(black, (1,), (0, 0, 0)).inputs(raw, "train", 0) == 0).all()
-    stacked = splits.inputs(splits.x[splits.train], "train", torch.tensor([0, 1]))
+    assert (image_splits(black, (1,), (0, 0, 0)).inputs(raw, 0) == 0).all()
+    stacked = splits.inputs(splits.x[splits.train], torch.tensor([0, 1]))
     for trial in (0, 1):
-        alone = splits.inputs(splits.part("train", trial)[0], "train", trial)
+        alone = splits.inputs(splits.part("train", trial)[0], trial)
         torch.testing.assert_close(stacked[trial], alone)
 
 
-def test_the_range_is_that_of_every_image_of_a_part():
+def test_the_range_is_that_of_every_training_image():
     x = torch.full((6000, 1, 1, 1), 100, dtype=torch.uint8)
     x[-1] = 200
     train = torch.arange(6000)[None]
     splits = Splits(x, torch.zeros(6000).long(), train, train[:, :2], train[:, :2], 2)
-    assert [value.item() for value in splits.ranges["train"]] == [100, 100]
+    assert [value.item() for value in splits.range] == [100, 100]
 
 
 def test_resnets_are_torchvisions_with_the_papers_norms():

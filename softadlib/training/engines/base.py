@@ -147,7 +147,7 @@ class Engine:
     def batch_at(self, positions: Tensor) -> Samples:
         """Return the samples at `positions` (T', b), for every run those of its trial."""
         index = self.train_index.gather(1, positions)[self.row]
-        x = self.splits.inputs(self.splits.x[index], "train", self.trial)
+        x = self.splits.inputs(self.splits.x[index], self.trial)
         extra = {}
         for name, values in self.samples.items():
             extra[name] = values.gather(1, positions)[self.row]
@@ -289,7 +289,7 @@ class Engine:
         with self.evaluation_mode():
             network = self.network(run)
             chunks = getattr(data, part)[trial].split(self.samples_per_pass(1))
-            return torch.cat([network(data.inputs(data.x[c], part, trial)) for c in chunks])
+            return torch.cat([network(data.inputs(data.x[c], trial)) for c in chunks])
 
     def evaluate_parts(self, parts: Sequence[str]) -> dict[str, Tensor]:
         """Return loss and accuracy on `parts`, (R,) each, one run after another.
@@ -316,11 +316,11 @@ class Engine:
         """
         data = self.splits
         measures = {}
+
+        def logits(index: Tensor) -> Tensor:
+            return network(data.inputs(data.x[index], trial))
+
         for part in parts:
-
-            def logits(index: Tensor, part: str = part) -> Tensor:
-                return network(data.inputs(data.x[index], part, trial))
-
             index = getattr(data, part)[trial]
             both = evaluate(logits, index, data.y, size)
             measures[f"loss_{part}"], measures[f"acc_{part}"] = both.unbind(-1)
