@@ -10,11 +10,15 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.reduction import Weights
 from softadlib.losses.criterion import Thresholded, world_size
+from softadlib.losses.notices import warn
 from softadlib.losses.per_sample import Base
 from softadlib.losses.softad import Flooding
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
+
+MANY = 1000
+"""More parts than a batch has: the loop does not call `scale_gradients`."""
 
 
 class AccumulatedFlooding(Thresholded):
@@ -64,6 +68,8 @@ class AccumulatedFlooding(Thresholded):
             self._notify(losses, counts, self.theta)
         counts = torch.ones_like(losses) if counts is None else counts
         total = F.erm(losses.flatten(), weights=counts.flatten(), reduction="sum")
+        if len(self._parts) == MANY:
+            warn(f"{MANY} parts without scale_gradients, which a step needs before it")
         if total.requires_grad:
             sums = [total.detach(), counts.sum().to(total)]
             total.register_hook(lambda factor: self._parts.append(torch.stack([*sums, factor])))

@@ -338,7 +338,10 @@ def _user_error(error: ValidationError) -> UserError:
             f"{name} must be letters, digits, '-', '_' and '.', a letter or digit first, got "
             f"{first['input']!r:.80}"
         )
-    message = first["msg"][0].lower() + first["msg"][1:]
+    of_parameter = [
+        one["msg"] for one in error.errors() if one["loc"][0] == name
+    ]  # of a number or a word
+    message = " or ".join(one[0].lower() + one[1:] for one in of_parameter)
     return UserError(f"{name}: {message}, got {first['input']!r:.80}")
 
 

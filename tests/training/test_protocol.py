@@ -173,6 +173,10 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
     [
         ({"epochs": 0}, "epochs: input should be greater than or equal to 1, got 0"),
         ({"lr": "fast"}, "lr: input should be a valid number, got 'fast'"),
+        (
+            {"checkpoint_every": -1},
+            "input should be 'auto' or input should be greater than or equal to 0, got -1",
+        ),
         ({"optimizer": "lion"}, "optimizer: input should be 'adam', 'adamw' or 'sgd', got 'lion'"),
         ({"epoch": 3}, "parameter 'epoch' unknown; .*; did you mean 'epochs'?"),
         ({"best_epochs": True}, "; did you mean 'best_epoch'?"),
