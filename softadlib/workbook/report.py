@@ -43,9 +43,23 @@ def section(page: Page, anchors: Mapping[str, str]) -> Section:
 
     `anchors`: notebook → section. Links to notebooks lead there, links to other files become text.
     """
-    import nbformat
     from bs4 import BeautifulSoup
     from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
+    html = BeautifulSoup(exporter.from_notebook_node(_shown(page))[0], "html.parser")
+    title = html.h1.get_text().rstrip("¶") if html.h1 else page.name
+    if "dataset" in page.parameters:
+        title += f" on {page.parameters['dataset']}"
+    for number, picture in enumerate(html.select("img"), 1):
+        picture["alt"] = f"{title}, picture {number}"
+    _link_inside(html, page.name, anchors)
+    return Section(page.name, page.source.stem, str(html))
+
+
+def _shown(page: Page) -> Any:
+    """Return the notebook of a page without controls and parameters, its formulas as MathML."""
+    import nbformat
 
     try:
         document = nbformat.read(page.target, as_version=4)
@@ -64,25 +78,22 @@ def section(page: Page, anchors: Mapping[str, str]) -> Section:
         if not PARAMETERS & set(cell.metadata.get("tags", ())):
             shown.append(cell)
     document.cells = shown
-    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True)
-    html = BeautifulSoup(exporter.from_notebook_node(document)[0], "html.parser")
-    title = html.h1.get_text().rstrip("¶") if html.h1 else page.name
-    if "dataset" in page.parameters:
-        title += f" on {page.parameters['dataset']}"
-    for number, picture in enumerate(html.select("img"), 1):
-        picture["alt"] = f"{title}, picture {number}"
+    return document
+
+
+def _link_inside(html: Any, section: str, anchors: Mapping[str, str]) -> None:
+    """Make the places of a section unlike those of others, and lead its links to sections."""
     for element in html.select("[id]"):
-        element["id"] = f"{page.name}-{element['id']}"
+        element["id"] = f"{section}-{element['id']}"
     for link in html.select("a[href]"):
         address = str(link["href"])
         notebook = Path(address.partition("#")[0]).stem
         if address.startswith("#"):
-            link["href"] = f"#{page.name}-{address[1:]}"
+            link["href"] = f"#{section}-{address[1:]}"
         elif ":" not in address and notebook in anchors:
             link["href"] = f"#{anchors[notebook]}"
         elif ":" not in address:
             del link["href"]
-    return Section(page.name, page.source.stem, str(html))
 
 
 def _mathml(formula: re.Match[str]) -> str:
