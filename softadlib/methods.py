@@ -202,7 +202,7 @@ METHODS: dict[str, Method] = {
             objective=F.softad,
             settings={
                 "sigma": Setting(1.0, "scale σ of the losses' deviations, in nats", low=MIN_SIGMA),
-                "eta": Setting(1.0, "weight η of θ in the value; no gradient has it"),
+                "eta": Setting(1.0, "weight η of θ in the value; it changes no gradient"),
                 "scale": Setting(
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
@@ -218,7 +218,7 @@ METHODS: dict[str, Method] = {
                 "bn_update": BN_UPDATE,
                 "variant": Setting(
                     "official",
-                    "which weights the radius adapts to: not the biases, or all",
+                    "what the perturbation adapts to: weights (official) or all parameters (davda54)",
                     tuple(F.ASAM_VARIANTS),
                     used_by="rule",
                 ),
@@ -342,7 +342,7 @@ def get_method(name: str) -> Method:
 def check_momentum(optimizer: str, momentum: float, methods: Iterable[str]) -> None:
     """Raise UserError where another optimizer than SGD has momentum, or a method lacks the one it uses."""
     if optimizer != "sgd" and momentum:
-        raise UserError(f"momentum is of sgd; give 0 for {optimizer}, got {momentum!r}")
+        raise UserError(f"only sgd has momentum; give 0 for {optimizer}, got {momentum!r}")
     for name in methods:
         if METHODS[name].uses_momentum and optimizer == "sgd" and not momentum:
             raise UserError(f"{name} perturbs along the momentum; give momentum, or take adam")

@@ -130,9 +130,9 @@ def _permutation_tests(d: np.ndarray, seed: int) -> list[float]:
 def resampled_interval(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -> Mean:
     """Return the mean of (T, n) differences and its 95 % interval over new trials and new samples.
 
-    Rows, the trials, and columns, the samples that all trials share, are drawn anew with replacement,
-    each by itself; the interval has the 2.5 and 97.5 % quantiles of the means. Of a true variance it
-    finds somewhat too much rather than too little (Owen 2007, the pigeonhole bootstrap).
+    Rows (trials) and columns (samples that all trials share) are resampled independently, with
+    replacement; the interval has the 2.5 and 97.5 % quantiles of the means. It tends to be somewhat
+    too wide rather than too narrow (Owen 2007, the pigeonhole bootstrap).
     """
     table = np.asarray(differences, dtype=float)
     if table.ndim != 2 or not np.isfinite(table).all():

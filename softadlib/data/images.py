@@ -146,7 +146,7 @@ def _load(name: str, download: bool = False) -> Images:
     files = ", ".join(str(root / file) for file in IMAGES[name].files)
     if download:
         raise UserError(
-            f"{name} could not be had ({what}); check the network, or copy its files to {files}"
+            f"{name} could not be downloaded ({what}); check the network, or copy its files to {files}"
         )
     raise UserError(f"{name} is broken ({what}); delete {files} and run: {prepare_it}")
 

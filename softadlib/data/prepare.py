@@ -151,7 +151,7 @@ def _download(name: str) -> tuple["pd.DataFrame", str]:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         place = data_root() / "tables" / f"{name}.csv"
         raise UserError(
-            f"{name} could not be had from OpenML ({what}); check the network, or put it at {place}"
+            f"{name} could not be downloaded from OpenML ({what}); check the network, or put it at {place}"
         ) from None
     return bunch.frame, str(bunch.target_names[0])
 

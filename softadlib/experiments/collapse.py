@@ -12,8 +12,8 @@ from softadlib.experiments.theory.problems import rho
 def price_of_an_error(theta: float, sigma: float = 1.0) -> float:
     """Return ρ((1−θ)/σ) − ρ(θ/σ): how the criterion of losses that are 0 or 1 grows with the error rate.
 
-    Its value is a constant plus this times the error rate. So its minimiser is ERM's for θ < ½, every
-    candidate is a minimiser at ½, and above it the largest error rate is.
+    The criterion is a constant plus this price times the error rate. For θ < ½ its minimiser is that of
+    ERM, at θ = ½ every candidate is a minimiser, and for θ > ½ the one with the most errors is.
 
     Example:
         >>> [round(price_of_an_error(theta), 3) for theta in (0.0, 0.5, 1.0)]

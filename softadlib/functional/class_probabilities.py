@@ -13,7 +13,7 @@ from softadlib._validation import UserError
 from softadlib.functional.reduction import Number, check_number, in_float32, kind_of
 
 LEAST_WEIGHT = 1e-6
-"""Smallest weight of a class relative to the largest of its row; a smaller or negative one counts as that."""
+"""Least weight of a class relative to the largest in its row; smaller or negative ones are raised to it."""
 
 
 def class_probabilities(
@@ -23,11 +23,11 @@ def class_probabilities(
 
     The class probabilities for which these logits minimise the mean of f(ℓ), ℓ the cross-entropy.
     Where f′ falls to 0, as SoftAD's does at −ln q_k = θ, p_k is 1. Where it is negative no p asks for
-    such a q_k, and p_k is 1 too. A weight below 1e-6 of the largest in its row counts as that, so
-    that ln p is finite: the loss of a wrong sample grows by at most 13.8 nats.
+    such a q_k, and p_k is 1 too. A weight below 1e-6 of the largest in its row is raised to
+    that, so that ln p is finite: the loss of a wrong sample grows by at most 13.8 nats.
 
-    With label smoothing α, ℓ_k = −(1 − α) ln q_k − α mean_j ln q_j, and q_k − α/C stands in place of
-    q_k; where that is below 1e-6 q_k, 1e-6 q_k does.
+    With label smoothing α, ℓ_k = −(1 − α) ln q_k − α mean_j ln q_j, and q_k is replaced by
+    max(q_k − α/C, 1e-6·q_k).
 
     Args:
         logits: (…, C), floats. Of half precision p is computed, and returned, in float32.

@@ -181,7 +181,7 @@ def focal(
 
 
 def power_of_miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
-    """1 − e^−ℓ, 1 where ℓ is 0, and its power γ, 0^γ where ℓ is 0: no infinite slope meets a 0."""
+    """Return 1 − e^−ℓ and its power γ; where ℓ = 0 they are 1 and 0^γ, so that no gradient is ∞·0."""
     zero = losses == 0
     miss = torch.where(zero, 1, -torch.expm1(-losses))
     at_zero = torch.zeros_like(losses) ** gamma

@@ -53,8 +53,8 @@ class PerSampleCriterion(nn.Module):
 
         `losses` (n,) are those of the base, detached. `counts` (n,) say how much each counts, None
         where all count 1. θ is a float, (n,) or None. Calls without gradients and empty batches are
-        left out, as are calls under `torch.func`, and the later passes of SAM, whose weights are not
-        the model's. Call the criterion outside of checkpointed functions: inside, a batch may be seen a
+        left out. So are calls under `torch.func`, and the later passes of SAM, which run at perturbed
+        weights. Call the criterion outside of checkpointed functions: inside, a batch may be seen a
         second time, when the function is computed anew. `handle.remove()` ends it.
 
         >>> from softadlib import SoftAD
@@ -223,7 +223,7 @@ class Thresholded(Criterion):
 
     settings: tuple[str, ...] = ("theta",)
     pointwise = False
-    """Whether each sample is held against θ by itself, so that a high θ can turn its prediction."""
+    """Whether each loss is compared with θ on its own, so that a high θ can favour the wrong class."""
 
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
 
 MANY = 1000
-"""More parts than a batch has: the loop does not call `scale_gradients`."""
+"""Warn at this many parts: no batch has so many, so the loop does not call `scale_gradients`."""
 
 
 class AccumulatedFlooding(Thresholded):

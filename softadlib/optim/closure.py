@@ -203,8 +203,8 @@ class Passes:
     def gradient(self, at: Grads, track: bool = True) -> Grads:
         """Run the closure at the weights `at`. Return the gradients there, by name.
 
-        The parameters come back. `at` is emptied on the way, unless it is `params` itself.
-        `track=False` brings back batch norm's running statistics, too.
+        Afterwards the parameters have their old values. `at` is emptied, unless it is `params`
+        itself. `track=False` also restores batch norm's running statistics.
         """
         if at is self.params:
             self._call_closure()

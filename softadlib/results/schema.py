@@ -28,9 +28,10 @@ FITS = {"plain": 0.0, "prior": 1.0}
 LINKED = ["linked_loss", "linked_ece", "linked_best_epoch", "linked_best_loss", "linked_best_ece"]
 """Columns of losses of a profile with `linked`, of methods with class probabilities in closed form.
 
-`linked_loss` and `linked_ece` are loss and calibration error of these probabilities. `linked_best_…`
-are the same as the run was at the epoch `linked_best_epoch`, where the first is lowest on the
-validation part; they stand in the row of the last epoch. Files from before these columns read as NaN.
+`linked_loss` and `linked_ece` are loss and calibration error of these probabilities.
+`linked_best_loss` and `linked_best_ece` are the same at epoch `linked_best_epoch`, where the validation
+loss of these probabilities is lowest; they are in the row of the last epoch. Files that were written
+before these columns existed have NaN.
 """
 CALIBRATION = [
     "ece",

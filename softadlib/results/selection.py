@@ -24,9 +24,9 @@ def final(rows: pd.DataFrame) -> pd.DataFrame:
 def best(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the row of every run with its lowest validation loss: early stopping.
 
-    Among all epochs that were measured but the start, which a study with `best_epoch` makes every
-    epoch. A run whose validation loss was never finite is left out. Warns where some runs were
-    measured along their epochs and others at the last one alone.
+    Compares all measured epochs except epoch 0. In a study with `best_epoch`, training has already
+    compared every epoch and stored the best one. A run whose validation loss was never finite is left
+    out. Warns where some runs were measured along their epochs and others at the last one alone.
     """
     counts = rows.groupby(RUN, dropna=False)["epoch"].nunique()
     if len(counts) and counts.min() == 1 and counts.max() > 2:

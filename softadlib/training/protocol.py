@@ -85,7 +85,7 @@ class Protocol(BaseModel):
     momentum: Share = 0.0
     """Momentum of SGD."""
     weight_decay: NonNegative = 0.0
-    """Weight decay: added to the gradient, of adamw decoupled."""
+    """Weight decay, added to the gradient; with adamw it is decoupled."""
     batch_size: Annotated[int, Field(ge=2, le=10_000_000)] = 50
     """Samples per step; batch norm cannot train on a single one."""
     epochs: Count = 500

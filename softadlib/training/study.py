@@ -1,9 +1,9 @@
 """A study is one dataset × method under one protocol, and its plan is what is left of it.
 
 The paper reads the final epoch of every run and the curves of the selected ones. So the first pass
-measures the last epoch only. The replay trains the selected runs again and measures them along the
-way: the same training with other runs and epochs. A run of a grid of one value is measured along the
-way at once.
+measures the last epoch only. The replay trains the selected runs again, in the same way, and measures
+them at the epochs of their curves. If a grid has one value, there is nothing to select: the first pass
+measures the curves.
 """
 
 import contextlib
@@ -98,7 +98,7 @@ class Study:
         return self.protocol.fingerprint(self.method)
 
     def differences(self, stored: Provenance) -> list[str]:
-        """Return in what the stored results of this folder were trained otherwise than this protocol says."""
+        """Return the differences between the protocol of the stored results and this one, a text for each."""
         if stored.method != self.method:
             return self.protocol.differences(stored.protocol)
         differing = self.protocol.differences(stored.protocol, self.method)

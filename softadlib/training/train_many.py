@@ -175,7 +175,7 @@ def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
     for name in run:
         if name in taken - {method.knob, "lr"}:
             raise UserError(
-                f"run {i}: {name!r} can be no column of yours, and {method.name} takes only "
+                f"run {i}: {name!r} cannot be a column of your own, and {method.name} takes only "
                 f"{method.knob or 'no hyperparameter'}, seed and lr"
             )
     knob = math.nan

@@ -354,9 +354,9 @@ def workers(jobs: int, executor: Executor | None) -> Iterator[Executor | None]:
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this worker end within seconds of its parent, and not after its task.
+    """End this worker within seconds after its parent ends, even in the middle of a task.
 
-    A kernel is killed where `softad run` is stopped, and has no time to end its workers.
+    Stopping `softad run` kills the kernel, which then has no time to end its workers.
     """
 
     def watch() -> None:
@@ -405,9 +405,9 @@ def warn_of_other_ends(replayed: pd.DataFrame, store: StudyStore) -> None:
     if not same.all():
         apart = (last["loss_test"] - known["loss_test"]).abs().max()
         warnings.warn(
-            f"{store.file}: {(~same).sum()} of {len(last)} runs, trained again for their curves, ended up "
-            f"to {apart:.2g} nats of test loss from where they ended first, as on another machine or torch; "
-            "their last epoch stays as it was",
+            f"{store.file}: {(~same).sum()} of {len(last)} runs, trained again for their curves, now end "
+            f"differently, by up to {apart:.2g} nats of test loss, as on another machine or torch; "
+            "the stored rows of their last epoch are kept",
             stacklevel=2,
         )
 

@@ -196,8 +196,8 @@ def train(
         return 0
     train_studies(work, jobs, scheduler)
     if shard != (1, 1):
-        together = "the same command without --shard puts those in one outputs/ together"
-        say(f"shard {shard[0]}/{shard[1]} is trained; when all are, {together}")
+        together = "run the same command without --shard to join those in one outputs/"
+        say(f"shard {shard[0]}/{shard[1]} is trained; when all shards are trained, {together}")
     seconds = time.monotonic() - started
     folder = outputs(work.profile)
     say(f"done: {len(work.studies)} datasets × methods in {seconds:.0f} s, {folder}")

@@ -67,7 +67,7 @@ def names(text: str) -> list[str]:
 
 
 def assignment(text: str) -> str:
-    """Return NAME=VALUE as it is; argparse leaves a value after a space behind."""
+    """Return NAME=VALUE unchanged; refuse a NAME alone, as in `-p NAME VALUE`."""
     if "=" not in text:
         raise argparse.ArgumentTypeError(f"{text!r} has no value; give -p {text}=VALUE")
     return text

@@ -34,8 +34,9 @@ def profiles() -> str:
 def progress(work: Work) -> str:
     """Return a table of the studies: which values, trials and runs are there, and of how many epochs.
 
-    Of more than `LISTED_ONE_BY_ONE` studies, those of a dataset that are all finished, or of which nothing is
-    done, are one line. Selected runs whose curves are missing are trained again, and count as work left.
+    If there are more than `LISTED_ONE_BY_ONE` studies, a dataset takes one line when all its studies are
+    finished, or when none of them has a trained run. Selected runs whose curves are missing are trained
+    again, and count as work left.
     """
     lines: list[tuple[str, ...]] = [
         ("dataset", "method", "values", "trials", "runs", "epochs", "done", "hours so far")

@@ -52,8 +52,8 @@ def prepare(
 ) -> Work:
     """Check a part of a profile and return its studies; None stands for all datasets or methods.
 
-    A dataset whose data are missing is left out where something is left to train. One that is named
-    raises UserError, as any bad input does, and a folder with results of another protocol.
+    A dataset that has runs left to train but no data here is left out; if `datasets` names it,
+    UserError is raised. Bad input, and a folder with results of another protocol, raise UserError too.
 
     Args:
         profile: a folder under `params/`.

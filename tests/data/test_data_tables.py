@@ -367,7 +367,9 @@ def test_built_in_names_are_found_or_said_to_be_missing(root, monkeypatch):
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("sklearn.datasets._openml.urlopen", refuse)
-    with pytest.raises(UserError, match=r"^vowel could not be had from OpenML .*the network.*$"):
+    with pytest.raises(
+        UserError, match=r"^vowel could not be downloaded from OpenML .*the network.*$"
+    ):
         prepare_table("vowel")
     with pytest.raises(UserError, match="table to download 'marketing' unknown"):
         prepare_table("marketing")

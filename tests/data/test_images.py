@@ -141,7 +141,9 @@ def test_a_download_that_fails_is_one_line(root, monkeypatch):
         raise OSError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(UserError, match=r"fashionmnist could not be had.*check the net") as line:
+    with pytest.raises(
+        UserError, match=r"fashionmnist could not be downloaded.*check the net"
+    ) as line:
         prepare("fashionmnist")
     assert "\n" not in str(line.value)
     for name, words in (

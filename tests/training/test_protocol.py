@@ -186,7 +186,7 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"grids": {"softad": {"linspace": [1, 2, 0]}}}, "grids.softad count must be .* got 0"),
         ({"settings": {"erm": {"sigma": 1}}}, "method in settings 'erm' unknown"),
         ({"settings": {"softad": {"theta": 1}}}, "setting of softad 'theta' unknown"),
-        ({"momentum": 0.9, "optimizer": "adamw"}, "momentum is of sgd; give 0 for adamw, got 0.9"),
+        ({"momentum": 0.9, "optimizer": "adamw"}, "only sgd has momentum; give 0 for adamw, got 0.9"),
         ({"optimizer": "sgd", "grids": {"msam": [1]}}, "msam perturbs along the momentum"),
         ({"precision": "bf16"}, "precision bf16 is for dtype float32, got float64"),
         ({"n_train": 21}, "n_train must be even for gaussian"),

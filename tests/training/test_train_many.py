@@ -239,7 +239,7 @@ def fixed():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"momentum": 0.9}, "momentum is of sgd; give 0 for adam, got 0.9"),
+        ({"momentum": 0.9}, "only sgd has momentum; give 0 for adam, got 0.9"),
         ({"make_model": nn.Linear(4, 3)}, "make_model must return a new network at each call, got"),
         (
             {"make_model": functools.cache(perceptron), "runs": [{"seed": 0}, {"seed": 1}]},

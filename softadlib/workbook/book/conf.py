@@ -77,8 +77,8 @@ def fill(_app, docname: str, source: list[str]) -> None:
 def notebook(page: str, text: str) -> str:
     """Describe every picture by the page's title, and fold code.
 
-    Folded is all code of a page that reads results, and elsewhere what is hidden in JupyterLab and the
-    parameters, but on the pages of `OPEN`.
+    On a page that reads results, all code is folded. On other pages, code that is hidden in JupyterLab
+    is folded, and so is the cell of parameters, except on the pages of `OPEN`.
     """
     document = json.loads(text)
     title = re.search(r"^# +(.*)$", "".join(document["cells"][0]["source"]), re.M)[1]
