@@ -10,6 +10,7 @@ import logging
 import math
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 from helpers.workspace import REPOSITORY
@@ -349,6 +350,33 @@ def test_skorch_gives_probabilities():
     with torch.no_grad():
         expected = probabilities_by_hand(net.module_(data().dataset.tensors[0]))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_skorch_takes_both_columns_of_one_logit():
+    """As the page says of two classes."""
+    skorch = pytest.importorskip("skorch", reason="needs skorch")
+    criterion = SoftAD(0.1, base=nn.BCEWithLogitsLoss())
+
+    def both(logits):
+        p = criterion.probabilities(logits.flatten())
+        return torch.stack([1 - p, p], 1)
+
+    x = torch.linspace(-3, 3, 40)[:, None]
+    net = skorch.NeuralNetBinaryClassifier(
+        nn.Linear(1, 1),
+        criterion=SoftAD,
+        criterion__theta=0.1,
+        criterion__base=nn.BCEWithLogitsLoss(),
+        predict_nonlinearity=both,
+        max_epochs=30,
+        lr=1.0,
+        verbose=0,
+    )
+    net.fit(x.numpy(), (x.flatten() > 0).double().numpy())
+    with torch.no_grad():
+        p = criterion.probabilities(net.module_(x).flatten()).numpy()
+    assert np.allclose(net.predict_proba(x.numpy())[:, 1], p)
+    assert (net.predict(x.numpy()) == (p > 0.5)).all()
 
 
 def test_skorch_searches_theta():
