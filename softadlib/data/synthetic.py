@@ -52,6 +52,10 @@ EVEN_SETS = ("gaussian", "spiral")
 """Sets with n/2 points a class: n must be even."""
 
 
+POSTERIORS = ("gaussian", "sinusoid", "spiral")
+"""Sets whose class probabilities are known, see `posterior`."""
+
+
 def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
     """Return P(class 1 | x) of the noise-free sets: (n, 2) → (n,).
 
@@ -60,7 +64,7 @@ def posterior(dataset: str, x: np.ndarray, curve: int = 2000) -> np.ndarray:
     """
     from scipy.special import expit
 
-    choose("dataset", dataset, ("gaussian", "sinusoid", "spiral"))
+    choose("dataset", dataset, POSTERIORS)
     x = np.asarray(x, dtype=float)
     if dataset == "gaussian":
         log_odds = 10 * (x.sum(1) - 1)

@@ -29,7 +29,8 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     out. Warns where some runs were measured along their epochs and others at the last one alone.
     """
     counts = rows.groupby(RUN, dropna=False)["epoch"].nunique()
-    if len(counts) and counts.min() == 1 and counts.max() > 2:
+    # With `best_epoch` runs have two rows, or one if their best epoch is the last.
+    if len(counts) and counts.min() == 1 and counts.max() > 2 and 2 not in set(counts):
         warnings.warn(
             f"{(counts == 1).sum()} of {len(counts)} runs were measured at their last epoch alone, which "
             "then is their best; early stopping of every run needs a profile with best_epoch: true",

@@ -246,6 +246,11 @@ class Protocol(BaseModel):
     def select_methods(self, names: Sequence[str] | None = None) -> list[str]:
         """Return the protocol's methods, all or those named, in its order. Raises UserError."""
         for name in names or ():
+            if name in METHODS and name not in self.methods and not METHODS[name].knob:
+                raise UserError(
+                    f"method {name!r} has no hyperparameter, and a profile trains ERM and methods that "
+                    "have a grid; give the method a knob, such as the one that turns it off at 0"
+                )
             if name in METHODS and name not in self.methods:
                 raise UserError(
                     f"method {name!r} has no grid for {self.dataset} in profile {self.profile}; choose "

@@ -82,7 +82,9 @@ def tables() -> str:
     for method in METHODS.values():
         if method.knob:
             bounds = describe_range(**method.bounds)
-            lines.append(f"| `{method.name}` ({method.label}) | {method.axis} | {bounds} |")
+            lines.append(
+                f"| `{method.name}` ({method.label}) | {method.axis or method.knob} | {bounds} |"
+            )
     return "\n".join(lines) + "\n"
 
 
