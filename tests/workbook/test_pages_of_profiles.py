@@ -1,0 +1,56 @@
+"""Pages drawn of the committed profiles that they were not written for: drawn, or refused in one line."""
+
+import contextlib
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import nbformat
+import pytest
+from helpers.workspace import REPOSITORY
+
+from softadlib._validation import MissingData
+
+# `rivals` compares early stopping, and says so of profiles that measured selected runs alone.
+pytestmark = pytest.mark.filterwarnings("ignore:.*measured at their last epoch alone")
+PAGES = (
+    "calibration",
+    "claims",
+    "frontier",
+    "rivals",
+    "tab1_3_loss_gaps",
+    "tab2_4_hyperparameters",
+)
+PROFILES = ("fashion-40", "flooding-text", "full-batch", "images", "smoke")
+
+
+def draw(page, profile):
+    """Execute the cells that are not written for one profile alone; return their names, and what they showed."""
+    notebook = nbformat.read(REPOSITORY / f"notebooks/{page}.ipynb", as_version=4)
+    mpl.use("Agg")
+    shown = []
+    space = {"display": shown.append}
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", ())
+        if cell.cell_type == "code" and "stored" not in tags:
+            exec(cell.source, space)
+            plt.close("all")
+        if "parameters" in tags:
+            space["profile"] = profile
+    return space, shown
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_drawn_of_a_profile_or_says_what_it_lacks(page, profile):
+    with contextlib.suppress(MissingData):
+        draw(page, profile)
+
+
+def test_the_report_of_another_profile_has_no_numbers_of_the_projects_own():
+    """`rivals` has losses of single images of its digits, `paper` a profile with flipped labels beside it."""
+    space, shown = draw("rivals", "smoke")
+    assert "by_image" not in space
+    assert shown == []
+    space, shown = draw("tab1_3_loss_gaps", "smoke")
+    assert space["noisy"] is None
+    assert shown == []
