@@ -34,7 +34,7 @@ TRAIN = "train"
 FIGURES = "figures"
 """Folder of drawn pages: `outputs/figures` for those that read no profile, else `outputs/<profile>/figures`."""
 STORED = "stored"
-"""Cells with this tag discuss the committed results. They are removed when the page is drawn from other results."""
+"""Cells with this tag discuss the committed results. Of them, a page that is drawn from other results has the title."""
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,7 @@ def _run(page: Page, running: Path) -> None:
     with _starting:  # reading is not safe in several threads at once
         notebook = nbformat.read(page.source, as_version=4)
         if draws_other_results(page):
-            cells = notebook.cells
-            notebook.cells = [c for c in cells if STORED not in c.metadata.get("tags", ())]
+            notebook.cells = without_conclusions(notebook.cells)
     with contextlib.closing(ensure_event_loop()):  # nbclient takes the loop of this thread
         papermill.execute_notebook(
             notebook,
@@ -282,6 +281,18 @@ def _run(page: Page, running: Path) -> None:
             # The kernel's folder; papermill's `cwd` would move all threads of this process.
             resources={"metadata": {"path": str(page.source.parent)}},
         )
+
+
+def without_conclusions(cells: Sequence[Any]) -> list[Any]:
+    """Return the cells that discuss no results: all without the tag, and the title of the page."""
+    kept = []
+    for cell in cells:
+        if STORED not in cell.metadata.get("tags", ()):
+            kept.append(cell)
+        elif cell.source.startswith("# "):
+            cell.source = cell.source.splitlines()[0]
+            kept.append(cell)
+    return kept
 
 
 def draws_other_results(page: Page) -> bool:

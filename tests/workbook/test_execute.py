@@ -82,6 +82,9 @@ def test_a_failure_is_named_in_one_line_and_the_others_are_drawn(home, capsys):
     conclusions = add(home, "drawn", "print(profile)", "print('so it is')")
     document = nbformat.read(conclusions, as_version=4)
     document.cells[-1].metadata.tags = [notebooks.STORED]
+    answer = nbformat.v4.new_markdown_cell("# Is it so?\n\n**Answer.** Yes.")
+    answer.metadata.tags = [notebooks.STORED]
+    document.cells.insert(0, answer)
     nbformat.write(document, conclusions)
     figures = home / "outputs/tiny/figures"
     capsys.readouterr()
@@ -97,6 +100,7 @@ def test_a_failure_is_named_in_one_line_and_the_others_are_drawn(home, capsys):
     failed = ["broken.error.ipynb", "drawn.ipynb", "dying.error.ipynb", "lacking.not-drawn.txt"]
     assert visible(figures) == failed
     assert texts(figures / "drawn.ipynb") == ["tiny"], "no conclusion from other results"
+    assert nbformat.read(figures / "drawn.ipynb", as_version=4).cells[0].source == "# Is it so?"
     stored = {name: time for name, time in tree(home / "outputs").items() if name in before}
     assert stored == before, "nothing is trained"
 
