@@ -11,6 +11,7 @@ from torch import nn
 
 from softadlib._validation import UserError
 from softadlib.data.images import IMAGES, Images, ImageSet
+from softadlib.data.synthetic import SYNTHETIC
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
 from softadlib.training.load_splits import load_splits
@@ -166,6 +167,16 @@ def test_a_method_that_uses_the_optimizers_momentum(monkeypatch, model):
                     p.copy_(old - protocol.lr * m)
 
         assert ends[run.knob] == pytest.approx(trained_by_hand(protocol, run, step), rel=1e-10)
+
+
+def test_a_set_of_drawn_points_may_have_three_classes(monkeypatch):
+    def thirds(n, label_noise, rng):
+        y = np.arange(n) % 3
+        return np.stack([3.0 * y, rng.normal(size=n)], 1), y
+
+    monkeypatch.setitem(SYNTHETIC, "thirds", thirds)
+    (end,) = train(dataset="thirds", epochs=40).values()
+    assert end < 0.5 * math.log(3)
 
 
 def test_a_built_in_image_set(monkeypatch):

@@ -119,7 +119,8 @@ def synthetic_splits(
         rng = np.random.default_rng(seed)
         trial = {part: SYNTHETIC[name](n, label_noise, rng) for part, n in zip(PARTS, sizes)}
         trials.append(trial)
-    return from_arrays(trials, classes=2)
+    largest = max(int(y.max()) for trial in trials for _, y in trial.values())
+    return from_arrays(trials, classes=max(2, largest + 1))
 
 
 def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> Splits:
