@@ -44,19 +44,18 @@ def losses_by_image(
     rows = rows[rows["method"].isin(methods) & (rows["trial"] < (trials or protocol.trials))]
     tables = []
     for side, ends in ((LAST, results.final(rows)), (BEST, results.best(rows))):
-        chosen = results.select(ends, "loss")
-        for method, trial, knob, epoch in zip(
-            *(chosen[c] for c in ("method", "trial", "knob", "epoch"))
-        ):
-            engine = make_engine(protocol, [Run(method, 0.0, trial, knob)], splits)
+        for row in results.select(ends, "loss").itertuples():
+            engine = make_engine(protocol, [Run(row.method, 0.0, row.trial, row.knob)], splits)
             # The learning rate is constant, so that a shorter training is one that is stopped.
-            recipe = dataclasses.replace(protocol.recipe, epochs=epoch)
+            recipe = dataclasses.replace(protocol.recipe, epochs=row.epoch)
             with numerics(device, protocol.precision):
                 train(engine, recipe, protocol.seeds, eval_epochs=())
                 (logits,), (targets,) = engine.outputs(0, ("test",))
             losses = nnF.cross_entropy(logits, targets, reduction="none").cpu()
-            keys = {"method": method, "side": side, "trial": trial, "image": range(len(losses))}
-            tables.append(pd.DataFrame(keys | {"loss": losses}))
+            images = {"image": range(len(losses)), "loss": losses}
+            tables.append(
+                pd.DataFrame({"method": row.method, "side": side, "trial": row.trial, **images})
+            )
     return pd.concat(tables, ignore_index=True)
 
 
