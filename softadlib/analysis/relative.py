@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from softadlib import results
+from softadlib._validation import MissingData
 from softadlib.analysis import plots
 from softadlib.analysis.statistics import mean_interval
 from softadlib.methods import METHODS
+from softadlib.results.selection import lacks_best_epochs
 
 LAST = "last epoch"
 BEST = "stopped early"
@@ -31,7 +33,11 @@ def chosen_losses(rows: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         rows: of a profile with `best_epoch`.
+
+    Raises MissingData for others.
     """
+    if lack := lacks_best_epochs(rows):
+        raise MissingData(lack)
     last = results.select(results.final(rows), "loss").assign(side=LAST)
     best = results.select(results.best(rows), "loss").assign(side=BEST)
     columns = ["dataset", "label_noise", "method", "side", "trial", "loss_test"]

@@ -28,17 +28,23 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
     compared every epoch and stored the best one. A run whose validation loss was never finite is left
     out. Warns where some runs were measured along their epochs and others at the last one alone.
     """
-    counts = rows.groupby(RUN, dropna=False)["epoch"].nunique()
-    # With `best_epoch` runs have two rows, or one if their best epoch is the last.
-    if len(counts) and counts.min() == 1 and counts.max() > 2 and 2 not in set(counts):
-        warnings.warn(
-            f"{(counts == 1).sum()} of {len(counts)} runs were measured at their last epoch alone, which "
-            "then is their best; early stopping of every run needs a profile with best_epoch: true",
-            stacklevel=2,
-        )
+    if lack := lacks_best_epochs(rows):
+        warnings.warn(lack, stacklevel=2)
     measured = rows[(rows["epoch"] > 0) & np.isfinite(rows["loss_val"])].reset_index(drop=True)
     lowest = measured.groupby(RUN, dropna=False)["loss_val"].idxmin()
     return measured.loc[lowest].sort_values(RUN, ignore_index=True)
+
+
+def lacks_best_epochs(rows: pd.DataFrame) -> str:
+    """Say which runs were measured at their last epoch alone; "" where their best epochs are stored."""
+    counts = rows.groupby(RUN, dropna=False)["epoch"].nunique()
+    # With `best_epoch` runs have two rows, or one if their best epoch is the last.
+    if 1 not in set(counts) or 2 in set(counts):
+        return ""
+    return (
+        f"{(counts == 1).sum()} of {len(counts)} runs were measured at their last epoch alone, which then "
+        "is their best; early stopping of every run needs a profile with best_epoch: true"
+    )
 
 
 def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:

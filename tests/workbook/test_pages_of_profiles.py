@@ -10,8 +10,6 @@ from helpers.workspace import REPOSITORY
 
 from softadlib._validation import MissingData
 
-# `rivals` compares early stopping, and says so of profiles that measured selected runs alone.
-pytestmark = pytest.mark.filterwarnings("ignore:.*measured at their last epoch alone")
 PAGES = (
     "calibration",
     "claims",
@@ -48,7 +46,7 @@ def test_a_page_is_drawn_of_a_profile_or_says_what_it_lacks(page, profile):
 
 def test_the_report_of_another_profile_has_no_numbers_of_the_projects_own():
     """`rivals` has losses of single images of its digits, `paper` a profile with flipped labels beside it."""
-    space, shown = draw("rivals", "smoke")
+    space, shown = draw("rivals", "images")
     assert "by_image" not in space
     assert shown == []
     space, shown = draw("tab1_3_loss_gaps", "smoke")
