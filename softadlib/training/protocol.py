@@ -249,7 +249,7 @@ class Protocol(BaseModel):
             if name in METHODS and name not in self.methods and not METHODS[name].knob:
                 raise UserError(
                     f"method {name!r} has no hyperparameter, and a profile trains ERM and methods that "
-                    "have a grid; give the method a knob, such as the one that turns it off at 0"
+                    "have a grid; give the method a hyperparameter, knob=, and the profile a grid of it"
                 )
             if name in METHODS and name not in self.methods:
                 raise UserError(
@@ -343,10 +343,9 @@ def _user_error(error: ValidationError) -> UserError:
             f"{name} must be letters, digits, '-', '_' and '.', a letter or digit first, got "
             f"{first['input']!r:.80}"
         )
-    of_parameter = [
-        one["msg"] for one in error.errors() if one["loc"][0] == name
-    ]  # of a number or a word
-    message = " or ".join(one[0].lower() + one[1:] for one in of_parameter)
+    # A parameter that may be a number or a word has an error for each.
+    messages = [one["msg"] for one in error.errors() if one["loc"][0] == name]
+    message = " or ".join(text[0].lower() + text[1:] for text in messages)
     return UserError(f"{name}: {message}, got {first['input']!r:.80}")
 
 

@@ -262,10 +262,8 @@ def _check_data(data: Any) -> None:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise UserError(f"data must be {wanted}, and its {part!r} is a {type(pair).__name__}")
         x, y = pair
-        pandas = isinstance(x, (pd.DataFrame, pd.Series)) and isinstance(
-            y, (pd.DataFrame, pd.Series)
-        )
-        if pandas and len(x) == len(y) and not x.index.equals(y.index):
+        have_indices = all(isinstance(values, (pd.DataFrame, pd.Series)) for values in pair)
+        if have_indices and len(x) == len(y) and not x.index.equals(y.index):
             raise UserError(
                 f"inputs and targets of {part} have different indices; if their rows match by position, "
                 "give targets.to_numpy(), else targets.loc[inputs.index].to_numpy()"

@@ -34,7 +34,7 @@ TRAIN = "train"
 FIGURES = "figures"
 """Folder of drawn pages: `outputs/figures` for those that read no profile, else `outputs/<profile>/figures`."""
 STORED = "stored"
-"""Cells with this tag discuss the committed results. Of them, a page that is drawn from other results has the title."""
+"""Cells with this tag discuss the committed results. A page that is drawn from other results keeps only their title."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _shown(page: Page) -> Any:
 
 
 def _link_inside(html: Any, section: str, anchors: Mapping[str, str]) -> None:
-    """Make the places of a section unlike those of others, and lead its links to sections."""
+    """Put the section's name before each id, so that ids are unique, and point links to sections."""
     for element in html.select("[id]"):
         element["id"] = f"{section}-{element['id']}"
     for link in html.select("a[href]"):
