@@ -65,7 +65,7 @@ $(RECIPES): $(READY)
 
 # Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.
 book: $(BOOK)
-	$(BIN)/python -m sphinx -q -W -E --keep-going -c softadlib/workbook/book -d outputs/book/.doctrees . outputs/book
+	$(BIN)/python -m sphinx -q -W -E --keep-going -c softadlib/workbook/pages/book -d outputs/book/.doctrees . outputs/book
 	@echo "outputs/book/index.html"
 
 wheel: $(TESTING)
@@ -88,6 +88,7 @@ lint: $(TESTING)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Side by side: mypy has one process, and tests wait for kernels and nodes now and then.
 test: $(TESTING)

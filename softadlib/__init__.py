@@ -37,7 +37,7 @@ NAMES = {
     "optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
     "calibration": ("expected_calibration_error", "fit_temperature"),
     "monitor": ("LossMonitor",),
-    "training.train_many": ("train_many",),
+    "trainer.train_many": ("train_many",),
 }
 """Module → its public names. `train_many` needs the packages of the workbook."""
 __all__ = ["__version__", "functional"]

@@ -25,10 +25,10 @@ def home(tmp_path, monkeypatch):
 
 
 LONGEST = ("kill_sweep", "dask", "book", "recipes", "crashes", "execute")
-LONGEST += ("cli", "reference_erm", "engines", "train_study")
+LONGEST += ("cli", "reference_erm", "engines", "run_study")
 """Modules to begin with, so that no process is left alone with one of them at the end."""
-FAST = ("functional", "losses", "optim", "test_models.py", "data/test_synthetic.py")
-FAST += ("analysis/test_statistics.py", "results/test_selection.py")
+FAST = ("functional", "losses", "optim", "test_models.py", "workbook/data/test_synthetic.py")
+FAST += ("workbook/analysis/test_statistics.py", "workbook/studies/test_selection.py")
 """Folders and files of the mathematics, below tests/."""
 
 

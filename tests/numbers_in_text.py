@@ -105,7 +105,7 @@ def strings(node: object) -> Iterator[str]:
 @functools.cache
 def shared() -> dict[str, list[float]]:
     """Numbers that any text may name, by source."""
-    tables = (ROOT / "softadlib/analysis/paper_tables.csv").read_text(encoding="utf-8")
+    tables = (ROOT / "softadlib/workbook/analysis/paper_tables.csv").read_text(encoding="utf-8")
     params = [yaml.safe_load(p.read_text()) for p in sorted((ROOT / "params").glob("*/**/*.yaml"))]
     bench = [json.loads(p.read_text()) for p in sorted((ROOT / "outputs/bench").glob("*.json"))]
     return {

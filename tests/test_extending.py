@@ -10,13 +10,13 @@ from helpers.protocols import train as train_study
 from torch import nn
 
 from softadlib._validation import UserError
-from softadlib.data.images import IMAGES, Images, ImageSet
-from softadlib.data.synthetic import SYNTHETIC
 from softadlib.methods import METHODS, Method, Setting
 from softadlib.models import MODELS, mlp
-from softadlib.training.load_splits import load_splits
-from softadlib.training.protocol import Protocol, Run
-from softadlib.training.train_runs import network_of, train_runs
+from softadlib.workbook.data.images import IMAGES, Images, ImageSet
+from softadlib.workbook.data.synthetic import SYNTHETIC
+from softadlib.workbook.studies.load_splits import load_splits
+from softadlib.workbook.studies.protocol import Protocol, Run
+from softadlib.workbook.studies.train_runs import network_of, train_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 

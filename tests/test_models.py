@@ -8,7 +8,7 @@ from torch import nn
 
 from softadlib._validation import UserError
 from softadlib.models import MODELS, build, linear, mlp
-from softadlib.training.seeds import trial_seeds
+from softadlib.workbook.studies.seeds import trial_seeds
 
 
 def norm(model):

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from helpers.workspace import REPOSITORY, tree
 
-from softadlib import results
-from softadlib.results.schema import MEASURES, RUN_KEY
-from softadlib.training.params import load
-from softadlib.training.train_runs import train_runs
+from softadlib.trainer.evaluation import MEASURES
 from softadlib.workbook import cli
-from softadlib.workbook.work import prepare
+from softadlib.workbook.studies import results
+from softadlib.workbook.studies.params import load
+from softadlib.workbook.studies.schema import RUN_KEY
+from softadlib.workbook.studies.train_runs import train_runs
+from softadlib.workbook.studies.work import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,15 @@ import pytest
 import torch
 from helpers.plain_loop import plain_loop
 
-from softadlib.data.images import Images
-from softadlib.data.splits import PARTS, image_splits
 from softadlib.methods import METHODS
 from softadlib.models import build
-from softadlib.training.engines import RunBatch
-from softadlib.training.engines.side_by_side import VmapEngine
-from softadlib.training.loop import train
-from softadlib.training.recipe import Recipe
+from softadlib.trainer.engines import RunBatch
+from softadlib.trainer.engines.side_by_side import VmapEngine
+from softadlib.trainer.loop import train
+from softadlib.trainer.recipe import Recipe
+from softadlib.trainer.splits import PARTS
+from softadlib.workbook.data.images import Images
+from softadlib.workbook.data.make_splits import image_splits
 
 RNG = np.random.default_rng(5)
 

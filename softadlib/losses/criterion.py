@@ -10,10 +10,10 @@ from torch.utils.hooks import RemovableHandle
 
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
-from softadlib.functional.perturbed import in_perturbed_pass
 from softadlib.functional.reduction import Weights, is_hidden
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
 from softadlib.losses.per_sample import Base, per_sample
+from softadlib.optim.perturbed import in_perturbed_pass
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import BN_UPDATES, Grads
-from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
 from softadlib.optim.joint import JointOptimizer
+from softadlib.optim.perturbed import perturbed_pass
 
 Base = Optimizer | Sequence[Optimizer]
 """The optimizer that steps, or several of them."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.gradient_rules import Grads
-from softadlib.functional.perturbed import perturbed_pass
 from softadlib.functional.reduction import HALF
 from softadlib.optim.closure import MovedWeights, dense_gradient
+from softadlib.optim.perturbed import perturbed_pass
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """Inputs, and the other arguments, of one `training_step`."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, FD_SCHEMES, GNP_MIXINGS, Grads
-from softadlib.functional.perturbed import end_perturbed, start_perturbed
 from softadlib.optim.closure import (
     Base,
     ClosureOptimizer,
@@ -18,6 +17,7 @@ from softadlib.optim.closure import (
     RadiusOptimizer,
     dense_gradient,
 )
+from softadlib.optim.perturbed import end_perturbed, start_perturbed
 
 
 class SAM(RadiusOptimizer):

@@ -19,8 +19,8 @@ from softadlib._validation import MissingData, UserError, choose
 from softadlib.workbook.options import Parser, add_command
 
 if TYPE_CHECKING:
-    from softadlib.workbook.notebooks import Outcome, Page
-    from softadlib.workbook.work import Work
+    from softadlib.workbook.pages.notebooks import Outcome, Page
+    from softadlib.workbook.studies.work import Work
 
 EXAMPLES = """examples:
   softad run quick                     train and draw profile quick, minutes
@@ -52,8 +52,8 @@ def prepare(
     profile: str, datasets: Names, methods: Names, changes: list[str], **how: Any
 ) -> "Work":
     """Check the arguments of a command, and print what to know before it starts."""
-    from softadlib.workbook import work
-    from softadlib.workbook.changes import parse
+    from softadlib.workbook.studies import work
+    from softadlib.workbook.studies.changes import parse
 
     prepared = work.prepare(profile, datasets, methods, parse(changes), **how)
     doubts = [] if how.get("stored") else work.doubts(prepared)
@@ -75,7 +75,7 @@ def run(
     jobs: int,
 ) -> int:
     """Train what is left of a profile in notebooks, then draw the pages that are missing."""
-    from softadlib.workbook import notebooks, show
+    from softadlib.workbook.pages import notebooks, show
 
     started = time.monotonic()
     how = {"new_profile": new_profile, "write": not dry_run}
@@ -104,7 +104,7 @@ def execute(pages: "Sequence[Page]", jobs: int) -> "list[Outcome]":
     """Execute pages and show how far they are; a failure is a line."""
     from tqdm import tqdm
 
-    from softadlib.workbook import notebooks
+    from softadlib.workbook.pages import notebooks
 
     outcomes = []
     interval = 0.5 if sys.stderr.isatty() else 60
@@ -126,7 +126,7 @@ def execute(pages: "Sequence[Page]", jobs: int) -> "list[Outcome]":
 
 def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
     """Say how the execution of pages ended; return the exit status."""
-    from softadlib.results.parquet import outputs
+    from softadlib.workbook.studies.parquet import outputs
 
     lacking = [outcome.page for outcome in outcomes if outcome.lacks_results]
     if lacking:
@@ -148,7 +148,7 @@ def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
 
 def draw(profile: str | None = None, *, datasets: Names, dry_run: bool, jobs: int) -> int:
     """Draw a profile's pages; without a profile the pages that read none."""
-    from softadlib.workbook import notebooks
+    from softadlib.workbook.pages import notebooks
 
     started = time.monotonic()
     if profile is None:
@@ -185,8 +185,8 @@ def train(
     fresh: bool,
 ) -> int:
     """Train what is left of a profile, without notebooks; it writes the same files."""
-    from softadlib.results.parquet import outputs
-    from softadlib.workbook import show
+    from softadlib.workbook.pages import show
+    from softadlib.workbook.studies.parquet import outputs
 
     started = time.monotonic()
     how = {"new_profile": new_profile, "shard": shard, "fresh": fresh, "write": not dry_run}
@@ -206,8 +206,8 @@ def train(
 
 def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
-    from softadlib.training.train_study import run_study, start_anew
-    from softadlib.workbook.cluster import cluster
+    from softadlib.workbook.studies.cluster import cluster
+    from softadlib.workbook.studies.run_study import run_study, start_anew
 
     with cluster(scheduler) as executor:
         # All at once: the same command without --fresh then goes on wherever this one is stopped.
@@ -228,7 +228,7 @@ def show(
     parameters: bool,
 ) -> int:
     """List profiles; of one, its runs and what is done."""
-    from softadlib.workbook import show as overview
+    from softadlib.workbook.pages import show as overview
 
     if profile is None:
         if datasets or methods or changes or parameters:
@@ -247,10 +247,10 @@ def show(
 
 def report(profile: str, form: str, output: Path | None) -> int:
     """Write a profile's results as a page or as tables."""
-    from softadlib.analysis import report_tables
-    from softadlib.results.parquet import outputs
-    from softadlib.workbook.notebooks import missing_pages
-    from softadlib.workbook.report import build
+    from softadlib.workbook.analysis import report_tables
+    from softadlib.workbook.pages.notebooks import missing_pages
+    from softadlib.workbook.pages.report import build
+    from softadlib.workbook.studies.parquet import outputs
 
     if form == "html":
         print(build(profile, output))
@@ -280,7 +280,7 @@ def report(profile: str, form: str, output: Path | None) -> int:
 
 def list_data() -> int:
     """List the data sets, and which are stored."""
-    from softadlib.data import prepare as data
+    from softadlib.workbook.data import prepare as data
 
     for name, state, size in data.listing():
         print(f"{name:14} {state:11} {size}")
@@ -290,7 +290,7 @@ def list_data() -> int:
 
 def prepare_data(name: str, from_csv: str | None, target: str, replace: bool) -> int:
     """Get a data set, or store one of your own."""
-    from softadlib.data import prepare as data
+    from softadlib.workbook.data import prepare as data
 
     if target and not from_csv:
         raise UserError("--target names a column of --from-csv FILE; give both")

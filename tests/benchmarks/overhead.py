@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import softadlib
 from softadlib import SAM, Flooding, IFlood, SoftAD
-from softadlib.data.splits import Splits
 from softadlib.models import build
-from softadlib.training.device import device_name, numerics
-from softadlib.training.protocol import Protocol
-from softadlib.training.recipe import batches
-from softadlib.training.train_runs import make_engine
+from softadlib.trainer.device import device_name, numerics
+from softadlib.trainer.recipe import batches
+from softadlib.trainer.splits import Splits
+from softadlib.workbook.studies.protocol import Protocol
+from softadlib.workbook.studies.train_runs import make_engine
 
 METHODS = ("erm", "flooding", "iflood", "softad", "sam")
 KNOB = 0.1

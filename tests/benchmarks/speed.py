@@ -25,13 +25,13 @@ from helpers import published_loop
 from helpers.plain_loop import final_measures, torch_optimizer
 
 import softadlib
-from softadlib.data.splits import PARTS, Splits
-from softadlib.results import select
-from softadlib.training import loop
-from softadlib.training.device import device_name, numerics
-from softadlib.training.load_splits import load_splits
-from softadlib.training.protocol import Protocol, Run
-from softadlib.training.train_runs import make_engine, network_of, train_runs
+from softadlib.trainer import loop
+from softadlib.trainer.device import device_name, numerics
+from softadlib.trainer.splits import PARTS, Splits
+from softadlib.workbook.studies.load_splits import load_splits
+from softadlib.workbook.studies.protocol import Protocol, Run
+from softadlib.workbook.studies.results import select
+from softadlib.workbook.studies.train_runs import make_engine, network_of, train_runs
 
 MLP = {"profile": "speed", "dataset": "gaussian", "trials": 1, "device": "cpu"}
 GRID = {"softad": [0.05, 0.1, 0.2, 0.4], "sam": [0.1]}

@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from softadlib.data.splits import synthetic_splits
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.training.engines import RunBatch
-from softadlib.training.engines.side_by_side import VmapEngine
-from softadlib.training.engines.single_perceptron import PerceptronEngine
-from softadlib.training.recipe import Recipe
+from softadlib.trainer.engines import RunBatch
+from softadlib.trainer.engines.side_by_side import VmapEngine
+from softadlib.trainer.engines.single_perceptron import PerceptronEngine
+from softadlib.trainer.recipe import Recipe
+from softadlib.workbook.data.make_splits import synthetic_splits
 
 SMALL = partial(mlp, width=16, depth=2)
 SEEDS = (17716, 961412)

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 
-from softadlib.data.splits import PARTS
-from softadlib.results.schema import CALIBRATION, LEVELS
+from softadlib.trainer.evaluation import LEVELS
+from softadlib.trainer.splits import PARTS
+from softadlib.workbook.studies.schema import CALIBRATION
 
 
 def run(method, trial, knob, losses, dataset="gaussian", epochs=(0, 10), **scaled):

@@ -34,7 +34,7 @@ def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **sett
         data: {"train": (inputs, targets), "val": …, "test": …}; for AdaFlood the training part has the
             held-out losses as a third.
         seed: of the order of samples.
-        recipe: a `softadlib.training.recipe.Recipe`: optimizer, learning rate, batch size, epochs.
+        recipe: a `softadlib.trainer.recipe.Recipe`: optimizer, learning rate, batch size, epochs.
         knob: the method's hyperparameter: θ, a radius, …
         bn_update: "first" leaves batch norm's running statistics as the first pass of a step made them.
         settings: what the method takes beside its knob.

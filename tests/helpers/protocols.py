@@ -1,9 +1,9 @@
 """Protocols for the tests of training."""
 
 from helpers.workspace import TINY
-from softadlib.training.protocol import Protocol
-from softadlib.training.study import Study
-from softadlib.training.train_study import run_study
+from softadlib.workbook.studies.protocol import Protocol
+from softadlib.workbook.studies.run_study import run_study
+from softadlib.workbook.studies.study import Study
 
 
 def tiny(**changes):

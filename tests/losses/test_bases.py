@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from softadlib import (
-    ERM,
-    CalibrationWarning,
-    Flooding,
-    IFlood,
-    InertWarning,
-    SoftAD,
-    hf_loss,
-)
+from softadlib import ERM, CalibrationWarning, Flooding, IFlood, InertWarning, SoftAD, hf_loss
 from softadlib.losses.levels import cross_entropy_levels
 
 LN2 = 0.6931471805599453

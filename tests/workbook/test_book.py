@@ -15,11 +15,11 @@ from helpers.workspace import REPOSITORY
 
 import softadlib
 from softadlib import functional as F
-from softadlib.workbook.toc import read_toc
+from softadlib.workbook.pages.toc import read_toc
 
 pytest.importorskip("myst_nb", reason="the book needs the extra `book`")
-BOOK = REPOSITORY / "softadlib/workbook/book"
-API = "softadlib/workbook/book/api"
+BOOK = REPOSITORY / "softadlib/workbook/pages/book"
+API = "softadlib/workbook/pages/book/api"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 NOTEBOOKS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
@@ -86,7 +86,7 @@ def test_the_first_page_leads_to_every_chapter_and_notebook(book):
     assert 'url=README.html"' in (book / "index.html").read_text()
     front = (book / "README.html").read_text()
     for chapter in ("use", "api", "command", "how_it_works", "results"):
-        assert f'href="softadlib/workbook/book/{chapter}.html"' in front, chapter
+        assert f'href="softadlib/workbook/pages/book/{chapter}.html"' in front, chapter
     assert 'href="notebooks/README.html"' in front
     assert 'href="CHANGELOG.html"' in front
     assert {p.stem for p in (book / "notebooks").glob("*.html")} == {*NOTEBOOKS, "README"}
@@ -108,7 +108,7 @@ def test_every_public_name_is_in_the_reference(book):
     found = set(re.findall(r'id="(softadlib\.[\w.]+)"', text))
     wanted = {f"softadlib.{n}" for n in softadlib.__all__ if n not in ("__version__", "functional")}
     wanted |= {f"softadlib.functional.{n}" for n in ("softad", "flooding", "cvar", "rho")}
-    wanted |= {f"softadlib.results.{n}" for n in ("read", "select", "curves")}
+    wanted |= {f"softadlib.workbook.studies.results.{n}" for n in ("read", "select", "curves")}
     assert wanted <= found
 
 

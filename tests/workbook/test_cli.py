@@ -14,11 +14,11 @@ import pytest
 import torch
 from helpers.workspace import SECONDS, TINY, heed_ctrl_c, make_home, tree, write_notebook
 
-from softadlib import results
-from softadlib.data import tables
-from softadlib.results.read import finished
-from softadlib.training.params import load
 from softadlib.workbook import cli
+from softadlib.workbook.data import tables
+from softadlib.workbook.studies import results
+from softadlib.workbook.studies.params import load
+from softadlib.workbook.studies.read import finished
 
 SOFTAD = [sys.executable, "-m", "softadlib"]
 ERM = ["tiny", "--method", "erm", "-j", "1"]

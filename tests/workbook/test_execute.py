@@ -15,11 +15,12 @@ from helpers.protocols import train
 from helpers.workspace import REPOSITORY, make_home, tree, write_notebook
 from papermill.translators import PythonTranslator
 
-from softadlib import results
 from softadlib._validation import UserError
-from softadlib.training.params import load
-from softadlib.workbook import cli, notebooks
-from softadlib.workbook.changes import changed_protocol, check_parameters
+from softadlib.workbook import cli
+from softadlib.workbook.pages import notebooks
+from softadlib.workbook.studies import results
+from softadlib.workbook.studies.changes import changed_protocol, check_parameters
+from softadlib.workbook.studies.params import load
 
 LACKING = (
     "class MissingData(ValueError):\n    'Named as softadlib names it.'\n"

@@ -10,9 +10,9 @@ from helpers.workspace import REPOSITORY
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import get_kernel_spec
 
-from softadlib.training.params import datasets_of, profile_names
-from softadlib.workbook.notebooks import TRAIN, pages_of_profile, read_source
-from softadlib.workbook.toc import MARKS, index, read_toc
+from softadlib.workbook.pages.notebooks import TRAIN, pages_of_profile, read_source
+from softadlib.workbook.pages.toc import MARKS, index, read_toc
+from softadlib.workbook.studies.params import datasets_of, profile_names
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
@@ -34,7 +34,7 @@ def test_the_list_names_every_notebook_once_and_the_index_is_made_of_it():
     assert sorted(listed) == [p.stem for p in NOTEBOOKS]
     text = (REPOSITORY / "notebooks/README.md").read_text(encoding="utf-8")
     between = text.split(MARKS[0])[1].split(MARKS[1])[0]
-    assert between.strip() == index().strip(), "python -m softadlib.workbook.toc writes it"
+    assert between.strip() == index().strip(), "python -m softadlib.workbook.pages.toc writes it"
 
 
 def test_a_page_says_whose_results_it_draws():

@@ -205,7 +205,7 @@ def test_weights_and_targets_of_the_recipe():
 
 
 def test_many_networks_of_the_recipe_have_a_row_each():
-    many = pytest.importorskip("softadlib.training.train_many")
+    many = pytest.importorskip("softadlib.trainer.train_many")
     x = torch.randn(1300, 64, generator=torch.Generator().manual_seed(0))
     space = recipe(
         "many",

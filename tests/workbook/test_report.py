@@ -10,8 +10,9 @@ from helpers.workspace import make_home
 from nbformat import v4
 
 from softadlib._validation import UserError
-from softadlib.analysis import report_tables
-from softadlib.workbook import cli, notebooks, report
+from softadlib.workbook import cli
+from softadlib.workbook.analysis import report_tables
+from softadlib.workbook.pages import notebooks, report
 
 LINKS = (
     "See [curves](curves.ipynb#End), [theory](fig01.ipynb), [below](#End), "
@@ -114,7 +115,7 @@ def test_pages_that_are_older_than_the_results_are_named(page, capsys):
 
 
 def test_tables_as_markdown_latex_and_csv(page, tmp_path, capsys):
-    """What is in them, and how they are written between marks: tests/analysis/test_report_tables.py."""
+    """What is in them, and how they are written between marks: tests/workbook/analysis/test_report_tables.py."""
     for form in ("md", "latex"):
         text = report_tables.text("tiny", form)
         assert cli.main(["report", "tiny", "--format", form]) == 0

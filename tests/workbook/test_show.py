@@ -9,9 +9,10 @@ from helpers.workspace import REPOSITORY, TINY
 
 from softadlib._validation import UserError
 from softadlib.methods import METHODS
-from softadlib.training.params import parse_yaml, read_yaml
-from softadlib.training.protocol import Protocol
-from softadlib.workbook import cli, reference, show
+from softadlib.workbook import cli
+from softadlib.workbook.pages import reference, show
+from softadlib.workbook.studies.params import parse_yaml, read_yaml
+from softadlib.workbook.studies.protocol import Protocol
 
 
 def printed(capsys, *argv):
@@ -105,7 +106,7 @@ def test_a_profile_is_shown_in_seconds():
 
 
 def test_the_reference_and_the_schema_are_current():
-    """Otherwise: python -m softadlib.workbook.reference."""
+    """Otherwise: python -m softadlib.workbook.pages.reference."""
     params = REPOSITORY / "params"
     assert (params / "schema.json").read_text(encoding="utf-8") == reference.schema()
     text = (params / "README.md").read_text(encoding="utf-8")

@@ -13,10 +13,10 @@ import pytest
 from helpers.protocols import train
 from helpers.workspace import REPOSITORY, TINY, make_home, tree
 
-from softadlib import results
 from softadlib._validation import UserError
-from softadlib.training.params import load, parse_yaml, read_yaml, write_profile
-from softadlib.workbook import cli, work
+from softadlib.workbook import cli
+from softadlib.workbook.studies import results, work
+from softadlib.workbook.studies.params import load, parse_yaml, read_yaml, write_profile
 
 
 def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):

@@ -1,0 +1,204 @@
+"""The loop: epochs of steps, and what is measured and saved between them."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from softadlib.trainer.checkpoint import Checkpoint, State
+from softadlib.trainer.engines import Engine, Row
+from softadlib.trainer.recipe import Recipe, batches
+from softadlib.trainer.splits import PARTS
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of R runs."""
+
+    rows: list[Row]
+    """One table for each measured epoch, in order."""
+    best: Row | None = None
+    """Every run as it was at the epoch of its lowest validation loss, if asked for.
+
+    That epoch is 0 for a run whose validation loss was never finite.
+    """
+
+
+def train(
+    engine: Engine,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    eval_epochs: Collection[int],
+    *,
+    loss_epochs: Collection[int] = (),
+    best_epoch: bool = False,
+    linked: bool = False,
+    checkpoint: Checkpoint | None = None,
+) -> Measured:
+    """Train all runs of an engine and measure them at `eval_epochs`; epoch 0 is before any step.
+
+    Args:
+        engine: of the runs, as they are before training.
+        recipe: optimizer and schedule.
+        seeds: (T,), one shuffling seed per trial.
+        eval_epochs: epochs to measure at.
+        loss_epochs: of these, epochs at which the losses of single samples are summarised too,
+            and calibration after the last epoch.
+        best_epoch: also measure every run, with calibration, as it was at the epoch of its lowest
+            validation loss. That loss is measured every epoch.
+        linked: with `best_epoch`, also measure the class probabilities of a method that has them in
+            closed form: `schema.LINKED`.
+        checkpoint: may hold an earlier state, and is given new ones.
+    """
+    checkpoint = checkpoint or Checkpoint(None, {})
+    recorder = Recorder(engine, recipe.epochs, eval_epochs, loss_epochs, best_epoch, linked)
+    engine.begin(recipe)
+    first = 0
+    if earlier := checkpoint.load():
+        first = earlier["epoch"] + 1
+        engine.load_state_dict(earlier["engine"])
+        recorder.load_state_dict(earlier["recorder"])
+
+    n = engine.splits.train.shape[1]
+    order_seeds = [seeds[trial] for trial in engine.shuffled]
+    for epoch in range(first, recipe.epochs + 1):
+        if epoch > 0:
+            engine.set_lr(recipe.lr_at(epoch))
+            for positions in batches(order_seeds, epoch, n, recipe.batch_size, engine.device):
+                engine.step(positions)
+        recorder.record(epoch)
+        if epoch < recipe.epochs and checkpoint.due(epoch):
+            states = {"engine": engine.state_dict(), "recorder": recorder.state_dict()}
+            checkpoint.save({"epoch": epoch, **states})
+    return recorder.finish()
+
+
+class Recorder:
+    """What is measured of the runs of an engine; asked after every epoch."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        last_epoch: int,
+        eval_epochs: Collection[int],
+        loss_epochs: Collection[int],
+        best_epoch: bool,
+        linked: bool,
+    ):
+        self.engine = engine
+        self.last_epoch = last_epoch
+        self.eval_epochs = eval_epochs
+        self.loss_epochs = loss_epochs
+        self.rows: list[Row] = []
+        self.best: dict[str, BestEpoch] = {}
+        """By the loss whose lowest value makes an epoch the best: "plain" or "linked"."""
+        if best_epoch:
+            self.best["plain"] = BestEpoch(engine, engine.validation_losses)
+        if best_epoch and linked and engine.method.log_probabilities is not None:
+            self.best["linked"] = BestEpoch(engine, engine.linked_validation_losses)
+
+    def record(self, epoch: int) -> None:
+        """Measure what is to be measured after this epoch."""
+        if epoch in self.eval_epochs:
+            row = {"epoch": np.full(len(self.engine), epoch), **self.engine.measure()}
+            if epoch in self.loss_epochs:
+                is_last = epoch == self.last_epoch
+                linked = is_last and "linked" in self.best
+                row |= self.engine.measure_losses(calibrated=is_last, linked=linked)
+            self.rows.append(row)
+        if epoch > 0:
+            for best in self.best.values():
+                best.update(epoch)
+
+    def finish(self) -> Measured:
+        """Return everything, after measuring the runs as they were at their best epochs."""
+        if "linked" in self.best:
+            self.rows[-1] |= self.best["linked"].measure_linked()
+        if "plain" not in self.best:
+            return Measured(self.rows)
+        return Measured(self.rows, self.best["plain"].measure(linked="linked" in self.best))
+
+    def state_dict(self) -> State:
+        """Return what a checkpoint holds."""
+        return {
+            "rows": [tree_map(torch.from_numpy, row) for row in self.rows],
+            "best": {name: best.state_dict() for name, best in self.best.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        self.rows = [tree_map(Tensor.numpy, row) for row in state["rows"]]
+        for name, best in self.best.items():
+            best.load_state_dict(state["best"][name])
+
+
+class BestEpoch:
+    """The weights of every run at the epoch of its lowest validation loss.
+
+    `validation_losses`: () ↦ (R,), of the engine's weights as they are.
+    """
+
+    def __init__(self, engine: Engine, validation_losses: Callable[[], np.ndarray]):
+        self.engine = engine
+        self.validation_losses = validation_losses
+        self.weights = tree_map(Tensor.clone, engine.weights())
+        self.loss = np.full(len(engine), np.inf)
+        self.epoch = np.zeros(len(engine), dtype=np.int64)
+
+    def update(self, epoch: int) -> None:
+        """Keep the weights of the runs whose validation loss is lower than ever."""
+        loss = self.validation_losses()
+        better = np.flatnonzero(loss < self.loss)
+        if len(better) == 0:
+            return
+        self.loss[better] = loss[better]
+        self.epoch[better] = epoch
+        index = torch.from_numpy(better).to(self.engine.device)
+        for name, now in self.engine.weights().items():
+            self.weights[name][index] = now[index]
+
+    def measure(self, linked: bool) -> Row:
+        """Measure the kept weights; epoch 0 marks a run without any."""
+        with self.weights_in_engine():
+            row = {"epoch": self.epoch, **self.engine.measure()}
+            return row | self.engine.measure_losses(calibrated=True, linked=linked)
+
+    def measure_linked(self) -> Row:
+        """Return the columns `linked_best_…`, (R, 3) each; NaN of a run without any kept weights."""
+        with self.weights_in_engine():
+            measured = self.engine.measure_linked(PARTS)
+        epochs = np.where(self.epoch > 0, self.epoch, np.nan)[:, None]
+        row = {"linked_best_epoch": np.broadcast_to(epochs, measured["loss"].shape)}
+        for name, values in measured.items():
+            row[f"linked_best_{name}"] = np.where(epochs > 0, values, np.nan)
+        return row
+
+    @contextlib.contextmanager
+    def weights_in_engine(self) -> Iterator[None]:
+        """Give the engine the kept weights for a while."""
+        current = self.engine.weights()
+        last = tree_map(Tensor.clone, current)
+        for name, value in current.items():
+            value.copy_(self.weights[name])
+        yield
+        for name, value in current.items():
+            value.copy_(last[name])
+
+    def state_dict(self) -> State:
+        """Return what a checkpoint holds."""
+        return {
+            "weights": self.weights,
+            "loss": torch.from_numpy(self.loss),
+            "epoch": torch.from_numpy(self.epoch),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        for name, value in state["weights"].items():
+            self.weights[name] = value.to(self.engine.device)
+        self.loss = state["loss"].numpy()
+        self.epoch = state["epoch"].numpy()

@@ -1,0 +1,250 @@
+"""What the pictures of several pages share: data in, matplotlib Axes or Figure out. No file is opened here.
+
+Methods keep the registry's colours, labels and order everywhere.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+from softadlib.functional import LN2
+from softadlib.methods import GREY, METHODS
+from softadlib.workbook.analysis.statistics import mean_interval
+
+LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
+"""Each part's line style, the same on every page."""
+MARKS = dict(zip(METHODS, itertools.cycle("osD^vPX*<>hdpH8")))
+"""Each method's marker, so that a grey print can be read."""
+PALETTE = {name: method.colour for name, method in METHODS.items()}
+NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
+HALO = [withStroke(linewidth=3, foreground="white")]
+"""Outline of a line that is drawn over dark cells."""
+LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
+WIDTH = 6.5
+"""Width of a page's pictures in inches: lettering stays readable on a telephone."""
+
+
+def use_style() -> None:
+    """Set the style of all pictures and tables of a page. Call it once, before the first one.
+
+    Pictures have 200 dots per inch. Tables show every row and column, and three decimals.
+    """
+    plt.style.use(["seaborn-v0_8-ticks", "softadlib.workbook.analysis.style"])
+    pd.set_option("display.max_rows", None)
+    pd.set_option("display.max_columns", None)
+    pd.set_option("display.max_colwidth", None)
+    pd.set_option("display.precision", 3)
+    # Twice the dots, drawn at half their size; nothing happens outside IPython.
+    set_matplotlib_formats("retina", pil_kwargs={"optimize": True})  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def facets() -> Iterator[None]:
+    """Let seaborn lay out the panels of `relplot` or `catplot`, in place of the style's constrained layout."""
+    with plt.rc_context({"figure.constrained_layout.use": False}):
+        yield
+
+
+def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
+    """Return borders half-way between increasing values, or at their geometric means: (n,) → (n + 1,)."""
+    v = np.log(values) if geometric else np.asarray(values, dtype=float)
+    half = np.diff(v) / 2 if len(v) > 1 else np.array([0.5])
+    edges = np.concatenate([[v[0] - half[0]], v[:-1] + half[: len(v) - 1], [v[-1] + half[-1]]])
+    return np.exp(edges) if geometric else edges
+
+
+def scatter_classes(
+    ax: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    colours: Sequence[str] = ("xkcd:red orange", "xkcd:ocean blue"),
+) -> None:
+    """Draw points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
+    cross: dict[str, Any] = {"marker": "x", "color": colours[0]}
+    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": colours[1]}
+    for label, mark in enumerate((cross, ring)):
+        across, up = x[y == label].T
+        ax.scatter(across, up, s=14, linewidths=0.8, label=f"class {label}", **mark)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+
+
+def arrows(ax: Axes, start: np.ndarray, vectors: np.ndarray, **style: Any) -> None:
+    """Draw arrows (n, 2) in data units, all from `start` (2,)."""
+    at = np.broadcast_to(start, np.shape(vectors)).T
+    units: dict[str, Any] = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1}
+    ax.quiver(*at, *np.transpose(vectors), **units | style)
+
+
+def mark_log(ax: Axes, label: bool = True) -> None:
+    """Draw a dotted line at θ = ln 2. From there on SoftAD's and iFlood's minimiser predicts wrong."""
+    ax.axvline(LN2, zorder=3, color="0.25", linestyle=":", linewidth=1.4, path_effects=HALO)
+    if label:
+        at: dict[str, Any] = {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
+        ax.annotate("ln 2", (LN2, 1), (0, 3), ha="center", fontsize="small", **at)
+
+
+def _log_loss(ax: Axes) -> None:
+    """Make the axis of the loss logarithmic, with ticks such as 0.05 in place of 5 × 10⁻²."""
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    low = max(low, LOSS_FLOOR)
+    ax.set_ylim(low, max(high, 2 * low))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1, 3)))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _in_order(rows: pd.DataFrame) -> list[str]:
+    """Return the methods of `rows` in the registry's order."""
+    return [name for name in METHODS if (rows["method"] == name).any()]
+
+
+def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
+    """Return handles for the methods of `rows`, with how many runs diverged, and the styles of the parts."""
+    handles = []
+    ends = rows[rows["epoch"] == rows.groupby(["dataset", "method"])["epoch"].transform("max")]
+    for name in _in_order(rows):
+        lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
+        note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
+        handles.append(Line2D([], [], label=METHODS[name].label + note, **_style(name)))
+    lines = LINES.items() if parts else ()
+    return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in lines]
+
+
+def _style(name: str) -> dict[str, Any]:
+    """Return colour and mark of a method's line."""
+    return {"color": PALETTE[name], "marker": MARKS[name], "markersize": 4}
+
+
+def band(values: pd.DataFrame) -> pd.DataFrame:
+    """Return mean, low and high of Student's 95 % interval of every row; NaN and ∞ are left out.
+
+    Rows of fewer than three values have no interval: that of two is 18 standard deviations long.
+    """
+    lines = []
+    for _, row in values.iterrows():
+        kept = row[np.isfinite(row)]
+        lines.append(mean_interval(kept)[:3] if len(kept) > 2 else (kept.mean(), np.nan, np.nan))
+    return pd.DataFrame(lines, index=values.index, columns=["mean", "low", "high"])
+
+
+def _draw(ax: Axes, name: str, line: pd.DataFrame, **options: Any) -> None:
+    """Draw a method's mean, and its interval as a band; a grey line is labelled at its end."""
+    ax.plot(line.index, line["mean"], **_style(name) | options)
+    shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
+    ax.fill_between(line.index, line["low"], line["high"], **shade)
+    if PALETTE[name] == GREY:
+        label_end(ax, line.index[-1], line["mean"].iloc[-1], METHODS[name].label)
+
+
+def label_end(ax: Axes, x: float, y: float, text: str, colour: str = GREY) -> None:
+    """Write a label to the right of a line's last point, in place of a legend."""
+    if np.isfinite(y):
+        place: dict[str, Any] = {
+            "textcoords": "offset points",
+            "va": "center",
+            "annotation_clip": False,
+        }
+        ax.annotate(text, (x, y), (5, 0), color=colour, fontsize="x-small", **place)
+
+
+def trajectory_panels(rows: pd.DataFrame) -> Figure:
+    """Draw loss, accuracy and model norm over the epochs side by side, one legend above.
+
+    Lines are means over trials with Student's 95 % interval, one per method; test is solid, train
+    dashed. Values that are not finite are left out of the means and counted in the legend. The axis
+    of the loss is logarithmic, down to `LOSS_FLOOR`; that of the accuracy starts below all means
+    after the first tenth of training.
+
+    Args:
+        rows: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
+    """
+    fig: Figure
+    fig, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.8))
+    for ax, measure in zip(axes, NAMES):
+        _trajectories(ax, rows, measure)
+    _log_loss(axes[0])
+    lines = [np.asarray(line.get_ydata(), dtype=float) for line in axes[1].get_lines()]
+    late = np.concatenate([y[-max(1, 9 * len(y) // 10) :] for y in lines])
+    if np.isfinite(late).any() and (low := np.nanmin(late)) < (high := np.nanmax(late)):
+        axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    handles = legend_handles(rows, parts=True)
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    fig.set_layout_engine("constrained", w_pad=0.1)
+    return fig
+
+
+def measure_curves(
+    rows: pd.DataFrame, measures: Sequence[str] = ("loss_test", "acc_test")
+) -> Figure:
+    """Draw measures over the epochs, a row of panels per measure and a column per dataset.
+
+    This is how the paper draws Figures 4, 5, 8 and 9 (test loss over test accuracy) and, with
+    `measures=("model_norm",)`, Figures 6 and 10. Lines are means over trials. The shade is Student's
+    95 % interval; of fewer than six trials it spans all of them. An axis of accuracy leaves out the
+    lowest twentieth of the values: the first epochs, and single ones that fall far below the others.
+
+    Args:
+        rows: columns `results.schema.COLUMNS`, one label noise, one run per dataset, method and trial.
+        measures: columns of `rows`, such as `loss_train`.
+    """
+    datasets = list(dict.fromkeys(rows["dataset"]))
+    shape: dict[str, Any] = {"sharex": "col", "squeeze": False}
+    width = min(WIDTH, 3.4 * len(datasets) + 0.6)
+    fig: Figure
+    fig, axes = plt.subplots(
+        len(measures), len(datasets), figsize=(width, 0.6 + 1.9 * len(measures)), **shape
+    )
+    for column, dataset in zip(axes.T, datasets):
+        of_set = rows[rows["dataset"] == dataset]
+        for ax, measure in zip(column, measures):
+            for name in _in_order(of_set):
+                _measure_curve(ax, name, of_set[of_set["method"] == name], measure)
+            if measure.startswith("acc"):
+                ax.set_ylim(bottom=of_set[measure].quantile(0.05))
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        column[0].set_title(dataset)
+        column[-1].set_xlabel("epoch")
+    for ax, measure in zip(axes[:, 0], measures):
+        kind, _, part = measure.rpartition("_")
+        ax.set_ylabel(NAMES[measure] if measure in NAMES else f"{part} {NAMES[kind]}")
+    handles = legend_handles(rows)
+    for handle in handles:
+        handle.set_marker("")
+    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    return fig
+
+
+def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str) -> None:
+    """Draw one method's measure: its mean with an interval, or with all of fewer than six trials."""
+    runs = rows.pivot(index="epoch", columns="trial", values=measure)
+    line = band(runs)
+    if runs.shape[1] < 6:
+        line = line.assign(low=runs.min(axis=1), high=runs.max(axis=1))
+    _draw(ax, name, line, marker="", linewidth=1.4)
+
+
+def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
+    """Draw one measure of NAMES, a line per method and part."""
+    methods = _in_order(rows)
+    for part, dash in {"": "-"}.items() if measure == "model_norm" else LINES.items():
+        column = f"{measure}_{part}".strip("_")
+        for rank, name in enumerate(methods):
+            runs = rows[rows["method"] == name].pivot(index="epoch", columns="trial", values=column)
+            step = max(1, len(runs) // 6)
+            every = (rank * step // len(methods), step)  # marks do not coincide
+            _draw(ax, name, band(runs), linestyle=dash, markevery=every)
+    ax.set(xlabel="epoch", ylabel=NAMES[measure])
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))

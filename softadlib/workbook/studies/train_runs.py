@@ -1,0 +1,187 @@
+"""Train runs of a study on one device and return their rows."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from softadlib.methods import get_method
+from softadlib.models import build
+from softadlib.trainer.checkpoint import Checkpoint, State
+from softadlib.trainer.device import device_name, memory_in_one_line, numerics, pick_device
+from softadlib.trainer.engines import Engine, RunBatch, choose_engine, groups, runs_at_once
+from softadlib.trainer.evaluation import measures_table
+from softadlib.trainer.loop import Measured, train
+from softadlib.trainer.splits import PARTS, Splits
+from softadlib.workbook.studies.load_splits import load_splits
+from softadlib.workbook.studies.parquet import merge, merge_losses
+from softadlib.workbook.studies.protocol import Protocol, Run
+from softadlib.workbook.studies.schema import CALIBRATION, LOSS_COLUMNS
+
+SampleValues = dict[str, Tensor]
+"""What a method needs of every training sample, by name, (T, n)."""
+
+
+def train_runs(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    eval_epochs: Collection[int],
+    loss_epochs: Collection[int] = (),
+    samples: SampleValues | None = None,
+    checkpoints: Path | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Train runs of one method and label noise; return their rows, and losses of their single samples.
+
+    A GPU trains perceptrons side by side; a CPU, and convolutional networks anywhere, one after another.
+
+    Args:
+        protocol: of all runs.
+        runs: of one method and label noise.
+        eval_epochs: epochs to measure at; 0 is before any step.
+        loss_epochs: of these, epochs at which the losses of single samples are summarised.
+        samples: what the method needs of every training sample.
+        checkpoints: folder for the states of runs under way; None saves none.
+    """
+    device = pick_device(protocol.device)
+    if protocol.best_epoch:
+        loss_epochs = {protocol.epochs, *loss_epochs}
+    measured_at: State = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
+    rows = []
+    losses = []
+    with numerics(device, protocol.precision), memory_in_one_line(device):
+        splits = load_splits(protocol, runs[0].label_noise)
+        splits = splits.to(device, getattr(torch, protocol.dtype))
+        batch = batch_of(protocol, runs, splits, samples)
+        for group in groups(batch):
+            together = [runs[i] for i in group]
+            checkpoint = checkpoint_of(protocol, together, device, checkpoints, measured_at)
+            measured = train(
+                choose_engine(batch.take(group)),
+                protocol.recipe,
+                protocol.seeds,
+                eval_epochs,
+                loss_epochs=loss_epochs,
+                best_epoch=protocol.best_epoch,
+                linked=protocol.linked,
+                checkpoint=checkpoint,
+            )
+            rows.append(rows_of(together, measured, protocol))
+            losses.append(losses_of(together, measured, protocol))
+            checkpoint.delete()
+    return merge(rows), merge_losses(losses)
+
+
+def trained_at_once(protocol: Protocol, run: Run, device: str) -> int:
+    """Return how many runs like `run` are trained together.
+
+    `device` is a type of devices, such as "cuda"; this machine need not have one.
+    """
+    if device == "cpu":  # whatever the network: it need not be built
+        return 1
+    splits = load_splits(protocol, run.label_noise, 1)
+    return runs_at_once(network_of(protocol, splits, run), device)
+
+
+def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
+    """Build a network with the initial weights of the run's trial."""
+    seed = protocol.seeds[run.trial]
+    network = build(protocol.model, splits.shape, splits.classes, seed)
+    return network.to(getattr(torch, protocol.dtype))
+
+
+def batch_of(
+    protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: SampleValues | None = None
+) -> RunBatch:
+    """Return what engines are given of `runs`, with their initial weights."""
+    method = get_method(runs[0].method)
+    # Runs of a trial have the same initial weights: building one network per run is slow.
+    networks = {run.trial: network_of(protocol, splits, run) for run in runs}
+    return RunBatch(
+        method=method,
+        networks=[networks[run.trial] for run in runs],
+        splits=splits,
+        trial=[run.trial for run in runs],
+        knob=[run.knob for run in runs],
+        settings=protocol.settings_of(method.name),
+        samples=samples or {},
+        bf16=protocol.precision == "bf16",
+    )
+
+
+def make_engine(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> Engine:
+    """Make one engine that trains `runs`."""
+    return choose_engine(batch_of(protocol, runs, splits))
+
+
+def checkpoint_of(
+    protocol: Protocol,
+    runs: Sequence[Run],
+    device: torch.device,
+    folder: Path | None,
+    facts: State,
+    study: str | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of runs that are trained together; `facts` decide their bits too.
+
+    `study`: the method whose study needs these runs, where they are runs of another (ERM for AdaFlood).
+    """
+    fingerprint = protocol.fingerprint(runs[0].method)
+    decisive = {
+        "fingerprint": fingerprint,
+        "runs": [list(run.key) for run in runs],
+        "device": device_name(device),
+        "torch": str(torch.__version__),
+        **facts,
+    }
+    prefix = protocol.fingerprint(study) if study else fingerprint
+    ends = [str(value) for run in (runs[0], runs[-1]) for value in run.key]
+    path = folder / f"{'-'.join([prefix, *ends])}.pt" if folder else None
+    return Checkpoint(path, decisive, protocol.checkpoint_every)
+
+
+def keys_of(runs: Sequence[Run], protocol: Protocol) -> pd.DataFrame:
+    """Return the columns that say which run a row is of, one row per run."""
+    return pd.DataFrame(runs).assign(dataset=protocol.dataset)
+
+
+def rows_of(runs: Sequence[Run], measured: Measured, protocol: Protocol) -> pd.DataFrame:
+    """Return one row per run and measured epoch.
+
+    If the best epoch of a run is the last one, the row of the last one is kept.
+    """
+    keys = keys_of(runs, protocol)
+    frames = [measures_table(keys, row) for row in measured.rows]
+    if measured.best is not None:
+        best = measures_table(keys, measured.best)
+        had_one = best["epoch"] > 0  # the validation loss of the others was never finite
+        frames.insert(0, best[had_one])
+    return merge(frames)
+
+
+def losses_of(runs: Sequence[Run], measured: Measured, protocol: Protocol) -> pd.DataFrame:
+    """Return one row per run, epoch and part at which losses of single samples were measured.
+
+    A study with `best_epoch` has such rows of every run, and so no quantiles.
+    """
+    keys = keys_of(runs, protocol)
+    tables = measured.rows if measured.best is None else [measured.best, *measured.rows]
+    frames = []
+    for row in tables:
+        if "quantiles" not in row:
+            continue
+        of_runs = keys.assign(epoch=row["epoch"])
+        frame = of_runs.loc[of_runs.index.repeat(len(PARTS))].reset_index(drop=True)
+        frame["part"] = list(PARTS) * len(runs)
+        for name in ("samples", "loss", *CALIBRATION):
+            frame[name] = row[name].reshape(-1) if name in row else np.nan
+        if measured.best is None:
+            quantiles = row["quantiles"].reshape(-1, row["quantiles"].shape[-1])
+            frame["quantiles"] = list(quantiles)
+        else:
+            frame["quantiles"] = None
+            frame = frame[frame["epoch"] > 0]
+        frames.append(frame[LOSS_COLUMNS])
+    return merge_losses(frames)

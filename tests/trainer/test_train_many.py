@@ -1,0 +1,288 @@
+"""`train_many` trains every run as a loop over it alone would."""
+
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.plain_loop import plain_loop
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from softadlib._validation import UserError
+from softadlib.methods import METHODS, Method
+from softadlib.trainer.recipe import Recipe
+from softadlib.trainer.train_many import train_many
+
+
+def data(n=60):
+    generator = torch.manual_seed(3)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    return {"train": (x[:40], y[:40]), "val": (x[40:50], y[40:50]), "test": (x[50:], y[50:])}
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def with_tanh():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def with_tied_weights():
+    network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    network[2].weight = network[0].weight
+    return network
+
+
+def with_hook():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    network[0].register_forward_hook(lambda module, inputs, outputs: 0.1 * outputs)
+    return network
+
+
+@pytest.mark.parametrize("make_model", [perceptron, with_tanh, with_tied_weights, with_hook])
+def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
+    runs = [
+        {"method": "softad", "theta": 0.05, "seed": 1},
+        {"method": "softad", "theta": 0.5, "seed": 1},
+        {"method": "softad", "theta": 0.05, "seed": 2, "lr": 0.01},
+        {"seed": 2},
+    ]
+    rows = train_many(make_model, data(), runs, epochs=3, batch_size=20, device="cpu")
+    assert rows["run"].tolist() == [0, 1, 2, 3]
+    for row, run in zip(rows.to_dict("records"), runs):
+        torch.manual_seed(run["seed"])
+        recipe = Recipe("adam", run.get("lr", 1e-3), 20, 3)
+        method, model = run.get("method", "erm"), make_model().double()
+        expected = plain_loop(method, model, data(), run["seed"], recipe, run.get("theta"))[-1]
+        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("make_model", [with_tied_weights])
+def test_the_networks_have_the_losses_of_the_table(make_model):
+    runs = [{"method": "sam", "radius": 0.1, "seed": 1}, {"seed": 2}]
+    sets = data()
+    options = {"epochs": 2, "batch_size": 20, "device": "cpu", "networks": True}
+    rows, networks = train_many(make_model, sets, runs, **options)
+    for row, network in zip(rows.to_dict("records"), networks):
+        loss = nn.functional.cross_entropy(network(sets["test"][0]), sets["test"][1])
+        assert loss.item() == pytest.approx(row["loss_test"], rel=1e-12)
+
+
+def arrays(x, y):
+    return x.numpy(), y.numpy()
+
+
+def frames(x, y):
+    """As `train_test_split` leaves them: the index is no row number."""
+    index = range(1000, 1000 + len(y))
+    return pd.DataFrame(x.numpy(), index, columns=list("abcd")), pd.Series(y.numpy(), index)
+
+
+def views(x, y):
+    """Arrays that torch takes as they are no more than it takes a foreign byte order."""
+    backwards = np.ascontiguousarray(x.numpy()[::-1])
+    return backwards[::-1], y.numpy().astype(np.uint16)
+
+
+def big_endian(x, y):
+    return x.numpy().astype(">f8"), y.numpy().astype(">i4")
+
+
+@pytest.mark.parametrize("kind", [arrays, frames, views, big_endian])
+def test_arrays_frames_generators_and_tensors_of_theta_give_the_same_table(kind):
+    runs = [{"method": "softad", "theta": theta} for theta in (0.1, 0.25)]
+    expected = train_many(perceptron, data(), runs, epochs=1, batch_size=20)
+    own_data = {part: kind(*pair) for part, pair in data().items()}
+    given = (run | {"theta": torch.tensor(run["theta"], dtype=torch.float64)} for run in runs)
+    rows = train_many(perceptron, own_data, given, epochs=1, batch_size=20)
+    pd.testing.assert_frame_equal(rows, expected, check_exact=True)
+
+
+def test_a_frame_may_have_columns_of_numbers_and_of_booleans():
+    expected = {}
+    given = {}
+    for part, (x, y) in data().items():
+        right = x[:, 3] > 0
+        expected[part] = torch.cat([x[:, :3], right[:, None]], 1), y
+        given[part] = pd.DataFrame(x[:, :3].numpy()).assign(right=right.numpy()), y
+    options = {"epochs": 1, "batch_size": 20}
+    rows = train_many(perceptron, given, [{}], **options)
+    pd.testing.assert_frame_equal(rows, train_many(perceptron, expected, [{}], **options))
+
+
+def test_inputs_may_be_indices_of_an_embedding_in_floats():
+    class Lookup(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x):
+            return self.scores[x.long()]
+
+    x = torch.arange(60.0, dtype=torch.float64) % 3
+    part = (x, x.long())
+    rows = train_many(Lookup, {"train": part, "val": part}, [{}], epochs=9, batch_size=20, lr=0.5)
+    assert rows["acc_val"].tolist() == [1.0]
+
+
+def test_only_batch_norm_needs_more_than_one_sample_in_the_last_batch():
+    rows = train_many(with_tanh, data(), [{}], epochs=1, batch_size=13)  # 40 = 3 · 13 + 1
+    assert np.isfinite(rows["loss_train"]).all()
+    with pytest.raises(UserError, match="batch norm cannot train"):
+        train_many(perceptron, data(), [{}], epochs=1, batch_size=13)
+
+
+def test_curves_hold_the_start_every_second_epoch_and_the_end():
+    rows = train_many(perceptron, data(), [{}, {}], epochs=5, batch_size=20, measure_every=2)
+    assert rows[["run", "epoch"]].to_numpy().tolist() == [
+        [r, e] for r in (0, 1) for e in (0, 2, 4, 5)
+    ]
+
+
+def test_without_a_test_part_there_are_no_such_columns():
+    parts = {name: part for name, part in data().items() if name != "test"}
+    rows = train_many(perceptron, parts, [{}], epochs=1, batch_size=20)
+    assert not {"loss_test", "acc_test"} & set(rows.columns)
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([], "runs must be dicts, one per run"),
+        (["erm"], "runs must be dicts, such as .* run 0 is 'erm'"),
+        ({"method": "erm"}, "runs must be dicts, such as .* run 0 is 'method'"),
+        ([{"method": "softad"}], "softad needs theta"),
+        (
+            [{"method": "sam", "theta": 0.1, "radius": 0.1}],
+            "'theta' cannot be .* sam takes only radius",
+        ),
+        ([{"method": "sfotad", "theta": 0.1}], "did you mean 'softad'"),
+        ([{"method": "softad", "theta": -1}], "of at least 0"),
+        ([{"method": "adaflood", "gamma": 0.5}], "held-out losses"),
+        ([{"method": "softad", "theta": 0.1, "sigma": 2.0}], "'sigma' cannot be a column"),
+        ([{"weight_decay": 0.1}], "'weight_decay' cannot be a column"),
+        ([{"label_smoothing": 0.1}], "'label_smoothing' cannot be a column"),
+        ([{"epoch": 3}], "'epoch' cannot be a column"),
+        (pd.DataFrame([{"method": "erm"}]), r'frame\.to_dict\("records"\)'),
+    ],
+)
+def test_bad_runs_are_one_line(runs, words):
+    with pytest.raises(UserError, match=words) as error:
+        train_many(perceptron, data(), runs, epochs=1, batch_size=20)
+    assert "\n" not in str(error.value)
+
+
+LETTERS = [pd.DataFrame(torch.randn(40, 4), columns=list(names)) for names in ("abcd", "abdc")]
+BROKEN = torch.randn(9, 4)
+BROKEN[3, 0] = torch.nan
+HALF = (torch.randn(40, 4).half(), torch.zeros(40).long())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"val": (torch.randn(9, 4), torch.full((9,), 5))},
+            "go up to 5, and the network has 3 out",
+        ),
+        ({"val": (torch.randn(9, 5), torch.zeros(9).long())}, "must have one shape, got"),
+        ({"val": (pd.DataFrame({"a": ["word"]}), [0])}, "inputs of val must be numbers"),
+        ({"val": (torch.randn(9, 4), -torch.ones(9).long())}, "must be whole numbers from 0 on"),
+        ({"val": (torch.randn(9, 4), torch.eye(9).long())}, r"targets of val must be .* \(9, 9\)"),
+        ({"val": (torch.randn(9, 4), torch.zeros(8).long())}, "val has 9 inputs and 8 targets"),
+        ({"val": (torch.randn(0, 4), torch.zeros(0).long())}, "val is empty; give it at least one"),
+        (dict.fromkeys(("train", "val", "test"), HALF), "inputs must be float32 or"),
+        (
+            {"train": (LETTERS[0], HALF[1]), "test": (LETTERS[1], HALF[1])},
+            r"same columns in the same order, got \['a', 'b', 'c', 'd'\] and \['a', 'b', 'd', 'c'\]",
+        ),
+        ({"val": TensorDataset(*HALF)}, "its 'val' is a TensorDataset"),
+        (
+            {"val": (pd.DataFrame(np.zeros((9, 4))), pd.Series([0] * 9, index=range(9, 0, -1)))},
+            r"inputs and targets of val have different indices; .* targets\.to_numpy\(\)",
+        ),
+        (
+            {"test": (BROKEN, torch.zeros(9).long())},
+            "inputs of test hold NaN .* in 1 of 9 .* sample 3",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_together_are_one_line(changes, words):
+    with pytest.raises(UserError, match=words):
+        train_many(perceptron, data() | changes, [{}], epochs=1, batch_size=20)
+
+
+def test_data_without_parts_are_one_line():
+    with pytest.raises(
+        UserError, match=r"data must be \{'train': \(inputs, targets\).* got a tuple"
+    ):
+        train_many(perceptron, HALF, [{}], epochs=1, batch_size=20)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.layers = nn.GRU(4, 3, num_layers=2, dropout=dropout)
+
+    def forward(self, x):
+        return self.layers(x)  # logits and the state
+
+
+def fixed():
+    return nn.Linear(4, 3).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"momentum": 0.9}, "only sgd has momentum; give 0 for adam, got 0.9"),
+        ({"make_model": nn.Linear(4, 3)}, "make_model must return a new network at each call, got"),
+        (
+            {"make_model": functools.cache(perceptron), "runs": [{"seed": 0}, {"seed": 1}]},
+            "make_model returned the same network twice",
+        ),
+        ({"make_model": fixed}, "weight has requires_grad"),
+        ({"make_model": lambda: None}, "must be a torch.nn.Module, got a NoneType"),
+        ({"make_model": lambda: Recurrent(0.3)}, "layers has dropout with p = 0.3"),
+        ({"make_model": lambda: nn.LazyLinear(3)}, "weight gets its size from data; give it the"),
+        ({"make_model": lambda: Recurrent(0.0)}, r"must return logits \(n, classes\), got tuple"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
+    ],
+)
+def test_bad_arguments_are_one_line(changes, words):
+    given = {"make_model": perceptron, "runs": [{}], "epochs": 1, "batch_size": 20, **changes}
+    with pytest.raises(UserError, match=words):
+        train_many(data=data(), **given)
+
+
+def test_runs_may_come_from_the_records_of_a_frame():
+    """Which have NaN where a run has no value."""
+    runs = [{"method": "softad", "theta": 0.1}, {"method": "sam", "radius": 0.05}, {}]
+    records = pd.DataFrame(runs).to_dict("records")
+    records[2]["method"] = "erm"
+    given = {"epochs": 1, "batch_size": 20}
+    expected = train_many(perceptron, data(), runs, **given)
+    pd.testing.assert_frame_equal(train_many(perceptron, data(), records, **given), expected)
+
+
+WRONG_OBJECTIVES = {
+    "takes the losses alone": lambda losses: losses.mean(),
+    "a value per sample": lambda losses, knob: losses,
+    "a number": lambda losses, knob: 3.0,
+    "nothing": lambda losses, knob: None,
+    "no gradient": lambda losses, knob: losses.mean().detach(),
+}
+
+
+@pytest.mark.parametrize("make_model", [perceptron, with_tanh])  # an engine each
+@pytest.mark.parametrize("wrong", WRONG_OBJECTIVES)
+def test_an_objective_that_returns_no_single_value_is_named(monkeypatch, make_model, wrong):
+    mine = Method("mine", label="Mine", objective=WRONG_OBJECTIVES[wrong])
+    monkeypatch.setitem(METHODS, "mine", mine)
+    with pytest.raises(UserError) as raised:
+        train_many(make_model, data(), [{"method": "mine"}], epochs=1, batch_size=20, device="cpu")
+    assert "'mine' is called as objective(losses, knob)" in str(raised.value)

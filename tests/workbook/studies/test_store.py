@@ -1,0 +1,395 @@
+"""Files of results: what is stored comes back to the bit, and damage is said or mended."""
+
+import os
+import time
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.workspace import TINY, make_home, tree
+
+from softadlib import _files
+from softadlib._validation import MissingData, UserError
+from softadlib.trainer.evaluation import LEVELS, MEASURES
+from softadlib.workbook.studies import results
+from softadlib.workbook.studies.parquet import (
+    Provenance,
+    Session,
+    merge,
+    merge_losses,
+    outputs,
+    read_provenance,
+)
+from softadlib.workbook.studies.protocol import Protocol
+from softadlib.workbook.studies.schema import ALL_COLUMNS, CALIBRATION, RUN_KEY
+from softadlib.workbook.studies.store import StudyStore
+
+pytestmark = pytest.mark.usefixtures("home")
+SESSION = Session(id="a", finished="2026-01-02T03:04:05+00:00", seconds=6.0, device="cpu", torch="2.9",
+                  runs_trained=2, cores=2)  # fmt: skip
+
+
+def rows(trials=(0, 1), knobs=(0.3,), epochs=(4,), method="softad", noise=0.0):
+    """Rows of random measures, among them numbers that a text would not hold."""
+    runs = [(t, k, e) for t in trials for k in knobs for e in epochs]
+    frame = pd.DataFrame(runs, columns=["trial", "knob", "epoch"])
+    frame = frame.assign(dataset="gaussian", method=method, label_noise=noise)
+    draw = np.random.default_rng(len(runs)).normal(size=(len(runs), len(MEASURES)))
+    draw[-1, :3] = np.nan, np.inf, 5e-324
+    frame[list(MEASURES)] = draw
+    return merge([frame[ALL_COLUMNS]])
+
+
+def losses(of):
+    """Losses of single samples of these runs and epochs, on all three parts."""
+    frames = []
+    for part in ("test", "train", "val"):
+        keys = of[["dataset", "method", *RUN_KEY, "epoch"]]
+        quantiles = [(LEVELS * (i + 1)).astype(np.float32) for i in range(len(of))]
+        frames.append(keys.assign(part=part, samples=20, loss=of["loss_test"], quantiles=quantiles))
+        frames[-1][CALIBRATION] = np.nan
+    return merge_losses(frames)
+
+
+def protocol(**changes):
+    values = {"profile": "tiny", "dataset": "gaussian", **TINY, "grids": {"softad": [0.1, 0.3]}}
+    return Protocol(**values | changes)
+
+
+def provenance(method="softad", sessions=(SESSION,), **changes):
+    made = protocol(**changes)
+    return Provenance(
+        profile="tiny",
+        dataset="gaussian",
+        method=method,
+        fingerprint="f1",
+        protocol=made.to_dict(),
+        seeds=list(made.seeds),
+        sessions=list(sessions),
+    )
+
+
+def study(method="softad"):
+    return StudyStore("tiny", "gaussian", method)
+
+
+def test_rows_losses_and_provenance_come_back_to_the_bit():
+    stored, of_samples, about = rows(knobs=(0.1, 0.3), epochs=(0, 4)), losses(rows()), provenance()
+    study().finish(stored, of_samples, about)
+    for read in (study().rows(), results.read("tiny")):
+        pd.testing.assert_frame_equal(read, stored, check_exact=True)
+        assert read["loss_test"].to_numpy().tobytes() == stored["loss_test"].to_numpy().tobytes()
+    pd.testing.assert_frame_equal(study().losses(), of_samples, check_exact=True)
+    assert study().losses()["part"].tolist()[:3] == ["train", "val", "test"]
+    assert study().losses()["quantiles"][0].dtype == np.float32
+    assert read_provenance(study().file) == about
+    assert about.sessions[0].cores == 2
+
+
+def test_pandas_reads_a_file_with_all_that_was_measured():
+    stored, of_samples = rows(epochs=(0, 4)), losses(rows())
+    study().finish(stored, of_samples.assign(ece=0.25), provenance())
+    table = pd.read_parquet(outputs("tiny", "gaussian") / "softad.parquet")
+    assert table["loss_test"].tolist()[:3] == stored["loss_test"].tolist()[:3]
+    ends = table[table["epoch"] == 4]
+    assert (ends["ece_val"] == 0.25).all()
+    assert table.loc[table["epoch"] == 0, "ece_val"].isna().all()
+    assert all(len(quantiles) == 101 for quantiles in ends["quantiles_test"])
+    assert "prior_loss_test" not in table, "what was never measured has no column"
+
+
+def test_losses_need_no_row_of_their_epoch():
+    """A diverged run is a row of NaN; where nothing of a run was taken but losses, there is no row."""
+    diverged = rows((0,)).assign(**dict.fromkeys(MEASURES, np.nan))
+    alone = losses(rows((1,)))
+    study().finish(diverged, merge_losses([losses(diverged), alone]), provenance())
+    pd.testing.assert_frame_equal(study().rows(), diverged, check_exact=True)
+    of_other = study().losses().query("trial == 1").reset_index(drop=True)
+    pd.testing.assert_frame_equal(of_other, alone)
+    assert study().keys_of_losses()["trial"].tolist() == [0, 1]
+
+
+def test_parts_count_until_the_study_is_finished():
+    half = SESSION.model_copy(update={"runs_trained": 1, "seconds": 3.0})
+    study().save_part(rows((0,)), losses(rows((0,))), provenance(sessions=[half]))
+    study().save_part(rows((1,)), losses(rows((1,))), provenance())
+    study().save_part(rows((1,)), losses(rows((1,))), provenance())
+    study("sam").save_part(rows((5,), method="sam"), losses(rows((5,))).head(0), provenance("sam"))
+    assert len(list(study().parts.iterdir())) == 2, "the same runs are the same file"
+    assert study().rows()["trial"].tolist() == [0, 1]
+    assert set(study().losses()["trial"]) == {0, 1}
+    assert study().sessions() == [SESSION], "a session as its last part has it"
+    assert results.read("tiny", final=True).empty
+    study().finish(study().rows(), study().losses(), provenance())
+    assert not study().parts.exists()
+    assert study("sam").rows()["trial"].tolist() == [5]
+    study("sam").clear()
+    assert not study("sam").parts.parent.exists()
+    assert study().rows()["trial"].tolist() == [0, 1]
+    study().clear()
+    assert not tree(study().folder)
+
+
+def test_the_last_epoch_stays_as_the_first_training_had_it():
+    """A replay brings the epochs before, and losses."""
+    first = rows((0,))
+    replay = rows((0,), epochs=(0, 4))
+    study().save_part(replay, losses(replay), provenance(), replay=True)
+    study().save_part(first, losses(first).head(0), provenance())
+    for _ in ("both in parts", "the first finished"):
+        assert study().rows()["acc_test"][1] == first["acc_test"][0] != replay["acc_test"][1]
+        assert study().rows()["acc_test"][0] == replay["acc_test"][0]
+        assert set(study().losses()["epoch"]) == {0, 4}
+        study().clear()
+        study().finish(first, losses(first).head(0), provenance())
+        study().save_part(replay, losses(replay), provenance(), replay=True)
+
+
+def test_of_the_same_run_and_epoch_the_last_frame_wins():
+    first, last = rows((0, 1)), rows((1,), epochs=(0, 4)).assign(loss_test=7.0)
+    merged = merge([first, last])
+    assert merged[["trial", "epoch"]].to_numpy().tolist() == [[0, 4], [1, 0], [1, 4]]
+    assert merged["loss_test"].tolist()[1:] == [7.0, 7.0]
+    assert merge([last, first])["loss_test"][2] == first["loss_test"][1]
+    assert merge_losses([losses(first), losses(last)]).query("trial == 1")["loss"].eq(7).all()
+    erm = rows(method="erm", knobs=(np.nan,))
+    assert len(merge([erm, erm])) == 2, "NaN is one value of the hyperparameter"
+
+
+def damaged(content):
+    """Yield shorter and altered copies of a file's content."""
+    for length in (0, 10, len(content) // 2, len(content) - 1):
+        yield content[:length]
+    for at in range(4, len(content), len(content) // 30):
+        yield content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :]
+
+
+def test_a_damaged_file_of_a_finished_study_is_one_line_and_never_other_numbers():
+    study().finish(rows(), losses(rows()), provenance())
+    path = study().file
+    way_out = "delete it, then train what is missing: softad train tiny --dataset gaussian --method softad"
+    both = [partial(read, "tiny") for read in (results.read, results.read_losses)]
+    reads = study().rows, study().losses, *both
+    whole, content, said = [read() for read in reads], path.read_bytes(), []
+    for copy in damaged(content):
+        path.write_bytes(copy)
+        try:
+            assert all(read().equals(before) for read, before in zip(reads, whole))
+        except UserError as error:
+            said.append(str(error))
+    assert len(said) > 10
+    for line in said:
+        assert line.startswith(f"{path} is broken (")
+        assert line.endswith(f"; {way_out}")
+        assert "\n" not in line
+    study().clear()
+    assert study().rows().empty
+
+
+def test_a_damaged_part_counts_as_none():
+    study().save_part(rows(), losses(rows()), provenance())
+    study().save_fold(0.0, 0, "1-of-2", np.array([0.1, 0.2]))
+    study().save_held_out(0.0, 1, np.array([0.3, 0.4]))
+    whole, lost = rows(), {path.suffix: 0 for path in study().parts.iterdir()}
+    for path in sorted(study().parts.iterdir()):
+        content = path.read_bytes()
+        for copy in damaged(content):
+            path.write_bytes(copy)
+            stored, of_samples = study().rows(), study().losses()
+            assert stored.empty or stored.equals(whole)
+            assert of_samples.empty or len(of_samples) == 6
+            assert study().sessions() in ([], [SESSION])
+            fold, held_out = study().read_fold(0.0, 0, "1-of-2"), study().held_out()
+            assert fold is None or fold.tolist() == [0.1, 0.2]
+            assert not held_out or held_out["0.0 1"].tolist() == [0.3, 0.4]
+            lost[path.suffix] += stored.empty or of_samples.empty or fold is None or not held_out
+        path.write_bytes(content)
+    assert min(lost.values()) > 10
+
+
+def test_rows_of_another_method_and_a_file_without_a_column_are_named():
+    # As after `cp erm.parquet softad.parquet`.
+    study().finish(rows(), losses(rows()), provenance("erm"))
+    with pytest.raises(UserError, match=r"is broken \(it has rows of gaussian × erm\)"):
+        results.read("tiny")
+    study().finish(rows(), losses(rows()), provenance())
+    pd.read_parquet(study().file).drop(columns="loss_val").to_parquet(study().file)
+    with pytest.raises(UserError, match=r"softad.parquet is broken "):
+        results.read("tiny")
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "..", ".hidden", "", "a\\b"])
+def test_names_never_lead_out_of_outputs(home, name):
+    before = tree(home)
+    for make in (
+        lambda: outputs(name),
+        lambda: StudyStore("tiny", name, "softad").folder,
+        lambda: results.read(name),
+        lambda: protocol(profile=name),
+    ):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+    assert tree(home) == before
+
+
+@pytest.mark.parametrize("link", [".", "tiny", "tiny/gaussian"])
+def test_results_may_lie_on_another_disk(home, tmp_path_factory, link):
+    outside = tmp_path_factory.mktemp("elsewhere")
+    path = home / "outputs" / link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(outside)
+    with study().lock():
+        study().finish(rows(), losses(rows()), provenance())
+    assert (home / "outputs/tiny/gaussian/softad.parquet").exists()
+    assert list(outside.rglob("softad.parquet"))
+    assert path.is_symlink()
+    pd.testing.assert_frame_equal(results.read("tiny"), rows())
+
+
+def test_an_unknown_profile_is_one_line_with_the_choices():
+    study().finish(rows(), losses(rows()), provenance())
+    words = r"profile 'tniy' has no results in .*; there are: tiny$"
+    for read in (results.read, results.read_losses, results.provenances):
+        with pytest.raises(UserError, match=words):
+            read("tniy")
+
+
+def test_only_what_the_protocol_asks_for_is_read():
+    """A file keeps runs of a larger grid, of more trials and of other label noises."""
+    kept = merge([rows((0, 1, 2), (0.1, 0.2, 0.3)), rows((0,), noise=0.1)])
+    study().finish(kept, losses(kept), provenance())
+    asked = kept.query("trial < 2 and knob != 0.2 and label_noise == 0").reset_index(drop=True)
+    pd.testing.assert_frame_equal(results.read("tiny"), asked)
+    assert set(results.read_losses("tiny")["trial"]) <= {0, 1}
+    assert results.provenances("tiny")["runs"].tolist() == [4]
+
+
+def test_losses_are_read_of_the_runs_that_are_selected_now():
+    """By ties to the largest value, then to the smallest; the file holds both."""
+    tied = rows((0,), (0.1, 0.3)).assign(acc_val=0.9)
+    for ties, knob in (("largest", 0.3), ("smallest", 0.1)):
+        study().finish(tied, losses(tied), provenance(ties=ties))
+        assert set(results.read_losses("tiny")["knob"]) == {knob}
+    study().finish(tied, losses(tied), provenance(curves="none"))
+    assert set(results.read_losses("tiny")["knob"]) == {0.1, 0.3}, "stored by somebody's own choice"
+
+
+def test_rows_by_dataset_label_noise_and_last_epoch():
+    curves = [rows((0, 1), (0.1,)), rows((0,), (0.3,), (0, 2, 4))]
+    noisy = rows((0, 1), (np.nan,), (0, 4), "erm", 0.05)
+    study().finish(merge(curves), losses(rows()), provenance())
+    noises = provenance("erm", label_noise=[0.0, 0.05])
+    study("erm").finish(noisy, losses(noisy), noises)
+    every = merge([*curves, noisy])
+    pd.testing.assert_frame_equal(results.read("tiny"), every)
+    ends = results.read("tiny", "gaussian", final=True)
+    pd.testing.assert_frame_equal(ends, every.query("epoch == 4").reset_index(drop=True))
+    assert results.read("tiny", label_noise=0.05, final=True)["method"].tolist() == ["erm", "erm"]
+    assert results.read_losses("tiny", label_noise=0.05)["method"].unique().tolist() == ["erm"]
+    assert results.read("tiny", label_noise=0.3).dtypes.equals(ends.dtypes)
+
+
+@pytest.mark.parametrize("read", [results.read, results.read_losses])
+def test_a_dataset_without_results_is_named_with_those_that_have_some(read):
+    study().finish(rows((0, 1), (0.1,)), losses(rows()), provenance())
+    with pytest.raises(MissingData, match="no results of 'gausian'; there are those of: gaussian"):
+        read("tiny", "gausian")
+
+
+def test_provenances_are_one_line_a_result():
+    again = SESSION.model_copy(
+        update={"id": "b", "finished": "2026-01-03T03:04:05+00:00", "runs_trained": 0}
+    )
+    changes = {"dataset": "digits", "n_val": 0, "lr": 0.05, "settings": {"softad": {"sigma": 2.0}}}
+    about = provenance(sessions=[SESSION, again], **changes)
+    stored = rows((0, 1), (0.1, 0.3)).assign(loss_val=[0.1, np.inf, 0.2, 0.3])
+    stored = stored.assign(loss_train=0.1, loss_test=[0.1, 0.2, 0.3, np.nan])
+    study().finish(stored, losses(rows()), about)
+    (line,) = results.provenances("tiny").to_dict("records")
+    assert line == {
+        "dataset": "gaussian",
+        "method": "softad",
+        "runs": 4,
+        "diverged": 2,
+        "trials": 2,
+        "label_noise": "0",
+        "grid": 2,
+        "span": "0.1 to 0.3",
+        "epochs": 4,
+        "samples": "20 + all + 40",
+        "training": "model linear, optimizer sgd, lr 0.05, lr_schedule constant, momentum 0, "
+        "weight_decay 0, batch_size 10, "
+        "precision fp32, sigma 2, eta 1, scale code",
+        "dtype": "float64",
+        "device": "cpu",
+        "torch": "2.9",
+        "seconds": 12.0,
+        "finished": "2026-01-03T03:04",
+    }
+
+
+def test_temporary_files_of_killed_processes_go_after_an_hour():
+    study().save_part(rows(), losses(rows()), provenance())
+    parts = study().parts
+    old, new, other = parts / ".x.pt.12", parts / ".y.pt.13", study().folder / ".sam.12"
+    for path in (old, new, other):
+        path.write_text("half")
+    for path in (old, other):
+        os.utime(path, (time.time() - 4000,) * 2)
+    study().delete_temporary_files()
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+    assert study().rows()["trial"].tolist() == [0, 1]
+
+
+# Any file
+
+
+def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
+    target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
+    target.write_text("before")
+    link.symlink_to(target)
+    _files.write(link, "after")
+    assert (link.is_symlink(), target.read_text()) == (True, "after")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    _files.write(pipe, "through")
+    assert (os.read(reader, 20), pipe.is_fifo()) == (b"through", True)
+    os.close(reader)
+    with pytest.raises(UserError, match="cannot be written: Is a directory"):
+        _files.write(tmp_path, "no")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_a_check_leaves_nothing(home):
+    before = tree(home)
+    _files.check_writable(study().folder)
+    assert not (home / "outputs").exists()
+    (home / "outputs").write_text("a file in the way")
+    for write in (_files.check_writable, lambda folder: _files.write(folder / "x", b"x")):
+        with pytest.raises(UserError, match="cannot be written"):
+            write(study().folder)
+    (home / "outputs").unlink()
+    assert tree(home) == before
+
+
+def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="SOFTAD_HOME"):
+        _files.home()
+    monkeypatch.delenv("SOFTAD_HOME")
+    root = make_home(tmp_path / "book")
+    (root / "notebooks" / "deep").mkdir()
+    monkeypatch.chdir(root / "notebooks" / "deep")
+    assert _files.home() == root
+
+
+def test_a_part_that_is_written_while_a_study_is_put_together_stays():
+    study().save_part(rows((0,)), losses(rows((0,))), provenance())
+    parts, stored, of_samples = study().finished_parts(), study().rows(), study().losses()
+    study().save_part(rows((1,)), losses(rows((1,))), provenance())
+    study().finish(stored, of_samples, provenance(), parts)
+    assert study().rows()["trial"].tolist() == [0, 1]
+    (part,) = study().parts.glob("*.parquet")
+    part.write_bytes(part.read_bytes()[:90])
+    assert study().rows()["trial"].tolist() == [0], "a damaged part counts as none"
