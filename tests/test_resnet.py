@@ -7,8 +7,8 @@ from helpers.plain_loop import plain_loop
 
 from softadlib.methods import METHODS
 from softadlib.models import build
-from softadlib.trainer.engines import RunBatch
-from softadlib.trainer.engines.side_by_side import VmapEngine
+from softadlib.trainer.engines import RunGroup
+from softadlib.trainer.engines.autograd import AutogradEngine
 from softadlib.trainer.loop import train
 from softadlib.trainer.recipe import Recipe
 from softadlib.trainer.splits import PARTS
@@ -43,7 +43,7 @@ def test_resnets_side_by_side_are_the_plain_loop(splits, method):
     """A step of 20 images and one of 5: the last batch is trained on, not dropped."""
     knob, seeds, recipe = [0.3, 0.1], (11, 12), Recipe("sgd", 0.05, 20, 1, momentum=0.9)
     settings = METHODS[method].defaults
-    engine = VmapEngine(RunBatch(METHODS[method], networks(2), splits, [0, 1], knob, settings))
+    engine = AutogradEngine(RunGroup(METHODS[method], networks(2), splits, [0, 1], knob, settings))
     (measured,) = train(engine, recipe, seeds, {1}).rows
     for run, net in enumerate(networks(2)):
         raw = {part: splits.part(part, run) for part in PARTS}

@@ -85,12 +85,12 @@ def loss_summary(
         columns[f"{fit}_loss"] = np.array(means)
         columns[f"{fit}_ece"] = np.array([_calibration_error(*pair) for pair in zip(scaled, y)])
     if log_probabilities is not None:
-        linked = linked_measures(logits, labels, log_probabilities)
-        columns |= {f"linked_{name}": values for name, values in linked.items()}
+        closed_form = closed_form_measures(logits, labels, log_probabilities)
+        columns |= {f"linked_{name}": values for name, values in closed_form.items()}
     return columns
 
 
-def linked_measures(
+def closed_form_measures(
     logits: Sequence[Tensor],
     labels: Sequence[Tensor],
     log_probabilities: Callable[[Tensor], Tensor],

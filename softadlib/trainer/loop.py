@@ -15,7 +15,7 @@ from softadlib.trainer.recipe import Recipe, batches
 from softadlib.trainer.splits import PARTS
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
     """What was measured of R runs."""
 
@@ -36,7 +36,7 @@ def train(
     *,
     loss_epochs: Collection[int] = (),
     best_epoch: bool = False,
-    linked: bool = False,
+    closed_form: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> Measured:
     """Train all runs of an engine and measure them at `eval_epochs`; epoch 0 is before any step.
@@ -50,13 +50,13 @@ def train(
             and calibration after the last epoch.
         best_epoch: also measure every run, with calibration, as it was at the epoch of its lowest
             validation loss. That loss is measured every epoch.
-        linked: with `best_epoch`, also measure the class probabilities of a method that has them in
-            closed form: `schema.LINKED`.
+        closed_form: with `best_epoch`, also measure the class probabilities of a method that has them in
+            closed form, in columns `linked_…`.
         checkpoint: may hold an earlier state, and is given new ones.
     """
     checkpoint = checkpoint or Checkpoint(None, {})
-    recorder = Recorder(engine, recipe.epochs, eval_epochs, loss_epochs, best_epoch, linked)
-    engine.begin(recipe)
+    recorder = Recorder(engine, recipe.epochs, eval_epochs, loss_epochs, best_epoch, closed_form)
+    engine.start(recipe)
     first = 0
     if earlier := checkpoint.load():
         first = earlier["epoch"] + 1
@@ -70,11 +70,11 @@ def train(
             engine.set_lr(recipe.lr_at(epoch))
             for positions in batches(order_seeds, epoch, n, recipe.batch_size, engine.device):
                 engine.step(positions)
-        recorder.record(epoch)
+        recorder.after(epoch)
         if epoch < recipe.epochs and checkpoint.due(epoch):
             states = {"engine": engine.state_dict(), "recorder": recorder.state_dict()}
             checkpoint.save({"epoch": epoch, **states})
-    return recorder.finish()
+    return recorder.measured
 
 
 class Recorder:
@@ -87,51 +87,47 @@ class Recorder:
         eval_epochs: Collection[int],
         loss_epochs: Collection[int],
         best_epoch: bool,
-        linked: bool,
+        closed_form: bool,
     ):
         self.engine = engine
         self.last_epoch = last_epoch
         self.eval_epochs = eval_epochs
         self.loss_epochs = loss_epochs
-        self.rows: list[Row] = []
+        self.measured = Measured([])
         self.best: dict[str, BestEpoch] = {}
-        """By the loss whose lowest value makes an epoch the best: "plain" or "linked"."""
+        """By the loss whose lowest value makes an epoch the best: "softmax" or "closed form"."""
         if best_epoch:
-            self.best["plain"] = BestEpoch(engine, engine.validation_losses)
-        if best_epoch and linked and engine.method.log_probabilities is not None:
-            self.best["linked"] = BestEpoch(engine, engine.linked_validation_losses)
+            self.best["softmax"] = BestEpoch(engine, engine.validation_losses)
+        if best_epoch and closed_form and engine.method.log_probabilities is not None:
+            self.best["closed form"] = BestEpoch(engine, engine.closed_form_validation_losses)
 
-    def record(self, epoch: int) -> None:
-        """Measure what is to be measured after this epoch."""
-        if epoch in self.eval_epochs:
-            row = {"epoch": np.full(len(self.engine), epoch), **self.engine.measure()}
-            if epoch in self.loss_epochs:
-                is_last = epoch == self.last_epoch
-                linked = is_last and "linked" in self.best
-                row |= self.engine.measure_losses(calibrated=is_last, linked=linked)
-            self.rows.append(row)
+    def after(self, epoch: int) -> None:
+        """Measure what is due after this epoch; after the last one, also the kept weights of the best."""
+        is_last = epoch == self.last_epoch
+        closed_form = is_last and "closed form" in self.best
         if epoch > 0:
             for best in self.best.values():
                 best.update(epoch)
-
-    def finish(self) -> Measured:
-        """Return everything, after measuring the runs as they were at their best epochs."""
-        if "linked" in self.best:
-            self.rows[-1] |= self.best["linked"].measure_linked()
-        if "plain" not in self.best:
-            return Measured(self.rows)
-        return Measured(self.rows, self.best["plain"].measure(linked="linked" in self.best))
+        if epoch in self.eval_epochs:
+            row = {"epoch": np.full(len(self.engine), epoch), **self.engine.measure()}
+            if epoch in self.loss_epochs:
+                row |= self.engine.measure_losses(calibrated=is_last, closed_form=closed_form)
+            if closed_form:
+                row |= self.best["closed form"].measure_closed_form()
+            self.measured.rows.append(row)
+        if is_last and "softmax" in self.best:
+            self.measured.best = self.best["softmax"].measure(closed_form)
 
     def state_dict(self) -> State:
         """Return what a checkpoint holds."""
         return {
-            "rows": [tree_map(torch.from_numpy, row) for row in self.rows],
+            "rows": [tree_map(torch.from_numpy, row) for row in self.measured.rows],
             "best": {name: best.state_dict() for name, best in self.best.items()},
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a checkpoint."""
-        self.rows = [tree_map(Tensor.numpy, row) for row in state["rows"]]
+        self.measured.rows = [tree_map(Tensor.numpy, row) for row in state["rows"]]
         for name, best in self.best.items():
             best.load_state_dict(state["best"][name])
 
@@ -161,16 +157,16 @@ class BestEpoch:
         for name, now in self.engine.weights().items():
             self.weights[name][index] = now[index]
 
-    def measure(self, linked: bool) -> Row:
+    def measure(self, closed_form: bool) -> Row:
         """Measure the kept weights; epoch 0 marks a run without any."""
         with self.weights_in_engine():
             row = {"epoch": self.epoch, **self.engine.measure()}
-            return row | self.engine.measure_losses(calibrated=True, linked=linked)
+            return row | self.engine.measure_losses(calibrated=True, closed_form=closed_form)
 
-    def measure_linked(self) -> Row:
+    def measure_closed_form(self) -> Row:
         """Return the columns `linked_best_…`, (R, 3) each; NaN of a run without any kept weights."""
         with self.weights_in_engine():
-            measured = self.engine.measure_linked(PARTS)
+            measured = self.engine.measure_closed_form(PARTS)
         epochs = np.where(self.epoch > 0, self.epoch, np.nan)[:, None]
         row = {"linked_best_epoch": np.broadcast_to(epochs, measured["loss"].shape)}
         for name, values in measured.items():
@@ -184,9 +180,11 @@ class BestEpoch:
         last = tree_map(Tensor.clone, current)
         for name, value in current.items():
             value.copy_(self.weights[name])
-        yield
-        for name, value in current.items():
-            value.copy_(last[name])
+        try:
+            yield
+        finally:
+            for name, value in current.items():
+                value.copy_(last[name])
 
     def state_dict(self) -> State:
         """Return what a checkpoint holds."""

@@ -16,7 +16,7 @@ from softadlib.functional.reduction import as_tensor
 from softadlib.methods import METHODS, Method, check_momentum, get_method
 from softadlib.models import has_batch_norm, initialized
 from softadlib.trainer.device import memory_in_one_line, numerics, pick_device
-from softadlib.trainer.engines import RunBatch, choose_engine, groups
+from softadlib.trainer.engines import RunGroup, choose_engine, split_into_groups
 from softadlib.trainer.evaluation import MEASURES, measures_table
 from softadlib.trainer.loop import train
 from softadlib.trainer.recipe import Recipe
@@ -107,7 +107,7 @@ def train_many(
         for alike in _alike(checked):
             method = alike[0].method
             recipe = Recipe(optimizer, alike[0].lr, batch_size, epochs, momentum, weight_decay)
-            batch = RunBatch(
+            together = RunGroup(
                 method=method,
                 networks=[initial[run.seed] for run in alike],
                 splits=splits,
@@ -115,8 +115,8 @@ def train_many(
                 knob=[run.knob for run in alike],
                 settings=method.defaults,
             )
-            for group in groups(batch):
-                engine = choose_engine(batch.take(group))
+            for group in split_into_groups(together):
+                engine = choose_engine(together.take(group))
                 measured = train(engine, recipe, seeds, measured_epochs)
                 keys = pd.DataFrame([alike[i].columns for i in group])
                 frames += [measures_table(keys, row) for row in measured.rows]

@@ -91,7 +91,7 @@ def engine(network: str, method: str) -> Step:
         grids=grids,
     )
     trained = make_engine(protocol, protocol.runs(method), splits)
-    trained.begin(protocol.recipe)
+    trained.start(protocol.recipe)
 
     def steps() -> None:
         for positions in batches(protocol.seeds, 1, samples, batch):

@@ -8,8 +8,8 @@ import torch
 
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.trainer.engines import RunBatch
-from softadlib.trainer.engines.side_by_side import VmapEngine
+from softadlib.trainer.engines import RunGroup
+from softadlib.trainer.engines.autograd import AutogradEngine
 from softadlib.trainer.engines.single_perceptron import PerceptronEngine
 from softadlib.trainer.recipe import Recipe
 from softadlib.workbook.data.make_splits import synthetic_splits
@@ -17,7 +17,7 @@ from softadlib.workbook.data.make_splits import synthetic_splits
 SMALL = partial(mlp, width=16, depth=2)
 SEEDS = (17716, 961412)
 TRIALS = (0, 1, 1)
-ENGINES = ("vmap", "mlp")
+ENGINES = ("autograd", "perceptron")
 
 # 44 samples: 5 steps an epoch, the last on 4 of them
 ADAM = Recipe("adam", 1e-2, 10, 4)
@@ -47,12 +47,12 @@ def networks(trials, dtype=torch.float64, model=SMALL):
     return made
 
 
-def make_batch(
+def make_group(
     method, trials=TRIALS, knobs=None, *, dtype=torch.float64, model=SMALL, data=None, **settings
 ):
     """Runs of one method on `trials`, at three values of its hyperparameter or at `knobs`."""
     data = data or splits(dtype)
-    return RunBatch(
+    return RunGroup(
         METHODS[method],
         networks(trials, dtype, model),
         data,
@@ -64,16 +64,16 @@ def make_batch(
 
 
 def make_engines(kind, method, trials=TRIALS, knobs=None, **given):
-    """One engine of all runs ("vmap"), or one for each ("mlp")."""
-    if kind == "vmap":
-        return [VmapEngine(make_batch(method, trials, knobs, **given))]
+    """One engine of all runs ("autograd"), or one for each ("perceptron")."""
+    if kind == "autograd":
+        return [AutogradEngine(make_group(method, trials, knobs, **given))]
     runs = zip(trials, knobs or knobs_of(method))
-    return [PerceptronEngine(make_batch(method, [t], [k], **given)) for t, k in runs]
+    return [PerceptronEngine(make_group(method, [t], [k], **given)) for t, k in runs]
 
 
 def weights(engine, run):
     """Parameters and buffers of one run."""
-    params, buffers = engine.state(run)
+    params, buffers = engine.tensors_of(run)
     return params | buffers
 
 

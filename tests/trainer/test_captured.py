@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers.engines import ADAM, SEEDS, SGD, TRIALS, identical, make_batch, weights
+from helpers.engines import ADAM, SEEDS, SGD, TRIALS, identical, make_group, weights
 from helpers.graphs import patch_graphs
 
 from softadlib.trainer.checkpoint import Checkpoint
+from softadlib.trainer.engines.autograd import AutogradEngine
 from softadlib.trainer.engines.captured import CapturedStep
-from softadlib.trainer.engines.side_by_side import VmapEngine
 from softadlib.trainer.loop import train
 from softadlib.trainer.recipe import Recipe
 
@@ -21,11 +21,11 @@ CASES = [(method, "adam") for method in ("flooding", "sam", "chi2", "adaflood", 
 CASES += [(method, recipe) for method in ("softad", "decay") for recipe in RECIPES]
 
 
-class CapturedEngine(VmapEngine):
+class CapturedEngine(AutogradEngine):
     """Captures its step on a CPU too."""
 
-    def begin(self, recipe):
-        super().begin(recipe)
+    def start(self, recipe):
+        super().start(recipe)
         self.captured = CapturedStep(list(self.weights().values()), self.optimizer)
 
 
@@ -45,7 +45,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize(("method", "recipe"), CASES)
 def test_a_captured_step_is_the_step_bit_for_bit(method, recipe):
     """Batches of 10 and a last one of 4: two graphs, each replayed at every batch of its length."""
-    plain, captured = VmapEngine(make_batch(method)), CapturedEngine(make_batch(method))
+    plain, captured = AutogradEngine(make_group(method)), CapturedEngine(make_group(method))
     how = {"eval_epochs": {0, 1, 4}, "best_epoch": True}
     expected = train(plain, RECIPES[recipe], SEEDS, **how)
     assert_same(train(captured, RECIPES[recipe], SEEDS, **how), expected)
@@ -69,11 +69,11 @@ class Stopping(Checkpoint):
 def test_a_captured_training_resumes_to_the_same_bits(recipe, tmp_path):
     """The optimizer's state of the earlier part is there when the step is captured anew."""
     how = {"eval_epochs": {0, 1, 4}, "best_epoch": True}
-    expected = train(CapturedEngine(make_batch("softad")), RECIPES[recipe], SEEDS, **how)
+    expected = train(CapturedEngine(make_group("softad")), RECIPES[recipe], SEEDS, **how)
     file = tmp_path / "state.pt"
-    first = CapturedEngine(make_batch("softad"))
+    first = CapturedEngine(make_group("softad"))
     with pytest.raises(Stop):
         train(first, RECIPES[recipe], SEEDS, **how, checkpoint=Stopping(file, {}, 2))
-    second = CapturedEngine(make_batch("softad"))
+    second = CapturedEngine(make_group("softad"))
     resumed = train(second, RECIPES[recipe], SEEDS, **how, checkpoint=Checkpoint(file, {}, 2))
     assert_same(resumed, expected)

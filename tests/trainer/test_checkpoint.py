@@ -48,7 +48,7 @@ class LastWords(Checkpoint):
 def test_a_stopped_engine_ends_where_the_uninterrupted_one_does(kind, method, recipe, tmp_path):
     """Bit for bit: weights, curves, losses of single samples, the best epoch."""
     file, facts, saved = tmp_path / "state.pt", {"by": "test"}, 7
-    trials = TRIALS if kind == "vmap" else (1,)
+    trials = TRIALS if kind == "autograd" else (1,)
     engines = [make_engines(kind, method, trials, dtype=torch.float32)[0] for _ in range(3)]
     whole, first, second = engines
     how = {"eval_epochs": {0, 2, 5, 10}, "loss_epochs": {2, 10}, "best_epoch": True}

@@ -19,8 +19,8 @@ from helpers.engines import (
     held_out,
     identical,
     knobs_of,
-    make_batch,
     make_engines,
+    make_group,
     networks,
     row,
     splits,
@@ -31,8 +31,8 @@ from torch import nn
 
 from softadlib.methods import METHODS
 from softadlib.models import linear
-from softadlib.trainer.engines import RunBatch
-from softadlib.trainer.engines.side_by_side import VmapEngine
+from softadlib.trainer.engines import RunGroup
+from softadlib.trainer.engines.autograd import AutogradEngine
 from softadlib.trainer.evaluation import MEASURES
 from softadlib.trainer.loop import train
 from softadlib.trainer.recipe import Recipe, batches
@@ -125,11 +125,11 @@ def test_the_linear_model_is_the_plain_loop(method, kind):
 def test_a_setting_may_differ_from_run_to_run():
     """A tensor (R,) holds one value per run."""
     sigmas = torch.tensor([0.1, 1.0, 4.0], dtype=torch.float64)
-    (together,) = make_engines("vmap", "softad", sigma=sigmas)
+    (together,) = make_engines("autograd", "softad", sigma=sigmas)
     train(together, SGD, SEEDS, ())
     for run, sigma in enumerate(sigmas.tolist()):
         (alone,) = make_engines(
-            "mlp", "softad", TRIALS[run:][:1], knobs_of("softad")[run:], sigma=sigma
+            "perceptron", "softad", TRIALS[run:][:1], knobs_of("softad")[run:], sigma=sigma
         )
         train(alone, SGD, SEEDS, ())
         assert_near(weights(together, run), weights(alone, 0))
@@ -140,7 +140,7 @@ def test_a_setting_may_differ_from_run_to_run():
 
 @pytest.mark.parametrize("method", ["flooding", "chi2", "gnp", "msam"])
 def test_a_network_that_starts_as_nan_disturbs_no_other(method):
-    healthy, sick = (VmapEngine(make_batch(method, dtype=torch.float32)) for _ in range(2))
+    healthy, sick = (AutogradEngine(make_group(method, dtype=torch.float32)) for _ in range(2))
     sick.params["0.weight"][1] = math.nan
     assert_only_run_1_is_lost(healthy, sick)
 
@@ -158,7 +158,7 @@ def assert_only_run_1_is_lost(healthy, sick):
 
 
 def test_a_run_that_never_had_a_finite_validation_loss_has_no_best_epoch():
-    engine = VmapEngine(make_batch("erm"))
+    engine = AutogradEngine(make_group("erm"))
     engine.params["0.weight"][1] = math.nan
     best = train(engine, SGD, SEEDS, {SGD.epochs}, best_epoch=True).best
     assert (best["epoch"] > 0).tolist() == [True, False, True]
@@ -194,7 +194,7 @@ def test_a_dropped_engine_is_freed_without_the_garbage_collector(kind):
     """On a GPU nothing collects cycles before the memory is needed."""
     (made,) = make_engines(kind, "sam", (0,))
     train(made, ADAM, SEEDS, {0, 2}, best_epoch=True)
-    memory = weakref.ref(made.state(0)[0]["0.weight"]._base)
+    memory = weakref.ref(made.tensors_of(0)[0]["0.weight"]._base)
     gc.collect()
     gc.disable()
     try:
@@ -214,7 +214,7 @@ def test_steps_on_cuda_are_those_of_the_cpu(method):
         measured = []
         for device in ("cpu", "cuda"):
             data = splits().to(device, torch.float64)
-            engine = VmapEngine(make_batch(method, data=data))
+            engine = AutogradEngine(make_group(method, data=data))
             result = train(engine, recipe, SEEDS, {0, recipe.epochs}, best_epoch=True)
             measured.append([result.best, *result.rows])
         for cpu, cuda in zip(*measured, strict=True):
@@ -235,7 +235,7 @@ def convolutions(device, trials, knobs, method="softad"):
     index = torch.stack([torch.arange(40), torch.arange(40).flip(0)])
     data = Splits(x, torch.arange(40) % 2, index[:, :20], index[:, 20:30], index[:, 30:], 2)
     data = data.to(device, torch.float64)
-    return VmapEngine(RunBatch(METHODS[method], networks, data, trials, knobs))
+    return AutogradEngine(RunGroup(METHODS[method], networks, data, trials, knobs))
 
 
 @pytest.mark.parametrize("method", ["softad", "sam", "msam", "decay"])
@@ -260,7 +260,7 @@ def test_the_memory_order_of_convolutions_on_cuda_changes_no_number():
     for device in ("cpu", "cuda"):
         made = convolutions(device, [0], [0.1], "sam")
         ends.append(train(made, Recipe("adam", 1e-2, 8, 3), [1], {0, 3}).rows)
-        weight = made.state(0)[0]["0.weight"]
+        weight = made.tensors_of(0)[0]["0.weight"]
         assert weight.is_contiguous(memory_format=torch.channels_last) == (device == "cuda")
     for cpu, cuda in zip(*ends, strict=True):
         assert_near(row(cpu, 0), row(cuda, 0))

@@ -10,7 +10,7 @@ from torch import nn
 from softadlib import functional as F
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.trainer.engines.base import activations
+from softadlib.trainer.engines.base import count_activations
 from softadlib.trainer.engines.layers import backward, forward, fuse_batchnorm, parse_perceptron
 from softadlib.trainer.engines.single_perceptron import PerceptronEngine, logit_gradient
 
@@ -127,8 +127,8 @@ def test_gradients_in_the_logits_are_autograds(values, knob, sigma, scale, name)
 
 def test_other_networks_are_refused():
     other = lambda shape, classes: nn.Sequential(nn.Linear(2, 2), nn.Dropout())  # noqa: E731
-    with pytest.raises(ValueError, match="use VmapEngine"):
-        make_engines("mlp", "erm", (0,), model=other)
+    with pytest.raises(ValueError, match="use AutogradEngine"):
+        make_engines("perceptron", "erm", (0,), model=other)
     cpu = torch.device("cpu")
     assert PerceptronEngine.supports(NETWORKS["mlp"](), cpu)
     assert not PerceptronEngine.supports(NETWORKS["mlp"](), cpu, bf16=True)
@@ -138,4 +138,4 @@ def test_other_networks_are_refused():
 
 def test_activations_of_a_network_by_hand():
     """2 → 16 → 16 → 2: each layer puts out its width."""
-    assert activations(NETWORKS["mlp"](), (2,)) == 3 * 16 + 3 * 16 + 2
+    assert count_activations(NETWORKS["mlp"](), (2,)) == 3 * 16 + 3 * 16 + 2

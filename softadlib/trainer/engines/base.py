@@ -17,8 +17,8 @@ from softadlib.methods import Method
 from softadlib.trainer.checkpoint import State
 from softadlib.trainer.evaluation import (
     as_rows,
+    closed_form_measures,
     evaluate,
-    linked_measures,
     loss_summary,
     model_norm,
 )
@@ -35,7 +35,7 @@ GPU_BYTES = 2**31
 
 
 @dataclass(frozen=True)
-class RunBatch:
+class RunGroup:
     """R runs of one method that one engine trains: what differs between them, and what they share."""
 
     method: Method
@@ -62,7 +62,7 @@ class RunBatch:
         """Where the runs are trained."""
         return self.splits.x.device
 
-    def take(self, positions: Sequence[int]) -> "RunBatch":
+    def take(self, positions: Sequence[int]) -> "RunGroup":
         """Return the runs at these positions."""
         settings = dict(self.settings)
         for name, value in settings.items():
@@ -92,31 +92,31 @@ class Samples:
 class Engine:
     """R runs of one method on one device. Subclasses have `step` and `network`."""
 
-    def __init__(self, batch: RunBatch):
-        self.method = batch.method
-        self.splits = batch.splits
-        self.device = batch.device
-        self.bf16 = batch.bf16
-        self.trials = list(batch.trial)
+    def __init__(self, group: RunGroup):
+        self.method = group.method
+        self.splits = group.splits
+        self.device = group.device
+        self.bf16 = group.bf16
+        self.trials = list(group.trial)
         self.trial = torch.as_tensor(self.trials, device=self.device)
         self.shuffled = sorted(set(self.trials))
         """Trials that have an order of samples: row i of a batch of positions belongs to the i-th."""
         rows = [self.shuffled.index(trial) for trial in self.trials]
         self.row = torch.as_tensor(rows, device=self.device)
         self.train_index = self.splits.train[self.shuffled]
-        self.template = copy.deepcopy(batch.networks[0]).train()
-        self.params: Grads = self._stack([dict(n.named_parameters()) for n in batch.networks])
-        self.buffers: Grads = self._stack([dict(n.named_buffers()) for n in batch.networks])
+        self.template = copy.deepcopy(group.networks[0]).train()
+        self.params: Grads = self._stack([dict(n.named_parameters()) for n in group.networks])
+        self.buffers: Grads = self._stack([dict(n.named_buffers()) for n in group.networks])
         dtype = next(iter(self.params.values())).dtype
-        self.knob = torch.as_tensor(batch.knob, dtype=dtype, device=self.device)
-        self.shared = dict(batch.settings)
+        self.knob = torch.as_tensor(group.knob, dtype=dtype, device=self.device)
+        self.shared = dict(group.settings)
         self.per_run: dict[str, Tensor] = {}
-        for name, value in batch.settings.items():
+        for name, value in group.settings.items():
             if isinstance(value, Tensor):
                 self.per_run[name] = self.shared.pop(name).to(self.device)
         self.samples: dict[str, Tensor] = {}
         for name in self.method.samples:
-            self.samples[name] = batch.samples[name][self.shuffled].to(self.device, dtype)
+            self.samples[name] = group.samples[name][self.shuffled].to(self.device, dtype)
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -132,7 +132,7 @@ class Engine:
 
     # Training
 
-    def begin(self, recipe: Recipe) -> None:
+    def start(self, recipe: Recipe) -> None:
         """Make the optimizer, before the first step."""
         self.optimizer = recipe.make_optimizer(list(self.params.values()))
 
@@ -153,7 +153,7 @@ class Engine:
             extra[name] = values.gather(1, positions)[self.row]
         return Samples(x, self.splits.y[index], extra)
 
-    def move(self, directions: Grads) -> None:
+    def apply_gradients(self, directions: Grads) -> None:
         """Let the optimizer step along `directions` (R, …), after the decay of a method that decays."""
         if self.method.decays_weights:
             lr = self.optimizer.param_groups[0]["lr"]
@@ -195,19 +195,19 @@ class Engine:
         """Return the parameters and buffers of all runs, (R, …) each, as tensors that training changes."""
         return self.params | self.buffers
 
-    def state(self, run: int) -> tuple[Grads, Grads]:
+    def tensors_of(self, run: int) -> tuple[Grads, Grads]:
         """Return parameters and buffers of one run, views of the stacked ones."""
         params = {name: value[run] for name, value in self.params.items()}
         buffers = {name: value[run] for name, value in self.buffers.items()}
         return params, buffers
 
     def state_dict(self) -> State:
-        """Return the weights and the optimizer's state; needs `begin`."""
+        """Return the weights and the optimizer's state; needs `start`."""
         return {"weights": self.weights(), "optimizer": self.optimizer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: State) -> None:
-        """Resume from `state`: copy its values into the tensors that `begin` has seen."""
+        """Resume from `state`: copy its values into the tensors that `start` has seen."""
         for name, value in self.weights().items():
             value.copy_(state["weights"][name])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -215,7 +215,7 @@ class Engine:
     def module(self, run: int) -> nn.Module:
         """Return a network with the weights of one run, on the CPU, in evaluation mode."""
         network = copy.deepcopy(self.template).cpu().eval()
-        params, buffers = self.state(run)
+        params, buffers = self.tensors_of(run)
         network.load_state_dict(params | buffers, strict=False)  # tied weights have one name here
         return network
 
@@ -229,14 +229,16 @@ class Engine:
     def evaluation_mode(self) -> Iterator[None]:
         """Put the network into evaluation mode, without gradients, and back into training mode."""
         self.template.eval()
-        with torch.no_grad():
-            yield
-        self.template.train()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.template.train()
 
     def measure(self) -> Row:
         """Return loss and accuracy on train, val and test, and the model norm, (R,) each."""
         measures = self.evaluate_parts(PARTS)
-        norms = [model_norm(self.state(run)[0]) for run in range(len(self))]
+        norms = [model_norm(self.tensors_of(run)[0]) for run in range(len(self))]
         return as_rows({**measures, "model_norm": torch.stack(norms)})
 
     def validation_losses(self) -> np.ndarray:
@@ -244,27 +246,29 @@ class Engine:
         losses = self.evaluate_parts(("val",))["loss_val"]
         return np.asarray(losses.cpu().double())
 
-    def measure_losses(self, calibrated: bool, linked: bool = False) -> Row:
+    def measure_losses(self, calibrated: bool, closed_form: bool = False) -> Row:
         """Summarise the losses of single samples: {column: (R, 3, …)}, one row per part.
 
-        `linked`: also those of the class probabilities in closed form.
+        `closed_form`: also those of the class probabilities in closed form.
         """
         rows = []
         for run in range(len(self)):
-            closed_form = self.log_probabilities(run) if linked else None
-            rows.append(loss_summary(*self.outputs(run, PARTS), calibrated, closed_form))
+            log_probabilities = self.log_probabilities(run) if closed_form else None
+            rows.append(loss_summary(*self.outputs(run, PARTS), calibrated, log_probabilities))
         return stacked(rows)
 
-    def measure_linked(self, parts: Sequence[str]) -> Row:
+    def measure_closed_form(self, parts: Sequence[str]) -> Row:
         """Return loss and calibration error of the class probabilities in closed form, (R, parts) each."""
         rows = []
         for run in range(len(self)):
-            rows.append(linked_measures(*self.outputs(run, parts), self.log_probabilities(run)))
+            rows.append(
+                closed_form_measures(*self.outputs(run, parts), self.log_probabilities(run))
+            )
         return stacked(rows)
 
-    def linked_validation_losses(self) -> np.ndarray:
+    def closed_form_validation_losses(self) -> np.ndarray:
         """Return the validation loss of the class probabilities in closed form of every run, (R,)."""
-        losses: np.ndarray = self.measure_linked(("val",))["loss"][:, 0]
+        losses: np.ndarray = self.measure_closed_form(("val",))["loss"][:, 0]
         return losses
 
     def log_probabilities(self, run: int) -> Callable[[Tensor], Tensor]:
@@ -330,13 +334,13 @@ class Engine:
         """Return how many samples of `runs` runs a forward pass of an evaluation takes."""
         if self.device.type == "cpu":
             return SAMPLES_AT_ONCE
-        bytes_per_sample = self.activations * self.knob.element_size()
+        bytes_per_sample = self._activations * self.knob.element_size()
         return max(1, GPU_BYTES // (runs * bytes_per_sample))
 
     @functools.cached_property
-    def activations(self) -> int:
+    def _activations(self) -> int:
         """Floats that the layers put out for one sample; found once, it costs a forward pass."""
-        return max(1, activations(self.template, self.splits.shape))
+        return max(1, count_activations(self.template, self.splits.shape))
 
 
 def stacked(rows: Sequence[Row]) -> Row:
@@ -344,7 +348,7 @@ def stacked(rows: Sequence[Row]) -> Row:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def activations(network: nn.Module, shape: tuple[int, ...]) -> int:
+def count_activations(network: nn.Module, shape: tuple[int, ...]) -> int:
     """Count the floats that the layers of `network` put out for one sample of `shape`."""
     sizes: list[int] = []
     network = copy.deepcopy(network).eval()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from softadlib.functional import WEIGHTS
 from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method, cross_entropy
-from softadlib.trainer.engines.base import Engine, RunBatch
+from softadlib.trainer.engines.base import Engine, RunGroup
 from softadlib.trainer.engines.layers import backward, forward, fuse_batchnorm, parse_perceptron
 
 _NLL = torch.ops.aten.nll_loss_forward.default
@@ -32,19 +32,19 @@ class PerceptronEngine(Engine):
         """Tell whether this engine trains networks like `network` on `device`."""
         return device.type == "cpu" and not bf16 and parse_perceptron(network) is not None
 
-    def __init__(self, batch: RunBatch):
-        super().__init__(batch)
+    def __init__(self, group: RunGroup):
+        super().__init__(group)
         layers = parse_perceptron(self.template)
-        if layers is None or len(batch) != 1:
+        if layers is None or len(group) != 1:
             raise ValueError(
-                "PerceptronEngine takes one network of Linear, BatchNorm1d, ReLU in a row; use VmapEngine"
+                "PerceptronEngine takes one network of Linear, BatchNorm1d, ReLU in a row; use AutogradEngine"
             )
         self.layers = layers
         self.own_settings = {name: value[0] for name, value in self.per_run.items()}
-        self.views = self.state(0)
+        self.views = self.tensors_of(0)
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
-        return fuse_batchnorm(self.layers, *self.state(run))
+        return fuse_batchnorm(self.layers, *self.tensors_of(run))
 
     @torch.no_grad()
     def step(self, positions: Tensor) -> None:
@@ -64,7 +64,7 @@ class PerceptronEngine(Engine):
             average = {name: value[0] for name, value in self.momentum().items()}
             of_rule["momentum"] = average or None
         direction = self.method.rule(gradient, params, knob, **of_rule)
-        self.move({name: g[None] for name, g in direction.items()})
+        self.apply_gradients({name: g[None] for name, g in direction.items()})
 
 
 def logit_gradient(

@@ -11,8 +11,8 @@ from softadlib._files import home
 from softadlib._validation import choose
 from softadlib.methods import get_method
 from softadlib.models import build
-from softadlib.trainer.engines import RunBatch, choose_engine
-from softadlib.trainer.engines.side_by_side import VmapEngine
+from softadlib.trainer.engines import RunGroup, choose_engine
+from softadlib.trainer.engines.autograd import AutogradEngine
 from softadlib.trainer.loop import train
 from softadlib.trainer.recipe import Recipe
 from softadlib.trainer.splits import Splits
@@ -49,8 +49,8 @@ def linear_rows(
     for method in methods:
         knob = theta if get_method(method).knob else math.nan
         network = build("linear", (2,), 2, seed).double()
-        batch = RunBatch(get_method(method), [network], splits, [0], [knob], {"sigma": sigma})
-        measured = train(choose_engine(batch), recipe, [seed], range(0, epochs + 1, every))
+        group = RunGroup(get_method(method), [network], splits, [0], [knob], {"sigma": sigma})
+        measured = train(choose_engine(group), recipe, [seed], range(0, epochs + 1, every))
         for row in measured.rows:
             facts = {"dataset": dataset, "method": method, "trial": 0, "knob": knob}
             rows.append(facts | {name: values[0] for name, values in row.items()})
@@ -103,8 +103,8 @@ def linear_sensitivity(
         for scale in scales:
             settings = {"sigma": torch.as_tensor(sigma), "scale": scale}
             trials = range(len(chunk))
-            batch = RunBatch(get_method(method), networks, splits, trials, theta.tolist(), settings)
-            (last,) = train(VmapEngine(batch), recipe, seeds, [epochs]).rows
+            group = RunGroup(get_method(method), networks, splits, trials, theta.tolist(), settings)
+            (last,) = train(AutogradEngine(group), recipe, seeds, [epochs]).rows
             facts = {"method": method, "scale": scale, "theta": theta, "sigma": sigma}
             facts |= {"repeat": [k for _, _, k in chunk]}
             frames.append(pd.DataFrame(facts | {m: last[m] for m in ("loss_test", "acc_test")}))

@@ -12,7 +12,13 @@ from softadlib.methods import get_method
 from softadlib.models import build
 from softadlib.trainer.checkpoint import Checkpoint, State
 from softadlib.trainer.device import device_name, memory_in_one_line, numerics, pick_device
-from softadlib.trainer.engines import Engine, RunBatch, choose_engine, groups, runs_at_once
+from softadlib.trainer.engines import (
+    Engine,
+    RunGroup,
+    choose_engine,
+    runs_at_once,
+    split_into_groups,
+)
 from softadlib.trainer.evaluation import measures_table
 from softadlib.trainer.loop import Measured, train
 from softadlib.trainer.splits import PARTS, Splits
@@ -55,7 +61,7 @@ def train_runs(
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
         batch = batch_of(protocol, runs, splits, samples)
-        for group in groups(batch):
+        for group in split_into_groups(batch):
             together = [runs[i] for i in group]
             checkpoint = checkpoint_of(protocol, together, device, checkpoints, measured_at)
             measured = train(
@@ -65,7 +71,7 @@ def train_runs(
                 eval_epochs,
                 loss_epochs=loss_epochs,
                 best_epoch=protocol.best_epoch,
-                linked=protocol.linked,
+                closed_form=protocol.linked,
                 checkpoint=checkpoint,
             )
             rows.append(rows_of(together, measured, protocol))
@@ -94,12 +100,12 @@ def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
 
 def batch_of(
     protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: SampleValues | None = None
-) -> RunBatch:
+) -> RunGroup:
     """Return what engines are given of `runs`, with their initial weights."""
     method = get_method(runs[0].method)
     # Runs of a trial have the same initial weights: building one network per run is slow.
     networks = {run.trial: network_of(protocol, splits, run) for run in runs}
-    return RunBatch(
+    return RunGroup(
         method=method,
         networks=[networks[run.trial] for run in runs],
         splits=splits,

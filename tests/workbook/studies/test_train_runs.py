@@ -9,7 +9,7 @@ from torch import nn
 from softadlib._validation import UserError
 from softadlib.models import MODELS
 from softadlib.trainer.device import memory_in_one_line, numerics, pick_device
-from softadlib.trainer.engines.side_by_side import VmapEngine, is_convolutional
+from softadlib.trainer.engines.autograd import AutogradEngine, is_convolutional
 from softadlib.trainer.engines.single_perceptron import PerceptronEngine
 from softadlib.trainer.evaluation import MEASURES
 from softadlib.trainer.splits import PARTS
@@ -32,11 +32,11 @@ def silu(shape, classes):
 
 def test_perceptrons_on_a_cpu_have_an_engine_of_their_own(monkeypatch):
     monkeypatch.setitem(MODELS, "silu", silu)
-    for changes, single in (({}, PerceptronEngine), ({"model": "silu"}, VmapEngine)):
+    for changes, single in (({}, PerceptronEngine), ({"model": "silu"}, AutogradEngine)):
         made = protocol(**changes)
         runs, splits = made.runs("softad"), load_splits(made, 0.0).to("cpu", torch.float64)
         assert type(make_engine(made, runs[:1], splits)) is single
-        assert type(make_engine(made, runs, splits)) is VmapEngine
+        assert type(make_engine(made, runs, splits)) is AutogradEngine
     assert is_convolutional(nn.Sequential(nn.Conv1d(1, 1, 1), nn.Linear(2, 2)))
     assert not is_convolutional(silu((2,), 2))
 

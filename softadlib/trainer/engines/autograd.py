@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from softadlib.functional.gradient_rules import Grads
-from softadlib.trainer.engines.base import Engine, RunBatch
+from softadlib.trainer.engines.base import Engine, RunGroup
 from softadlib.trainer.engines.captured import CapturedStep
 from softadlib.trainer.engines.layers import fuse_batchnorm, parse_perceptron
 from softadlib.trainer.recipe import Recipe
@@ -27,18 +27,18 @@ def is_convolutional(network: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
 
 
-class VmapEngine(Engine):
+class AutogradEngine(Engine):
     """Trains R networks of any architecture side by side, by autograd."""
 
-    def __init__(self, batch: RunBatch):
-        super().__init__(batch)
+    def __init__(self, group: RunGroup):
+        super().__init__(group)
         self.captured: CapturedStep | None = None
         convolutional = is_convolutional(self.template)
-        self.one_by_one = len(batch) == 1 or convolutional
+        self.one_by_one = len(group) == 1 or convolutional
         """Whether each run has ordinary kernels, without vmap, which is slow with convolutions."""
         self.channels_last = convolutional and self.device.type == "cuda"
-        side_by_side = self.channels_last and len(batch) > 1
-        self.streams = [torch.cuda.Stream() for _ in batch.trial] if side_by_side else []
+        side_by_side = self.channels_last and len(group) > 1
+        self.streams = [torch.cuda.Stream() for _ in group.trial] if side_by_side else []
         """One for each run; empty where a run is alone, under vmap and on a CPU."""
         if self.channels_last:  # cuDNN would transpose each input
             self.params = _channels_last(self.params)
@@ -46,8 +46,8 @@ class VmapEngine(Engine):
         if self.bf16:
             _widen_batchnorm(self.template)
 
-    def begin(self, recipe: Recipe) -> None:
-        super().begin(recipe)
+    def start(self, recipe: Recipe) -> None:
+        super().start(recipe)
         # A CUDA graph freezes the learning rate, and needs momentum to exist when it is captured.
         plain = recipe.lr_schedule == "constant" and not self.method.uses_momentum
         if self.device.type == "cuda" and plain:
@@ -64,7 +64,7 @@ class VmapEngine(Engine):
         own = self.per_run | batch.extra
         momentum = self.momentum() if self.method.uses_momentum else {}
         stacked = (self.params, self.buffers, batch.x, batch.y, self.knob, own, momentum)
-        self.move(self._directions(*stacked))
+        self.apply_gradients(self._directions(*stacked))
 
     def _directions(self, *stacked: Any) -> Grads:
         """Return the directions of all runs.
@@ -136,7 +136,7 @@ class VmapEngine(Engine):
         return logits
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
-        state = self.state(run)
+        state = self.tensors_of(run)
         return lambda x: self._logits(state, x).to(self.knob.dtype)
 
     def stacked_network(self) -> Callable[[Tensor], Tensor]:
