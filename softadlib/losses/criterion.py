@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.reduction import Weights, is_hidden
+from softadlib.losses.levels import Levels
 from softadlib.losses.notices import CalibrationWarning, DistributionWarning, InertWarning, warn
 from softadlib.losses.per_sample import Base, per_sample
 from softadlib.optim.perturbed import in_perturbed_pass
@@ -228,6 +229,8 @@ class Thresholded(Criterion):
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
         self._warned: set[type[Warning]] = set()
+        self._levels: Levels | None = None
+        """Levels of smoothed or mixed targets, known from the first batch on."""
         self.theta = one_level(theta)  # a Parameter would be registered as one
 
     @property
@@ -238,15 +241,7 @@ class Thresholded(Criterion):
     @theta.setter
     def theta(self, value: float) -> None:
         self._theta = one_level(value)
-        # Smoothed targets are held against the new level; a schedule of levels is warned of once.
-        self._is_first_batch = self._is_first_batch or not self._warned
-        level = self.base.calibrated_below
-        if self.pointwise and self._theta >= level:
-            self._warn_once(
-                f"from theta = {level:.4f} on (ln 2, less with weights inside a binary loss) the "
-                "minimiser of cross-entropy predicts the wrong class; use a smaller theta",
-                CalibrationWarning,
-            )
+        self._check_theta()
 
     def _warn_once(self, message: str, category: type[Warning]) -> None:
         if category not in self._warned:
@@ -268,7 +263,19 @@ class Thresholded(Criterion):
 
     def _check_first_batch(self, input: Any, target: Any) -> None:
         super()._check_first_batch(input, target)
-        levels = self.base.levels(input, target)
+        self._levels = self.base.levels(input, target)
+        self._check_theta()
+
+    def _check_theta(self) -> None:
+        """Warn once of a θ from which on a wrong class wins, and once of one that no loss falls below."""
+        level = self.base.calibrated_below
+        if self.pointwise and self.theta >= level:
+            self._warn_once(
+                f"from theta = {level:.4f} on (ln 2, less with weights inside a binary loss) the "
+                "minimiser of cross-entropy predicts the wrong class; use a smaller theta",
+                CalibrationWarning,
+            )
+        levels = self._levels
         if levels is None:
             return
         higher = levels.minimum + self.theta
@@ -279,7 +286,7 @@ class Thresholded(Criterion):
                 CalibrationWarning,
             )
         elif 0 < self.theta < levels.minimum:
-            if higher < min(levels.calibrated_below, self.base.calibrated_below):
+            if higher < min(levels.calibrated_below, level):
                 advice = f"try theta = {higher:.4f}, as far above that"
             else:
                 advice = (

@@ -45,13 +45,14 @@ def cross_entropy_levels(classes: int, smoothing: float = 0.0) -> Levels:
     b = smoothing / classes
     a = 1 - smoothing + b
     tie = (a + b) / 2
+    rest = (classes - 1) * _entropy(b)
     return Levels(
-        minimum=_entropy([a] + [b] * (classes - 1)),
-        calibrated_below=_entropy([tie, tie] + [b] * (classes - 2)),
+        minimum=_entropy(a) + rest,
+        calibrated_below=2 * _entropy(tie) + rest - _entropy(b),
         inverted_from=math.inf if smoothing else math.log(classes),
     )
 
 
-def _entropy(shares: list[float]) -> float:
-    """Return −Σ p·ln p, in nats."""
-    return sum(-p * math.log(p) for p in shares if p)
+def _entropy(share: float) -> float:
+    """Return −p·ln p, in nats."""
+    return -share * math.log(share) if share else 0.0
