@@ -323,6 +323,29 @@ METHODS: dict[str, Method] = {
             log_probabilities=pointwise(F.softad_width_weights),
             low=MIN_SIGMA,
         ),
+        Method(
+            name="softad-logcosh",
+            label="SoftAD, log cosh",
+            knob="theta",
+            axis=THETA,
+            objective=F.softad_logcosh,
+            log_probabilities=pointwise(F.softad_logcosh_weights),
+        ),
+        # Below θ these two treat all losses alike, so no class probabilities follow from theirs.
+        Method(
+            name="softad-no-ascent",
+            label="SoftAD, no ascent",
+            knob="theta",
+            axis=THETA,
+            objective=F.softad_no_ascent,
+        ),
+        Method(
+            name="iflood-no-ascent",
+            label="iFlood, no ascent",
+            knob="theta",
+            axis=THETA,
+            objective=F.iflood_no_ascent,
+        ),
     )
 }
 

@@ -30,12 +30,20 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
     return layer if len(shape) == 1 else nn.Sequential(nn.Flatten(), layer)
 
 
-def mlp(shape: tuple[int, ...], classes: int, *, width: int, depth: int) -> nn.Module:
-    """Make `depth` × [Linear(width, no bias), BatchNorm, ReLU], then Linear: (n, …) → (n, classes)."""
+def mlp(
+    shape: tuple[int, ...], classes: int, *, width: int, depth: int, batch_norm: bool = True
+) -> nn.Module:
+    """Make `depth` × [Linear(width, no bias), BatchNorm, ReLU], then Linear: (n, …) → (n, classes).
+
+    Without batch norm the hidden layers have biases.
+    """
     layers: list[nn.Module] = [] if len(shape) == 1 else [nn.Flatten()]
     size = math.prod(shape)
     for _ in range(depth):
-        layers += [nn.Linear(size, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+        layers.append(nn.Linear(size, width, bias=not batch_norm))
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(width))
+        layers.append(nn.ReLU())
         size = width
     return nn.Sequential(*layers, nn.Linear(size, classes))
 
@@ -52,6 +60,7 @@ def _resnet(depth: int, shape: tuple[int, ...], classes: int) -> nn.Module:
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "linear": linear,
     "mlp4x500": functools.partial(mlp, width=500, depth=4),  # of the paper, for the synthetic sets
+    "mlp4x500-no-norm": functools.partial(mlp, width=500, depth=4, batch_norm=False),
     "mlp1x1000": functools.partial(mlp, width=1000, depth=1),  # of the paper, for FashionMNIST
     "mlp2x256": functools.partial(mlp, width=256, depth=2),
     "resnet18": functools.partial(_resnet, 18),

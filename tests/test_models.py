@@ -46,6 +46,12 @@ def test_mlp_layers():
     assert without_bias == [True, True, False]
 
 
+def test_without_batch_norm_the_hidden_layers_have_biases():
+    network = build("mlp4x500-no-norm", (2,), 2, 0)
+    assert not any(isinstance(layer, nn.BatchNorm1d) for layer in network)
+    assert count(network) == 2 * 500 + 3 * 500**2 + 4 * 500 + 500 * 2 + 2
+
+
 @pytest.mark.parametrize("name", [n for n in MODELS if "resnet" not in n])
 @pytest.mark.parametrize("shape", [(6,), (2, 2, 3)])
 def test_every_model_maps_samples_of_any_shape_to_logits(name, shape):

@@ -33,9 +33,12 @@ from softadlib.functional.objectives import flood_levels as flood_levels
 from softadlib.functional.objectives import flooding as flooding
 from softadlib.functional.objectives import focal as focal
 from softadlib.functional.objectives import iflood as iflood
+from softadlib.functional.objectives import iflood_no_ascent as iflood_no_ascent
 from softadlib.functional.objectives import phi as phi
 from softadlib.functional.objectives import rho as rho
 from softadlib.functional.objectives import softad as softad
+from softadlib.functional.objectives import softad_logcosh as softad_logcosh
+from softadlib.functional.objectives import softad_no_ascent as softad_no_ascent
 from softadlib.functional.objectives import softad_width as softad_width
 from softadlib.functional.reduction import REDUCTIONS as REDUCTIONS
 from softadlib.functional.robust import chi2_dro as chi2_dro
@@ -45,6 +48,9 @@ from softadlib.functional.sample_weights import WEIGHTS as WEIGHTS
 from softadlib.functional.sample_weights import erm_weights as erm_weights
 from softadlib.functional.sample_weights import flooding_weights as flooding_weights
 from softadlib.functional.sample_weights import focal_weights as focal_weights
+from softadlib.functional.sample_weights import iflood_no_ascent_weights as iflood_no_ascent_weights
 from softadlib.functional.sample_weights import iflood_weights as iflood_weights
+from softadlib.functional.sample_weights import softad_logcosh_weights as softad_logcosh_weights
+from softadlib.functional.sample_weights import softad_no_ascent_weights as softad_no_ascent_weights
 from softadlib.functional.sample_weights import softad_weights as softad_weights
 from softadlib.functional.sample_weights import softad_width_weights as softad_width_weights

@@ -165,6 +165,40 @@ def softad_width(losses: Tensor, sigma: Number, theta: float = 0.01) -> Tensor:
     return softad(losses, theta, sigma, scale="text")
 
 
+def softad_logcosh(losses: Tensor, theta: Number) -> Tensor:
+    """θ + mean ln cosh(ℓ − θ), (n,) → (): SoftAD with another ρ, of weights tanh(ℓ − θ).
+
+    Holland & Nakatani (2024), Sec. 3, say of ρ(x) = √(1+x²) − 1 that nothing is special about it.
+
+    >>> softad_logcosh(torch.tensor([0.0, 2.0]), 1.0)  # 1 + ln cosh 1
+    tensor(1.4338)
+    """
+    gap = check_losses(losses, theta) - theta
+    return theta + (torch.logaddexp(gap, -gap) - LN2).mean()
+
+
+def softad_no_ascent(losses: Tensor, theta: Number) -> Tensor:
+    """θ + mean ρ(max(ℓ − θ, 0)), (n,) → (): `softad` that leaves losses below θ alone.
+
+    An ablation: the weights of SoftAD where it descends, 0 where it would ascend.
+
+    >>> softad_no_ascent(torch.tensor([0.25, 1.75]), 1.0)  # 1 + ρ(0.75)/2
+    tensor(1.1250)
+    """
+    return theta + rho((check_losses(losses, theta) - theta).relu()).mean()
+
+
+def iflood_no_ascent(losses: Tensor, theta: Number) -> Tensor:
+    """mean max(ℓ, θ), (n,) → (): `iflood` that leaves losses below θ alone.
+
+    An ablation: weight 1 where iFlood descends, 0 where it would ascend.
+
+    >>> iflood_no_ascent(torch.tensor([1.0, 2.0]), 1.5)  # (1.5 + 2)/2
+    tensor(1.7500)
+    """
+    return theta + (check_losses(losses, theta) - theta).relu().mean()
+
+
 def focal(
     losses: Tensor, gamma: Number, *, weights: Weights = None, reduction: str = "mean"
 ) -> Tensor:

@@ -17,10 +17,13 @@ from softadlib.functional.objectives import (
     flooding,
     focal,
     iflood,
+    iflood_no_ascent,
     is_one,
     phi,
     power_of_miss,
     softad,
+    softad_logcosh,
+    softad_no_ascent,
     softad_width,
 )
 from softadlib.functional.reduction import Number, check_losses, in_float32
@@ -57,6 +60,24 @@ def softad_width_weights(losses: Tensor, sigma: Number, theta: float = 0.01) -> 
     return softad_weights(losses, theta, sigma, "text")
 
 
+def softad_logcosh_weights(losses: Tensor, theta: Number) -> Tensor:
+    """∂softad_logcosh/∂ℓ_i · n = tanh(ℓ_i − θ), same shape as `losses`. θ in nats.
+
+    >>> softad_logcosh_weights(torch.tensor([0.0, 1.0, 2.0]), 1.0)  # tanh 1
+    tensor([-0.7616,  0.0000,  0.7616])
+    """
+    return (check_losses(losses, theta) - theta).tanh()
+
+
+def softad_no_ascent_weights(losses: Tensor, theta: Number) -> Tensor:
+    """∂softad_no_ascent/∂ℓ_i · n = φ(max(ℓ_i − θ, 0)), same shape as `losses`. θ in nats.
+
+    >>> softad_no_ascent_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)  # φ(0.75) = 0.6
+    tensor([0.0000, 0.0000, 0.6000])
+    """
+    return softad_weights(losses, theta).relu()
+
+
 def erm_weights(losses: Tensor, knob: object = None) -> Tensor:
     """∂erm/∂ℓ_i · n = 1, same shape as `losses`. `knob` is ignored.
 
@@ -84,6 +105,15 @@ def iflood_weights(losses: Tensor, theta: Number) -> Tensor:
     return (in_float32(losses) - theta).sign()
 
 
+def iflood_no_ascent_weights(losses: Tensor, theta: Number) -> Tensor:
+    """∂iflood_no_ascent/∂ℓ_i · n: 1 where ℓ_i > θ, else 0, same shape as `losses`. θ in nats.
+
+    >>> iflood_no_ascent_weights(torch.tensor([0.25, 1.0, 1.75]), 1.0)
+    tensor([0., 0., 1.])
+    """
+    return iflood_weights(losses, theta).relu()
+
+
 def focal_weights(losses: Tensor, gamma: Number) -> Tensor:
     """∂focal/∂ℓ_i · n = (1 − p)^γ·(1 + γpℓ/(1 − p)), p = e^−ℓ, same shape as `losses`.
 
@@ -101,6 +131,9 @@ WEIGHTS: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     iflood: iflood_weights,
     softad: softad_weights,
     softad_width: softad_width_weights,
+    softad_logcosh: softad_logcosh_weights,
+    softad_no_ascent: softad_no_ascent_weights,
+    iflood_no_ascent: iflood_no_ascent_weights,
     focal: focal_weights,
 }
 """Objective → its gradient in the losses, n·∂/∂ℓ_i written out, of the same arguments."""

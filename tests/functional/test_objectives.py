@@ -117,6 +117,28 @@ def test_for_a_small_sigma_text_is_iflood(values, theta, sigma):
     assert -sigma - 1e-12 <= text - hard <= 1e-12
 
 
+@given(losses, thetas)
+def test_log_cosh_weighs_by_tanh(values, theta):
+    close(weights(F.softad_logcosh, values, theta), np.tanh(values.numpy() - theta))
+    close(F.softad_logcosh_weights(values, theta), np.tanh(values.numpy() - theta))
+
+
+@pytest.mark.parametrize(
+    ("objective", "weights_of", "parent"),
+    [
+        (F.softad_no_ascent, F.softad_no_ascent_weights, F.softad_weights),
+        (F.iflood_no_ascent, F.iflood_no_ascent_weights, F.iflood_weights),
+    ],
+)
+@given(values=losses, theta=thetas)
+def test_without_ascent_losses_above_theta_weigh_as_before_and_the_others_nothing(
+    objective, weights_of, parent, values, theta
+):
+    expected = np.where(values > theta, parent(values, theta), 0)
+    close(weights(objective, values, theta), expected)
+    close(weights_of(values, theta), expected)
+
+
 @given(losses, thetas, sigmas, st.floats(-3, 3), st.floats(-3, 3), scales)
 def test_eta_moves_the_value_only(values, theta, sigma, one, two, scale):
     arguments = {"theta": theta, "sigma": sigma, "scale": scale}

@@ -206,6 +206,16 @@ def softad_width(losses, sigma, theta=0.01):
     return (torch.sqrt(sigma**2 + (losses - theta) ** 2) - sigma).mean()
 
 
+def softad_logcosh(losses, theta):
+    """The mean of ln cosh(ℓ − θ)."""
+    return torch.log(torch.cosh(losses - theta)).mean()
+
+
+def softad_no_ascent(losses, theta):
+    """SoftAD of losses that are raised to θ where they are lower."""
+    return (torch.sqrt(1 + (torch.clamp(losses, min=theta) - theta) ** 2) - 1).mean()
+
+
 def cvar(losses, beta, **_):
     """The mean of the largest losses: the minimum of the dual, which is at one of the losses."""
     excess = torch.relu(losses[None, :] - losses[:, None]).mean(dim=1)
@@ -264,6 +274,9 @@ OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "adaflood": adaflood,
     "focal": focal,
     "softad-width": softad_width,
+    "softad-logcosh": softad_logcosh,
+    "softad-no-ascent": softad_no_ascent,
+    "iflood-no-ascent": lambda losses, theta: torch.clamp(losses, min=theta).mean(),
     "msam": mean,
     **dict.fromkeys((*SHARP, "decay"), mean),
 }

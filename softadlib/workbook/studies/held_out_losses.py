@@ -99,7 +99,7 @@ def _fold_losses(
     facts: State = {"trained on": rest.tolist()}
     checkpoint = checkpoint_of(protocol, [run], splits.x.device, checkpoints, facts, "adaflood")
     engine = make_engine(protocol, [run], data)
-    train(engine, protocol.recipe, protocol.seeds, (), checkpoint=checkpoint)
+    train(engine, protocol.recipe, protocol.order_seeds, (), checkpoint=checkpoint)
     checkpoint.delete()
     network = engine.module(0).to(splits.x.device)
     index = held[run.trial]

@@ -20,7 +20,7 @@ from softadlib.workbook.data.datasets import dataset_names, own_digest, table_of
 from softadlib.workbook.data.images import IMAGES
 from softadlib.workbook.data.synthetic import EVEN_SETS, SYNTHETIC
 from softadlib.workbook.studies.schema import RunKey
-from softadlib.workbook.studies.seeds import trial_seeds
+from softadlib.workbook.studies.seeds import BASE_SEED, SEEDS_BELOW, trial_seeds
 
 NUMERICS_VERSION = 4
 """Raised by hand whenever the same protocol would give other numbers: earlier results then do not count."""
@@ -92,6 +92,10 @@ class Protocol(BaseModel):
     """Epochs of every run."""
     trials: Annotated[int, Field(ge=1, le=10_000)] = 15
     """Repetitions, each with its own data, initial weights and order of samples."""
+    base_seed: Annotated[int, Field(ge=0)] = BASE_SEED
+    """What the seeds of the trials are drawn from."""
+    batch_order: Size = 0
+    """0 is the authors' order of samples; any other number is another order, of the same trials."""
     label_noise: tuple[Share, ...] = (0.0,)
     """Fraction of flipped labels, or a list: in every part of a synthetic set, in training of a table."""
     n_train: Size = 100
@@ -268,7 +272,12 @@ class Protocol(BaseModel):
     @property
     def seeds(self) -> tuple[int, ...]:
         """One per trial, shared by all methods."""
-        return trial_seeds(self.trials)
+        return trial_seeds(self.trials, self.base_seed)
+
+    @property
+    def order_seeds(self) -> tuple[int, ...]:
+        """One per trial, of the order of samples."""
+        return tuple(seed + SEEDS_BELOW * self.batch_order for seed in self.seeds)
 
     def runs(self, method: str) -> tuple[Run, ...]:
         """Return every training of one method: label noise × trial × knob."""

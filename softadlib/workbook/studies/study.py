@@ -152,7 +152,7 @@ class Study:
             method=self.method,
             fingerprint=self.fingerprint,
             protocol=protocol,
-            seeds=list(trial_seeds(protocol["trials"])),
+            seeds=list(trial_seeds(protocol["trials"], protocol["base_seed"])),
             sessions=list(sessions),
         )
 

@@ -67,7 +67,7 @@ def train_runs(
             measured = train(
                 choose_engine(batch.take(group)),
                 protocol.recipe,
-                protocol.seeds,
+                protocol.order_seeds,
                 eval_epochs,
                 loss_epochs=loss_epochs,
                 best_epoch=protocol.best_epoch,

@@ -66,6 +66,16 @@ def test_seeds_are_the_authors_and_a_prefix():
     assert trial_seeds(15)[:5] == trial_seeds(5)
 
 
+def test_another_base_seed_gives_other_trials_and_another_order_only_other_batches():
+    assert protocol().order_seeds == protocol().seeds
+    other = protocol(base_seed=22993514079364)
+    assert not set(other.seeds) & set(protocol().seeds)
+    orders = [protocol(batch_order=order) for order in range(4)]
+    assert {made.seeds for made in orders} == {protocol().seeds}
+    seeds = [seed for made in orders for seed in made.order_seeds]
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_losses_of_single_samples_are_measured_at_quarters_of_the_curve():
     assert protocol(epochs=100, curve_every=10).loss_epochs == {0, 20, 50, 80, 100}
     assert protocol(epochs=500, curve_every=1).loss_epochs == {0, 125, 250, 375, 500}
@@ -82,7 +92,8 @@ def test_a_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     other = [{"lr": 0.2}, {"epochs": 5}, {"dtype": "float32"}, {"batch_size": 20},
              {"dataset": "spiral"}, {"n_test": 60}, {"weight_decay": 0.1}, {"momentum": 0.9},
              {"optimizer": "adam"}, {"optimizer": "adamw"}, {"lr_schedule": "cosine"},
-             {"best_epoch": True}, {"best_epoch": True, "linked": True}, {"model": "mlp4x500"}]  # fmt: skip
+             {"best_epoch": True}, {"best_epoch": True, "linked": True}, {"model": "mlp4x500"},
+             {"base_seed": 1}, {"batch_order": 1}]  # fmt: skip
     plain = {method: protocol().fingerprint(method) for method in METHODS}
     assert len(set(plain.values())) == len(METHODS)
     settings = {method: list(other_settings(method)) for method in METHODS}
