@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from softadlib import functional as functional
     from softadlib.calibration import *  # noqa: F403
+    from softadlib.diagnosis import *  # noqa: F403
     from softadlib.losses import *  # noqa: F403
     from softadlib.monitor import *  # noqa: F403
     from softadlib.optim import *  # noqa: F403
@@ -36,6 +37,7 @@ NAMES = {
     ),
     "optim": ("ASAM", "FDGR", "GNP", "MSAM", "SAM", "SAMTrainerMixin"),
     "calibration": ("expected_calibration_error", "fit_temperature"),
+    "diagnosis": ("Diagnosis", "diagnose"),
     "monitor": ("LossMonitor",),
     "trainer.train_many": ("train_many",),
 }
