@@ -10,6 +10,10 @@ from typing import Any
 class UserError(ValueError):
     """Bad input: one line that names what was wrong, its value, the choices and what to do."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of thirty lines of this package; `%debug` has them."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class MissingData(UserError):
     """A dataset that is not on this machine; the message says how to get it."""

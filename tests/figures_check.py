@@ -1,5 +1,7 @@
 """A changed picture fails: nbval compares what cells print, this plugin what they draw.
 
+A notebook whose kernel does not start or does not answer is run a second time.
+
     python -m pytest -p tests.figures_check --nbval notebooks
 
 Each page runs once. After nbval has executed and compared a cell, the pictures that it drew are
@@ -12,9 +14,9 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import nbval.kernel
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 from PIL import Image
 
 CELL = 12
@@ -23,18 +25,6 @@ TOLERANCE = 0.12
 """Largest difference of a grey value, black is 0 and white 1, that is not a change."""
 SIZES = 0.03
 """Largest relative difference of width or height: labels of another width move the frame."""
-start_kernel = nbval.kernel.start_new_kernel
-
-
-def start_kernel_twice(*args: Any, **kwargs: Any) -> Any:
-    """Start a kernel, a second time where it dies at once: another process may have taken its port."""
-    try:
-        return start_kernel(*args, **kwargs)
-    except RuntimeError:
-        return start_kernel(*args, **kwargs)
-
-
-nbval.kernel.start_new_kernel = start_kernel_twice
 
 
 def thumbnail(png: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -85,3 +75,31 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             if words := difference(*pair):
                 item.raise_cell_error(f"picture {number} of the cell has changed: {words}", "")
     return result
+
+
+tried_again: set[pytest.Collector] = set()
+"""Notebooks that were run a second time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a notebook again from its first cell, once, where its kernel does not start or answer."""
+    if type(item).__name__ != "IPyNbCell":
+        return None
+    notebook = item.parent
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    has_no_kernel = any(report.when == "setup" and report.failed for report in reports)
+    if (has_no_kernel or notebook.timed_out) and notebook not in tried_again:
+        tried_again.add(notebook)
+        notebook.timed_out = False
+        notebook.teardown()  # stops its kernel
+        runtestprotocol(item, log=False, nextitem=None)  # fails at once, and leaves the notebook
+        cells = [cell for cell in item.session.items if cell.parent is notebook]
+        for cell in cells[: cells.index(item)]:
+            runtestprotocol(cell, log=False, nextitem=item)
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True

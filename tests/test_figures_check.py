@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import subprocess
 import sys
 
@@ -57,6 +58,18 @@ def test_another_size_fails():
     assert "its size is (200, 200)" in difference(drawn(), buffer.getvalue())
 
 
+def run_nbval(folder, cells, *options):
+    """Run nbval with this plugin on a notebook of these cells; return what it prints."""
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "page.ipynb")
+    (folder / "sanitize.cfg").write_text("[image]\nregex: <.*>\nreplace: IMAGE\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.figures_check", "-c", "/dev/null", "--nbval", f"--rootdir={folder}"]
+    command += ["--nbval-sanitize-with", f"{folder}/sanitize.cfg", *options, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    return done.stdout + done.stderr
+
+
 def test_nbval_fails_where_the_picture_alone_has_changed(tmp_path):
     """Two cells show a file; stored are its picture and another one."""
     (tmp_path / "drawn.png").write_bytes(drawn())
@@ -66,14 +79,44 @@ def test_nbval_fails_where_the_picture_alone_has_changed(tmp_path):
         output = nbformat.v4.new_output("execute_result", data, execution_count=1)
         source = "from IPython.display import Image\nImage('drawn.png')"
         cells.append(nbformat.v4.new_code_cell(source, outputs=[output], execution_count=1))
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
-    nbformat.write(notebook, tmp_path / "page.ipynb")
-    (tmp_path / "sanitize.cfg").write_text("[image]\nregex: <.*>\nreplace: IMAGE\n")
-    options = "-q -p no:cacheprovider -p tests.figures_check -c /dev/null --nbval "
-    options += f"--rootdir={tmp_path} --nbval-sanitize-with {tmp_path}/sanitize.cfg"
-    command = [sys.executable, "-m", "pytest", *options.split(), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "picture 1 of the cell has changed" in done.stdout
-    assert "Cell 1" in done.stdout
+    said = run_nbval(tmp_path, cells)
+    assert "1 failed, 1 passed" in said
+    assert "picture 1 of the cell has changed" in said
+    assert "Cell 1" in said
+
+
+@pytest.mark.parametrize(("silent", "ended"), [(1, "3 passed"), (2, "1 failed")])
+def test_a_notebook_whose_kernel_does_not_answer_is_run_a_second_time(tmp_path, silent, ended):
+    """The second cell ends its kernel's answers, once or always; the third needs the first."""
+    sources = [
+        "count = 0",
+        "import pathlib, time\n"
+        "tries = pathlib.Path('tries')\n"
+        "with tries.open('a') as file: _ = file.write('x')\n"
+        "while len(tries.read_text()) <= SILENT: time.sleep(1)".replace("SILENT", str(silent)),
+        "print(count)",
+    ]
+    output = nbformat.v4.new_output("stream", name="stdout", text="0\n")
+    cells = [nbformat.v4.new_code_cell(source, execution_count=1) for source in sources]
+    cells[-1].outputs = [output]
+    said = run_nbval(tmp_path, cells, "--nbval-cell-timeout", "3")
+    assert ended in said
+    assert len((tmp_path / "tries").read_text()) == 2
+
+
+def test_a_notebook_whose_kernel_does_not_start_is_run_a_second_time(tmp_path, monkeypatch):
+    """As where another process has taken its port."""
+    started = tmp_path / "started"
+    launch = f"{sys.executable} -m ipykernel_launcher -f $0"
+    script = f"test -e {started} && exec {launch}; touch {started}; exit 1"
+    spec = {
+        "argv": ["sh", "-c", script, "{connection_file}"],
+        "display_name": "",
+        "language": "python",
+    }
+    (tmp_path / "kernels/python3").mkdir(parents=True)
+    (tmp_path / "kernels/python3/kernel.json").write_text(json.dumps(spec))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    cells = [nbformat.v4.new_code_cell(source) for source in ("count = 0", "assert count == 0")]
+    assert "2 passed" in run_nbval(tmp_path, cells)
+    assert started.exists()

@@ -264,6 +264,8 @@ def _run(page: Page, running: Path) -> None:
     import papermill
     from jupyter_core.utils import ensure_event_loop
 
+    from softadlib.workbook.pages import kernels
+
     with _starting:  # reading is not safe in several threads at once
         notebook = nbformat.read(page.source, as_version=4)
         if draws_other_results(page):
@@ -273,11 +275,10 @@ def _run(page: Page, running: Path) -> None:
             notebook,
             str(running),
             dict(page.parameters),
+            engine_name=kernels.NAME,
             kernel_name="python3",
             progress_bar=False,
             stderr_file=Announcements(),
-            start_timeout=180,
-            extra_arguments=["--log-level=CRITICAL"],  # of the kernel
             # The kernel's folder; papermill's `cwd` would move all threads of this process.
             resources={"metadata": {"path": str(page.source.parent)}},
         )

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -423,7 +424,12 @@ def warn_of_other_ends(replayed: pd.DataFrame, store: StudyStore) -> None:
 
 
 def commit() -> str | None:
-    """Return the repository's commit, `+` where files other than results differ; None outside one."""
+    """Return the repository's commit, `+` where files other than results differ.
+
+    None outside one, and where the package that runs lies elsewhere.
+    """
+    if not Path(__file__).resolve().is_relative_to(_files.home()):
+        return None
     git = ["git", "-C", str(_files.home())]
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
     try:

@@ -330,13 +330,17 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_training(home
     train(protocol(), "erm")
 
 
-def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_differ(home):
+def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_differ(
+    home, monkeypatch
+):
     git = ["git", "-C", str(home), "-c", "user.name=a", "-c", "user.email=a@b"]
     for call in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         subprocess.run([*git, *call], check=True)
     (home / "outputs").mkdir()
     (home / "outputs/new").write_text("results")
     subprocess.run([*git, "add", "-A"], check=True)
+    assert commit() is None, "the package that runs lies elsewhere"
+    monkeypatch.setattr(run_study, "__file__", str(home / "softadlib/run_study.py"))
     assert commit()[-1] != "+"
     (home / "params/tiny/gaussian.yaml").write_text("changed")
     assert commit()[-1] == "+"
