@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from softadlib.losses import *  # noqa: F403
     from softadlib.monitor import *  # noqa: F403
     from softadlib.optim import *  # noqa: F403
+    from softadlib.trainer.train_many import train_many as train_many
 
 __version__ = "0.2.0"
 NAMES = {
@@ -41,9 +42,9 @@ NAMES = {
     "monitor": ("LossMonitor",),
     "trainer.train_many": ("train_many",),
 }
-"""Module → its public names. `train_many` needs the packages of the workbook."""
+"""Module → its public names."""
 __all__ = ["__version__", "functional"]
-__all__ += [name for names in NAMES.values() for name in names if name != "train_many"]
+__all__ += [name for names in NAMES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:
@@ -51,14 +52,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     for module, names in NAMES.items():
         if name in names:
-            try:
-                return getattr(importlib.import_module(f".{module}", __name__), name)
-            except ModuleNotFoundError as error:
-                raise ImportError(
-                    f"{name} needs {error.name}; run in a clone of it: pip install '.[workbook]'"
-                ) from error
+            return getattr(importlib.import_module(f".{module}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "train_many"})
+    return sorted({*globals(), *__all__})

@@ -1,12 +1,13 @@
 """Networks by name: (sample shape, classes) → `nn.Module`."""
 
+import copy
 import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from softadlib._validation import UserError, choose
 
@@ -71,47 +72,49 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Make a network with the weights that `torch.manual_seed(seed)` gives on the CPU.
 
-    The global generator is left as it was. Raises UserError for an unknown name, and for a network
-    with a parameter that is not to be trained, or with dropout.
+    The global generator is left as it was. Raises UserError for an unknown name, and as `initialized`.
     """
     choose("model", name, MODELS)
-    return initialized(functools.partial(MODELS[name], shape, classes), seed, f"model {name!r}")
+    make = functools.partial(MODELS[name], shape, classes)
+    return initialized(make, seed, torch.zeros(2, *shape), f"model {name!r}")
 
 
-def initialized(make: Callable[[], nn.Module], seed: int, called: str) -> nn.Module:
-    """Make a network after `torch.manual_seed(seed)`; `called` is its name in errors."""
+def initialized(make: Callable[[], nn.Module], seed: int, x: Tensor, called: str) -> nn.Module:
+    """Make a network after `torch.manual_seed(seed)`.
+
+    Raises UserError for a network that the trainer would silently train in another way than a loop would.
+
+    Args:
+        make: () ↦ network.
+        seed: of its weights.
+        x: inputs (n, …) that a copy is tried on in training mode.
+        called: its name in errors.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = make()
-    if not isinstance(network, nn.Module):
-        raise UserError(f"{called} must be a torch.nn.Module, got a {type(network).__name__}")
-    frozen = [key for key, value in network.named_parameters() if not value.requires_grad]
-    if frozen:
-        raise UserError(
-            f"{called}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
-            "keep it as a buffer (register_buffer), or train the network in your own loop"
-        )
-    for key, value in network.named_parameters():
-        if isinstance(value, nn.parameter.UninitializedParameter):
+        frozen = [key for key, value in network.named_parameters() if not value.requires_grad]
+        if frozen:
             raise UserError(
-                f"{called}: {key} gets its size from data; give it the size, as Linear does"
+                f"{called}: {frozen[0]} has requires_grad=False, but the trainer steps every parameter; "
+                "keep it as a buffer (register_buffer), or train the network in your own loop"
             )
-    for key, module in network.named_modules():
-        p = _dropout(module)
-        if p:
+        try:
+            tried = copy.deepcopy(network).train()
+        except Exception as error:  # whatever a layer of one's own raises
+            why = str(error).splitlines()[0]
             raise UserError(
-                f"{called}: {key} has dropout with p = {p}, and a training here must give the same "
-                "numbers each time; leave it out, or train the network in your own loop"
+                f"{called} cannot be copied, and the trainer copies it: {why}"
+            ) from error
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            tried(x)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise UserError(
+                f"{called} draws random numbers in its forward pass, as dropout and lazy layers do, and a training "
+                "here must give the same numbers each time; leave them out, or train it in your own loop"
             )
     return network
-
-
-def _dropout(module: nn.Module) -> float:
-    """Return the probability with which a layer drops values."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p
-    p = getattr(module, "dropout", 0.0)  # of recurrent layers and attention; elsewhere a module
-    return p if isinstance(p, (int, float)) else 0.0
 
 
 def has_batch_norm(network: nn.Module) -> bool:

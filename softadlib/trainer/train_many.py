@@ -1,19 +1,18 @@
 """Many small networks on your own data, trained at once: `train_many`."""
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from softadlib._validation import UserError, choose, real, whole
+from softadlib._validation import UserError, choose, real
 from softadlib.functional.reduction import as_tensor
-from softadlib.methods import METHODS, Method, check_momentum, get_method
+from softadlib.methods import METHODS, check_momentum, get_method
 from softadlib.models import has_batch_norm, initialized
 from softadlib.trainer.device import memory_in_one_line, numerics, pick_device
 from softadlib.trainer.engines import RunGroup, choose_engine, split_into_groups
@@ -41,7 +40,7 @@ def train_many(
     device: str = "auto",
     networks: bool = False,
 ) -> Any:
-    """Train one small network per run and return its measures as a table.
+    """Train one small network per run and return its measures as a table. Needs pandas.
 
     A GPU trains the runs of equal method and learning rate side by side, each with its own weights,
     order of samples and hyperparameter; a CPU trains them one after another, perceptrons by hand-written
@@ -49,12 +48,14 @@ def train_many(
 
     Args:
         make_model: returns a new network with random weights. It is called once per seed, after
-            `torch.manual_seed(seed)`, and must have no randomness in its forward pass.
+            `torch.manual_seed(seed)`. If it seeds torch itself, all seeds start from the same weights
+            and differ in the order of samples alone.
         data: {"train": (inputs, targets), "val": …, "test": …}, each tensors, arrays or a pandas frame
-            and series; "test" may be left out.
+            and series; "test" may be left out. Inputs become float32, unless they are float64.
         runs: one dict per run: `method`, a name of `softadlib.methods.METHODS` (default "erm"); its
             hyperparameter by its symbol, such as `theta` or `radius`; `seed` (default 0); `lr`
-            (default: the argument). Other keys are kept as columns.
+            (default: the argument). Other keys are kept as columns. A pandas frame gives a run per
+            row; a value of NaN counts as left out.
         epochs: of every run.
         batch_size: samples per step.
         optimizer: "adam", "adamw" or "sgd".
@@ -69,10 +70,12 @@ def train_many(
     measured epoch: `run` (its position in `runs`), the keys of its dict, `epoch`,
     `loss_train`, `loss_val` and `loss_test` (cross-entropy, nats), `acc_train` …, `model_norm`.
 
-    Raises UserError for an unknown method, a hyperparameter that is missing, foreign or out of bounds,
-    and for data that do not fit together.
+    Raises:
+        UserError: for what would be wrong without a word: an unknown method or part of the data; a
+            hyperparameter that is missing, foreign or out of bounds; inputs and targets, or columns,
+            that do not match; a network with dropout or with a parameter that is not to be trained.
 
-    >>> x, y = torch.randn(60, 4, generator=torch.manual_seed(0)), torch.arange(60) % 3
+    >>> x, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
     >>> rows = train_many(
     ...     lambda: nn.Linear(4, 3),
     ...     {"train": (x[:40], y[:40]), "val": (x[40:], y[40:])},
@@ -83,248 +86,159 @@ def train_many(
     >>> rows[["run", "theta", "epoch"]].to_numpy().tolist()
     [[0.0, 0.01, 2.0], [1.0, 0.1, 2.0], [2.0, 0.5, 2.0]]
     """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ImportError("train_many returns a pandas table: pip install pandas") from None
+
     choose("optimizer", optimizer, ("adam", "adamw", "sgd"))
-    whole("epochs", epochs, 1)
-    whole("batch_size", batch_size, 1)
-    checked = _check_runs(runs, lr)
-    check_momentum(optimizer, momentum, {run.method.name for run in checked})
-    seeds = sorted({run.seed for run in checked})
+    records = runs.to_dict("records") if isinstance(runs, pd.DataFrame) else runs
+    table = pd.DataFrame([_checked(i, run, lr) for i, run in enumerate(records)])
+    if table.empty:
+        raise UserError("runs is empty, or a generator that was used up")
+    check_momentum(optimizer, momentum, set(table["method"]))
+    seeds = sorted(set(table["seed"]))
     splits = _splits(data, len(seeds))
-    measured_epochs = {epochs}
-    if measure_every is not None:
-        measured_epochs |= set(range(0, epochs, whole("measure_every", measure_every, 1)))
-    chosen_device = pick_device(device)
     initial = _networks(make_model, seeds, splits)
     if has_batch_norm(initial[seeds[0]]):
         check_batches(splits.train.shape[1], batch_size)
+    measured_epochs = {epochs}
+    if measure_every is not None:
+        measured_epochs |= {*range(0, epochs, measure_every)}
+    chosen_device = pick_device(device)
 
-    import pandas as pd
-
-    frames = []
+    rows = []
     trained: dict[int, nn.Module] = {}
     with numerics(chosen_device, "fp32"), memory_in_one_line(chosen_device):
         splits = splits.to(chosen_device, splits.x.dtype)
-        for alike in _alike(checked):
-            method = alike[0].method
-            recipe = Recipe(optimizer, alike[0].lr, batch_size, epochs, momentum, weight_decay)
+        for (name, rate), alike in table.groupby(["method", "lr"], sort=False):
+            method = get_method(name)
+            recipe = Recipe(optimizer, rate, batch_size, epochs, momentum, weight_decay)
             together = RunGroup(
                 method=method,
-                networks=[initial[run.seed] for run in alike],
+                networks=[initial[seed] for seed in alike["seed"]],
                 splits=splits,
-                trial=[seeds.index(run.seed) for run in alike],
-                knob=[run.knob for run in alike],
+                trial=[seeds.index(seed) for seed in alike["seed"]],
+                knob=list(alike[method.knob]) if method.knob else [math.nan] * len(alike),
                 settings=method.defaults,
             )
             for group in split_into_groups(together):
                 engine = choose_engine(together.take(group))
                 measured = train(engine, recipe, seeds, measured_epochs)
-                keys = pd.DataFrame([alike[i].columns for i in group])
-                frames += [measures_table(keys, row) for row in measured.rows]
+                keys = alike.iloc[group].reset_index(drop=True)
+                rows += [measures_table(keys, row) for row in measured.rows]
                 if networks:
-                    for place, i in enumerate(group):
-                        trained[alike[i].columns["run"]] = engine.module(place)
-    table = pd.concat(frames, ignore_index=True)
+                    trained |= {run: engine.module(i) for i, run in enumerate(keys["run"])}
+    measures = pd.concat(rows, ignore_index=True).sort_values(["run", "epoch"], ignore_index=True)
     if "test" not in data:
-        table = table.drop(columns=["loss_test", "acc_test"])
-    table = table.sort_values(["run", "epoch"], ignore_index=True)
-    return (table, [trained[i] for i in range(len(checked))]) if networks else table
+        measures = measures.drop(columns=["loss_test", "acc_test"])
+    return (measures, [trained[run] for run in table["run"]]) if networks else measures
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One of the `runs`, checked."""
-
-    method: Method
-    knob: float
-    seed: int
-    lr: float
-    columns: Mapping[str, Any]
-    """What stands in its rows before the epoch."""
-
-
-def _check_runs(runs: Iterable[Mapping[str, Any]], lr: float) -> list[_Run]:
-    """Return all runs with their defaults."""
-    import pandas as pd
-
-    if isinstance(runs, pd.DataFrame):
-        raise UserError('runs must be dicts, one per run; give frame.to_dict("records")')
-    checked = [_check_run(i, run, lr) for i, run in enumerate(runs)]
-    if not checked:
-        raise UserError("runs must be dicts, one per run, at least one")
-    return checked
-
-
-def _check_run(i: int, run: Mapping[str, Any], lr: float) -> _Run:
-    """Return the i-th run with its defaults."""
-    if not isinstance(run, Mapping):
-        raise UserError(
-            f"runs must be dicts, such as {{'method': 'softad', 'theta': 0.01}}; run {i} is {run!r}"
-        )
-    # As frame.to_dict("records") writes what a run does not have.
+def _checked(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
+    """Return the i-th run with its defaults; raise UserError for a key that would have no effect."""
     run = {name: value for name, value in run.items() if not _is_nan(value)}
     method = get_method(run.get("method", "erm"))
-    if method.samples:
-        raise UserError(
-            f"run {i}: {method.name} needs held-out losses; use a profile of the workbook"
-        )
-    if method.knob and method.knob not in run:
-        raise UserError(f"run {i}: {method.name} needs {method.knob}, got {dict(run)!r}")
-    arguments = inspect.signature(train_many).parameters
-    of_losses = inspect.signature(nn.CrossEntropyLoss).parameters  # the loss has its defaults
-    taken: set[str | None] = {"run", "knob", "epoch", *MEASURES, *arguments, *of_losses}
-    for other in METHODS.values():
-        taken |= {other.knob, *other.settings}
-    for name in run:
-        if name in taken - {method.knob, "lr"}:
+    taken = {"method", "seed", "lr", method.knob}
+    for name in run.keys() - taken:
+        if name in _not_for_columns():
             raise UserError(
                 f"run {i}: {name!r} cannot be a column of your own, and {method.name} takes only "
                 f"{method.knob or 'no hyperparameter'}, seed and lr"
             )
-    knob = math.nan
+    run |= {
+        "run": i,
+        "method": method.name,
+        "seed": int(run.get("seed", 0)),
+        "lr": run.get("lr", lr),
+    }
     if method.knob:
-        knob = real(f"run {i}: {method.knob}", run[method.knob], **method.bounds)
-    seed = whole(f"run {i}: seed", run.get("seed", 0), 0)
-    rate = real(f"run {i}: lr", run.get("lr", lr), above=0)
-    columns = {**run, "run": i, "method": method.name, "seed": seed, "lr": rate}
-    if method.knob:
-        columns[method.knob] = knob
-    return _Run(method, knob, seed, rate, columns)
+        run[method.knob] = real(f"run {i}: {method.knob}", run.get(method.knob), **method.bounds)
+    return run
 
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _alike(runs: Sequence[_Run]) -> list[list[_Run]]:
-    """Return the runs of each method and learning rate."""
-    alike: dict[tuple[str, float], list[_Run]] = {}
-    for run in runs:
-        alike.setdefault((run.method.name, run.lr), []).append(run)
-    return list(alike.values())
+def _not_for_columns() -> set[str | None]:
+    """Return what other methods take, arguments of `train_many` and of the loss, and the table's columns."""
+    names: set[str | None] = {"run", "knob", "epoch", *MEASURES}
+    names |= {*inspect.signature(train_many).parameters}
+    names |= {*inspect.signature(nn.CrossEntropyLoss).parameters}
+    for method in METHODS.values():
+        names |= {method.knob, *method.settings}
+    return names
 
 
 def _networks(
     make_model: Callable[[], nn.Module], seeds: Sequence[int], splits: Splits
 ) -> dict[int, nn.Module]:
-    """Return a network for each seed, in the type of the inputs, with an output for each class."""
-    if isinstance(make_model, nn.Module):
-        raise UserError(
-            f"make_model must return a new network at each call, got a {type(make_model).__name__}; "
-            "give lambda: nn.Sequential(…), so that each seed has its own weights"
+    """Return a network for each seed, in the type of the inputs."""
+    few = splits.x[:2].cpu()
+
+    def make() -> nn.Module:
+        return make_model().to(few.device, few.dtype)
+
+    networks = {seed: initialized(make, seed, few, "the network of make_model") for seed in seeds}
+    starts = [nn.utils.parameters_to_vector(net.parameters()) for net in networks.values()]
+    if any(torch.equal(start, starts[0]) for start in starts[1:]):
+        warn(
+            "make_model gives several seeds the same weights: make a new network at each call, and let it "
+            "draw them without seeding torch; these runs differ in the order of samples alone",
+            stacklevel=3,
         )
-    networks: dict[int, nn.Module] = {}
-    for seed in seeds:
-        network = initialized(make_model, seed, "the network of make_model")
-        if any(network is other for other in networks.values()):
-            raise UserError(
-                "make_model returned the same network twice; make it inside, as lambda: nn.Sequential(…) "
-                "does, so that each seed has its own weights"
-            )
-        networks[seed] = network.to(splits.x.dtype)
     with torch.no_grad():
-        logits = copy.deepcopy(networks[seeds[0]]).eval()(splits.x[:2])
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"the network must return logits (n, classes), got {shape} for 2 samples")
-    if logits.shape[1] < splits.classes:
+        outputs = networks[seeds[0]].eval()(few).shape[-1]
+    if outputs < splits.classes:  # on a GPU torch would end with a device-side assert
         raise UserError(
-            f"targets go up to {splits.classes - 1}, and the network has {logits.shape[1]} outputs"
+            f"targets go up to {splits.classes - 1}, and the network has {outputs} outputs"
         )
     return networks
 
 
 def _splits(data: Mapping[str, Pair], trials: int) -> Splits:
     """Return the data as splits whose trials share every sample."""
-    _check_data(data)
-    inputs = []
-    targets = []
-    for part in PARTS:
-        x, y = data.get(part, data["val"])
-        inputs.append(_inputs(part, x))
-        targets.append(_targets(part, y))
-        if len(inputs[-1]) != len(targets[-1]):
-            raise UserError(f"{part} has {len(inputs[-1])} inputs and {len(targets[-1])} targets")
-    shapes = {tuple(x.shape[1:]) for x in inputs}
-    if len(shapes) > 1:
-        raise UserError(f"inputs of all parts must have one shape, got {sorted(shapes)}")
+    pairs = {part: data.get(part, data["val"]) for part in PARTS}
+    for part in data:
+        choose("part of data", part, PARTS)
+    _check_frames(pairs)
+    inputs = [as_tensor(_numbers(x)) for x, _ in pairs.values()]
+    targets = [as_tensor(_numbers(y)) for _, y in pairs.values()]
+    for part, x, y in zip(PARTS, inputs, targets):
+        if y.is_floating_point() or y.ndim != 1 or len(y) != len(x):
+            raise UserError(
+                f"targets of {part} must be whole numbers, one for each of {len(x)} inputs, "
+                f"got {y.dtype} {tuple(y.shape)}"
+            )
     x = torch.cat(inputs)
-    y = torch.cat(targets)
+    y = torch.cat(targets).long()
     positions = torch.arange(len(y)).split([len(part) for part in targets])
     train, val, test = (index.expand(trials, -1) for index in positions)
+    x = x if x.dtype == torch.float64 else x.float()
     return Splits(x, y, train, val, test, int(y.max()) + 1)
 
 
-def _check_data(data: Any) -> None:
-    """Raise UserError for anything but pairs by part, with the same columns where they are frames."""
-    import pandas as pd
-
-    wanted = "{'train': (inputs, targets), 'val': …}"
-    if not isinstance(data, Mapping):
-        raise UserError(f"data must be {wanted}, got a {type(data).__name__}")
-    for part, pair in data.items():
-        choose("part of data", part, PARTS)
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise UserError(f"data must be {wanted}, and its {part!r} is a {type(pair).__name__}")
-        x, y = pair
-        have_indices = all(isinstance(values, (pd.DataFrame, pd.Series)) for values in pair)
+def _check_frames(pairs: Mapping[str, Pair]) -> None:
+    """Raise UserError where rows or columns of frames would be matched by position, against their names."""
+    columns = [list(x.columns) for x, _ in pairs.values() if hasattr(x, "columns")]
+    if any(other != columns[0] for other in columns):
+        raise UserError(
+            f"inputs of all parts must have the same columns in the same order, got {columns}"
+        )
+    for part, (x, y) in pairs.items():
+        have_indices = hasattr(x, "columns") and hasattr(y, "to_numpy")
         if have_indices and len(x) == len(y) and not x.index.equals(y.index):
             raise UserError(
                 f"inputs and targets of {part} have different indices; if their rows match by position, "
                 "give targets.to_numpy(), else targets.loc[inputs.index].to_numpy()"
             )
-    for part in ("train", "val"):
-        if part not in data:
-            raise UserError(f"data lacks {part!r}; give {wanted}")
-    columns = [list(x.columns) for x, _ in data.values() if isinstance(x, pd.DataFrame)]
-    for other in columns[1:]:
-        if other != columns[0]:
-            raise UserError(
-                f"inputs of all parts must have the same columns in the same order, got {columns[0]} "
-                f"and {other}"
-            )
 
 
-def _inputs(part: str, values: Any) -> Tensor:
-    """Return finite inputs (n, …) in float32 or float64."""
-    inputs = _tensor(f"inputs of {part}", values)
-    if inputs.dtype not in (torch.float32, torch.float64):
-        raise UserError(
-            f"inputs must be float32 or float64, got {inputs.dtype}; convert them first"
-        )
-    if not len(inputs):
-        raise UserError(f"{part} is empty; give it at least one sample")
-    bad = (~torch.isfinite(inputs.reshape(len(inputs), -1))).any(1).nonzero().flatten()
-    if len(bad):
-        raise UserError(
-            f"inputs of {part} hold NaN or infinity in {len(bad)} of {len(inputs)} samples, first in "
-            f"sample {bad[0].item()}; remove or repair them"
-        )
-    return inputs
-
-
-def _targets(part: str, values: Any) -> Tensor:
-    """Return numbers of classes, (n,)."""
-    targets = _tensor(f"targets of {part}", values)
-    if targets.is_floating_point() or targets.ndim != 1 or (targets.long() < 0).any():
-        raise UserError(
-            f"targets of {part} must be whole numbers from 0 on, one per input, "
-            f"got {targets.dtype} {tuple(targets.shape)}"
-        )
-    return targets.long()
-
-
-def _tensor(name: str, values: Any) -> Tensor:
-    """Return a tensor, an array, or the rows of a pandas frame or series, as a tensor."""
-    import pandas as pd
-
-    try:
-        if isinstance(values, (pd.DataFrame, pd.Series)):
-            values = values.to_numpy(copy=True)
-            if values.dtype == object:  # columns of several types, such as numbers and booleans
-                values = values.astype(np.float64)
-        return as_tensor(values)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{name} must be numbers, in a tensor, an array or a frame ({error}); encode words as "
-            "numbers first"
-        ) from None
+def _numbers(values: Any) -> Any:
+    """Return a frame or a series as an array, anything else as it is."""
+    if not hasattr(values, "to_numpy"):
+        return values
+    array = values.to_numpy(copy=True)  # torch takes none that is read-only
+    # Columns of several types, such as numbers and booleans, come as objects.
+    return array.astype(np.float64) if array.dtype == object else array

@@ -168,7 +168,7 @@ def test_held_out_losses_go_on_within_a_fold(home, monkeypatch):
 
     class Stopping(nn.Sequential):
         def forward(self, x):
-            calls["count"] += self.training
+            calls["count"] += self.training and len(x) > 2  # two try the network out
             if calls["count"] > calls["stop"]:
                 raise Accident
             return super().forward(x)
