@@ -32,8 +32,8 @@ class Setting:
     """The number is at least this; a whole number is at least 0 unless this says otherwise."""
     above: float = -math.inf
     """The number is above this."""
-    used_by: Literal["objective", "rule", "held-out"] = "objective"
-    """What receives the value; "held-out" is the training of AdaFlood's auxiliary models."""
+    used_by: Literal["objective", "rule"] = "objective"
+    """What receives the value."""
 
     def check(self, name: str, value: object) -> str | int | float:
         """Return `value` as it is stored; UserError names `name`, the value and what is allowed."""
@@ -103,8 +103,6 @@ class Method:
     """What the method takes beside its knob, by name."""
     losses: Callable[[Tensor, Tensor, Tensor], Tensor] = cross_entropy
     """(logits (n, C), targets (n,), knob) → per-sample losses (n,)."""
-    samples: tuple[str, ...] = ()
-    """Values of single training samples handed to the objective, (n,) each."""
     rule: Callable[..., F.Grads] = F.plain_gradient
     """(gradient, params, knob, **settings) → gradients; what the optimizer sees."""
     uses_momentum: bool = False
@@ -131,7 +129,7 @@ class Method:
         return {name: setting.default for name, setting in self.settings.items()}
 
     def settings_for(self, *users: str) -> tuple[str, ...]:
-        """Return names of the settings that any of `users` is given: "objective", "rule", "held-out"."""
+        """Return names of the settings that any of `users` is given: "objective", "rule"."""
         return tuple(name for name, setting in self.settings.items() if setting.used_by in users)
 
     def value(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
@@ -266,18 +264,6 @@ METHODS: dict[str, Method] = {
             axis="t per nat",
             objective=F.tilted,
             low=-math.inf,
-        ),
-        Method(
-            name="adaflood",
-            label="AdaFlood",
-            knob="gamma",
-            axis="γ",
-            objective=F.adaflood_at,
-            settings={
-                "aux_folds": Setting(5, "number of folds, a model each", low=2, used_by="held-out")
-            },
-            samples=("aux",),
-            high=1.0,
         ),
         Method(
             name="smoothing",

@@ -9,8 +9,8 @@ from softadlib.methods import METHODS, Method, Setting, get_method
 CLASSES = torch.tensor([0] * 6 + [1] * 3 + [2])
 """Labels of ten samples that look alike: the probabilities are 0.6, 0.3 and 0.1."""
 CLOSED = [name for name, method in METHODS.items() if method.log_probabilities]
-WITHOUT = {"flooding", "cvar", "chi2", "tilted", "adaflood", "softad-no-ascent", "iflood-no-ascent"}
-"""Methods of the whole batch; AdaFlood, whose levels are those of single training samples; flat objectives."""
+WITHOUT = {"flooding", "cvar", "chi2", "tilted", "softad-no-ascent", "iflood-no-ascent"}
+"""Methods of the whole batch, and flat objectives."""
 
 
 def test_methods_of_single_samples_have_class_probabilities():

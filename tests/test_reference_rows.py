@@ -38,7 +38,7 @@ def test_stored_rows_of_profile_smoke_trained_anew_are_equal(dataset, method):
     """In float64, on any processor: to 1e-12 of every measure, at every stored epoch."""
     protocol = load("smoke", dataset, {"device": "cpu"})
     runs = protocol.runs(method)[-2:]
-    rows, _ = train_runs(protocol, runs, protocol.curve_epochs)
+    rows = train_runs(protocol, runs, protocol.curve_epochs)
     keys = ["method", *RUN_KEY, "epoch"]
     both = rows.merge(results.read("smoke", dataset), on=keys, suffixes=("", "_stored"))
     assert len(both) >= len(runs)

@@ -27,7 +27,6 @@ from softadlib.functional.gradient_rules import sam_gradient as sam_gradient
 from softadlib.functional.objectives import LN2 as LN2
 from softadlib.functional.objectives import SCALES as SCALES
 from softadlib.functional.objectives import adaflood as adaflood
-from softadlib.functional.objectives import adaflood_at as adaflood_at
 from softadlib.functional.objectives import erm as erm
 from softadlib.functional.objectives import flood_levels as flood_levels
 from softadlib.functional.objectives import flooding as flooding

@@ -258,16 +258,3 @@ def flood_levels(
     losses = check_losses(aux_losses, gamma, per_sample=False, name="gamma")
     gamma = number_like(losses, gamma)
     return -torch.logaddexp(torch.log1p(-gamma) - (alpha * losses + beta), torch.log(gamma))
-
-
-def adaflood_at(losses: Tensor, gamma: Number, aux: Tensor) -> Tensor:
-    """`adaflood` at the `flood_levels` of held-out losses `aux` (n,), in the order of `losses`.
-
-    Where `aux` is NaN, so are value and gradient; the sign alone would make the latter 0. `gamma` as
-    in `flood_levels`. Bae et al. (2024).
-
-    >>> adaflood_at(torch.tensor([1.0, 2.0]), 0.0, torch.tensor([1.5, 1.0]))  # (2 + 2)/2
-    tensor(2.)
-    """
-    nan_or_one = torch.where(aux.isnan(), aux, 1)
-    return adaflood(nan_or_one * losses, flood_levels(aux, gamma))

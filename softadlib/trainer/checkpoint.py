@@ -14,7 +14,7 @@ from softadlib._validation import UserError
 
 State = dict[str, Any]
 """Tensors, numbers and texts, in dicts and lists."""
-FORM = 4
+FORM = 5
 """Raised when engines save their state in another form: files of an earlier one do not count."""
 INTERVAL = 60.0
 """Seconds between two saves where `checkpoint_every` is auto."""

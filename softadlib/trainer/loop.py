@@ -1,7 +1,7 @@
 """The loop: epochs of steps, and what is measured and saved between them."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map
 from softadlib.trainer.checkpoint import Checkpoint, State
 from softadlib.trainer.engines import Engine, Row
 from softadlib.trainer.recipe import Recipe, batches
-from softadlib.trainer.splits import PARTS
 
 
 @dataclass
@@ -94,60 +93,50 @@ class Recorder:
         self.eval_epochs = eval_epochs
         self.loss_epochs = loss_epochs
         self.measured = Measured([])
-        self.best: dict[str, BestEpoch] = {}
-        """By the loss whose lowest value makes an epoch the best: "softmax" or "closed form"."""
-        if best_epoch:
-            self.best["softmax"] = BestEpoch(engine, engine.validation_losses)
-        if best_epoch and closed_form and engine.method.log_probabilities is not None:
-            self.best["closed form"] = BestEpoch(engine, engine.closed_form_validation_losses)
+        has_closed_form = engine.method.log_probabilities is not None
+        self.best = BestEpoch(engine) if best_epoch else None
+        self.closed_form = best_epoch and closed_form and has_closed_form
 
     def after(self, epoch: int) -> None:
         """Measure what is due after this epoch; after the last one, also the kept weights of the best."""
         is_last = epoch == self.last_epoch
-        closed_form = is_last and "closed form" in self.best
-        if epoch > 0:
-            for best in self.best.values():
-                best.update(epoch)
+        if epoch > 0 and self.best:
+            self.best.update(epoch)
         if epoch in self.eval_epochs:
             row = {"epoch": np.full(len(self.engine), epoch), **self.engine.measure()}
             if epoch in self.loss_epochs:
+                closed_form = is_last and self.closed_form
                 row |= self.engine.measure_losses(calibrated=is_last, closed_form=closed_form)
-            if closed_form:
-                row |= self.best["closed form"].measure_closed_form()
             self.measured.rows.append(row)
-        if is_last and "softmax" in self.best:
-            self.measured.best = self.best["softmax"].measure(closed_form)
+        if is_last and self.best:
+            self.measured.best = self.best.measure(self.closed_form)
 
     def state_dict(self) -> State:
         """Return what a checkpoint holds."""
         return {
             "rows": [tree_map(torch.from_numpy, row) for row in self.measured.rows],
-            "best": {name: best.state_dict() for name, best in self.best.items()},
+            "best": self.best.state_dict() if self.best else None,
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a checkpoint."""
         self.measured.rows = [tree_map(Tensor.numpy, row) for row in state["rows"]]
-        for name, best in self.best.items():
-            best.load_state_dict(state["best"][name])
+        if self.best:
+            self.best.load_state_dict(state["best"])
 
 
 class BestEpoch:
-    """The weights of every run at the epoch of its lowest validation loss.
+    """The weights of every run at the epoch of its lowest validation loss."""
 
-    `validation_losses`: () ↦ (R,), of the engine's weights as they are.
-    """
-
-    def __init__(self, engine: Engine, validation_losses: Callable[[], np.ndarray]):
+    def __init__(self, engine: Engine):
         self.engine = engine
-        self.validation_losses = validation_losses
         self.weights = tree_map(Tensor.clone, engine.weights())
         self.loss = np.full(len(engine), np.inf)
         self.epoch = np.zeros(len(engine), dtype=np.int64)
 
     def update(self, epoch: int) -> None:
         """Keep the weights of the runs whose validation loss is lower than ever."""
-        loss = self.validation_losses()
+        loss = self.engine.validation_losses()
         better = np.flatnonzero(loss < self.loss)
         if len(better) == 0:
             return
@@ -162,16 +151,6 @@ class BestEpoch:
         with self.weights_in_engine():
             row = {"epoch": self.epoch, **self.engine.measure()}
             return row | self.engine.measure_losses(calibrated=True, closed_form=closed_form)
-
-    def measure_closed_form(self) -> Row:
-        """Return the columns `linked_best_…`, (R, 3) each; NaN of a run without any kept weights."""
-        with self.weights_in_engine():
-            measured = self.engine.measure_closed_form(PARTS)
-        epochs = np.where(self.epoch > 0, self.epoch, np.nan)[:, None]
-        row = {"linked_best_epoch": np.broadcast_to(epochs, measured["loss"].shape)}
-        for name, values in measured.items():
-            row[f"linked_best_{name}"] = np.where(epochs > 0, values, np.nan)
-        return row
 
     @contextlib.contextmanager
     def weights_in_engine(self) -> Iterator[None]:

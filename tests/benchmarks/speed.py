@@ -106,7 +106,7 @@ def study(protocol: Protocol, splits: Splits) -> Case:
         max(histories, key=lambda history: history[-1]["acc_val"])
 
     def ours() -> None:
-        rows, _ = train_runs(protocol, runs, {recipe.epochs})
+        rows = train_runs(protocol, runs, {recipe.epochs})
         (knob,) = select(rows, protocol.ties)["knob"]
         train_runs(protocol, [run for run in runs if run.knob == knob], protocol.curve_epochs)
 

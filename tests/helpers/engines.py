@@ -34,11 +34,6 @@ def splits(dtype=torch.float64, n=44, name="gaussian"):
     return synthetic_splits(name, SEEDS, 0.1, (n, 30, 50)).to("cpu", dtype)
 
 
-def held_out(n=44):
-    """Losses (T, n), as if auxiliary models had been trained."""
-    return torch.from_numpy(np.random.default_rng(5).exponential(0.5, (len(SEEDS), n)))
-
-
 def networks(trials, dtype=torch.float64, model=SMALL):
     made = []
     for trial in trials:
@@ -59,7 +54,6 @@ def make_group(
         trials,
         (knobs or knobs_of(method))[: len(trials)],
         METHODS[method].defaults | settings,
-        {"aux": held_out(data.train.shape[1])},
     )
 
 

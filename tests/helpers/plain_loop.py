@@ -31,8 +31,7 @@ def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **sett
     Args:
         method: its name, as in `softadlib.methods.METHODS`.
         model: a network, with its initial weights.
-        data: {"train": (inputs, targets), "val": …, "test": …}; for AdaFlood the training part has the
-            held-out losses as a third.
+        data: {"train": (inputs, targets), "val": …, "test": …}.
         seed: of the order of samples.
         recipe: a `softadlib.trainer.recipe.Recipe`: optimizer, learning rate, batch size, epochs.
         knob: the method's hyperparameter: θ, a radius, …
@@ -48,14 +47,13 @@ def plain_loop(method, model, data, seed, recipe, knob, bn_update="both", **sett
         model.train()
         order = np.random.default_rng([seed, epoch]).permutation(n)
         for batch in np.split(order, range(recipe.batch_size, n, recipe.batch_size)):
-            x, y, *aux = (values[batch] for values in data["train"])
+            x, y = (values[batch] for values in data["train"])
             if method in SHARP:
                 sharp_step(method, model, optimizer, x, y, knob, bn_update, **settings)
             elif method == "msam":
                 msam_step(model, optimizer, x, y, knob)
             else:
-                of_samples = {"aux": aux[0]} if aux else {}
-                backward(method, model, optimizer, x, y, knob, settings | of_samples)
+                backward(method, model, optimizer, x, y, knob, settings)
                 if decay and recipe.optimizer == "sgd":
                     shrink(model, optimizer, decay)
                 optimizer.step()
@@ -257,12 +255,6 @@ def focal(losses, gamma, **_):
     return ((1 - p) ** gamma * losses).mean()
 
 
-def adaflood(losses, gamma, aux, **_):
-    """iFlood with a level for each sample, from its held-out loss."""
-    levels = -torch.log((1 - gamma) * torch.exp(-aux) + gamma)
-    return torch.maximum(losses, 2 * levels - losses).mean()
-
-
 OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "erm": mean,
     "flooding": lambda losses, theta, **_: abs(losses.mean() - theta) + theta,
@@ -271,7 +263,6 @@ OBJECTIVES: dict[str, Callable[..., torch.Tensor]] = {
     "cvar": cvar,
     "chi2": chi2,
     "tilted": tilted,
-    "adaflood": adaflood,
     "focal": focal,
     "softad-width": softad_width,
     "softad-logcosh": softad_logcosh,

@@ -17,7 +17,7 @@ RECIPES = {
     "sgd": Recipe("sgd", 0.05, 10, 4),
     "momentum": SGD,
 }
-CASES = [(method, "adam") for method in ("flooding", "sam", "chi2", "adaflood", "smoothing")]
+CASES = [(method, "adam") for method in ("flooding", "sam", "chi2", "smoothing")]
 CASES += [(method, recipe) for method in ("softad", "decay") for recipe in RECIPES]
 
 

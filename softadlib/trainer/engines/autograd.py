@@ -60,10 +60,9 @@ class AutogradEngine(Engine):
             self.captured.replay(self._step, positions)
 
     def _step(self, positions: Tensor) -> None:
-        batch = self.batch_at(positions)
-        own = self.per_run | batch.extra
+        x, y = self.batch_at(positions)
         momentum = self.momentum() if self.method.uses_momentum else {}
-        stacked = (self.params, self.buffers, batch.x, batch.y, self.knob, own, momentum)
+        stacked = (self.params, self.buffers, x, y, self.knob, self.per_run, momentum)
         self.apply_gradients(self._directions(*stacked))
 
     def _directions(self, *stacked: Any) -> Grads:

@@ -17,7 +17,6 @@ from softadlib.methods import Method
 from softadlib.trainer.checkpoint import State
 from softadlib.trainer.evaluation import (
     as_rows,
-    closed_form_measures,
     evaluate,
     loss_summary,
     model_norm,
@@ -49,8 +48,6 @@ class RunGroup:
     """(R,): the method's swept value, NaN for a method without one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the objective or the gradient rule. A tensor (R,) holds one value per run."""
-    samples: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the objective needs of every training sample, by name, (T, n)."""
     bf16: bool = False
     """Forward passes in bfloat16 where autocast allows; everything else keeps its precision."""
 
@@ -75,18 +72,6 @@ class RunGroup:
             knob=[self.knob[i] for i in positions],
             settings=settings,
         )
-
-
-@dataclass(frozen=True)
-class Samples:
-    """One batch of every run."""
-
-    x: Tensor
-    """Inputs, (R, b, …)."""
-    y: Tensor
-    """Targets, (R, b)."""
-    extra: dict[str, Tensor]
-    """What the objective needs of each sample beside its loss, by name, (R, b)."""
 
 
 class Engine:
@@ -114,9 +99,6 @@ class Engine:
         for name, value in group.settings.items():
             if isinstance(value, Tensor):
                 self.per_run[name] = self.shared.pop(name).to(self.device)
-        self.samples: dict[str, Tensor] = {}
-        for name in self.method.samples:
-            self.samples[name] = group.samples[name][self.shuffled].to(self.device, dtype)
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -144,14 +126,11 @@ class Engine:
         """Step all runs once, on the samples at `positions` (T', b) of the trials in `shuffled`."""
         raise NotImplementedError
 
-    def batch_at(self, positions: Tensor) -> Samples:
-        """Return the samples at `positions` (T', b), for every run those of its trial."""
+    def batch_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (R, b, …) and targets (R, b) at `positions` (T', b), of each run's own trial."""
         index = self.train_index.gather(1, positions)[self.row]
         x = self.splits.inputs(self.splits.x[index], self.trial)
-        extra = {}
-        for name, values in self.samples.items():
-            extra[name] = values.gather(1, positions)[self.row]
-        return Samples(x, self.splits.y[index], extra)
+        return x, self.splits.y[index]
 
     def apply_gradients(self, directions: Grads) -> None:
         """Let the optimizer step along `directions` (R, …), after the decay of a method that decays."""
@@ -180,10 +159,10 @@ class Engine:
     def arguments(self, of_run: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments of the objective and those of the gradient rule, beside the knob.
 
-        `of_run`: one run's own values of settings and samples.
+        `of_run`: one run's own values of settings.
         """
         given = {**self.shared, **of_run}
-        objective = (*self.method.settings_for("objective"), *self.method.samples)
+        objective = self.method.settings_for("objective")
         rule = self.method.settings_for("rule")
         of_objective = {name: value for name, value in given.items() if name in objective}
         of_rule = {name: value for name, value in given.items() if name in rule}
@@ -256,20 +235,6 @@ class Engine:
             log_probabilities = self.log_probabilities(run) if closed_form else None
             rows.append(loss_summary(*self.outputs(run, PARTS), calibrated, log_probabilities))
         return stacked(rows)
-
-    def measure_closed_form(self, parts: Sequence[str]) -> Row:
-        """Return loss and calibration error of the class probabilities in closed form, (R, parts) each."""
-        rows = []
-        for run in range(len(self)):
-            rows.append(
-                closed_form_measures(*self.outputs(run, parts), self.log_probabilities(run))
-            )
-        return stacked(rows)
-
-    def closed_form_validation_losses(self) -> np.ndarray:
-        """Return the validation loss of the class probabilities in closed form of every run, (R,)."""
-        losses: np.ndarray = self.measure_closed_form(("val",))["loss"][:, 0]
-        return losses
 
     def log_probabilities(self, run: int) -> Callable[[Tensor], Tensor]:
         """Return logits (n, C) of one run ↦ ln p (n, C), class probabilities in closed form."""

@@ -48,10 +48,9 @@ class PerceptronEngine(Engine):
 
     @torch.no_grad()
     def step(self, positions: Tensor) -> None:
-        batch = self.batch_at(positions)
-        x, y = batch.x[0], batch.y[0]
-        samples = {name: values[0] for name, values in batch.extra.items()}
-        of_objective, of_rule = self.arguments(self.own_settings | samples)
+        inputs, targets = self.batch_at(positions)
+        x, y = inputs[0], targets[0]
+        of_objective, of_rule = self.arguments(self.own_settings)
         params, buffers = self.views
         knob = self.knob[0]
 

@@ -5,6 +5,7 @@ Methods keep the registry's colours, labels and order everywhere.
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ from matplotlib_inline.backend_inline import set_matplotlib_formats
 from softadlib.functional import LN2
 from softadlib.methods import GREY, METHODS
 from softadlib.workbook.analysis.statistics import mean_interval
+from softadlib.workbook.analysis.tables import LABELS, by_registry
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
 """Each part's line style, the same on every page."""
-MARKS = dict(zip(METHODS, itertools.cycle("osD^vPX*<>hdpH8")))
-"""Each method's marker, so that a grey print can be read."""
-PALETTE = {name: method.colour for name, method in METHODS.items()}
+MARKS = defaultdict(lambda: "d", zip(METHODS, itertools.cycle("osD^vPX*<>hpH8")))
+"""Each method's marker, so that a grey print can be read; "d" is that of methods not registered here."""
+PALETTE = defaultdict(lambda: GREY, {name: method.colour for name, method in METHODS.items()})
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
 HALO = [withStroke(linewidth=3, foreground="white")]
 """Outline of a line that is drawn over dark cells."""
@@ -108,7 +110,7 @@ def _log_loss(ax: Axes) -> None:
 
 def _in_order(rows: pd.DataFrame) -> list[str]:
     """Return the methods of `rows` in the registry's order."""
-    return [name for name in METHODS if (rows["method"] == name).any()]
+    return by_registry(rows["method"])
 
 
 def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
@@ -118,7 +120,7 @@ def legend_handles(rows: pd.DataFrame, parts: bool = False) -> list[Line2D]:
     for name in _in_order(rows):
         lost = ~np.isfinite(ends.loc[ends["method"] == name, "loss_train"])
         note = f" ({lost.sum()} of {len(lost)} diverged)" if lost.any() else ""
-        handles.append(Line2D([], [], label=METHODS[name].label + note, **_style(name)))
+        handles.append(Line2D([], [], label=LABELS[name] + note, **_style(name)))
     lines = LINES.items() if parts else ()
     return handles + [Line2D([], [], color="0.4", linestyle=d, label=part) for part, d in lines]
 
@@ -146,7 +148,7 @@ def _draw(ax: Axes, name: str, line: pd.DataFrame, **options: Any) -> None:
     shade: dict[str, Any] = {"color": PALETTE[name], "alpha": 0.13, "linewidth": 0}
     ax.fill_between(line.index, line["low"], line["high"], **shade)
     if PALETTE[name] == GREY:
-        label_end(ax, line.index[-1], line["mean"].iloc[-1], METHODS[name].label)
+        label_end(ax, line.index[-1], line["mean"].iloc[-1], LABELS[name])
 
 
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str = GREY) -> None:
@@ -169,7 +171,7 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
     after the first tenth of training.
 
     Args:
-        rows: columns `results.schema.COLUMNS`, one dataset, one label noise, one run per method and trial.
+        rows: columns `studies.schema.ALL_COLUMNS`, one dataset, one label noise, one run per method and trial.
     """
     fig: Figure
     fig, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.8))
@@ -197,7 +199,7 @@ def measure_curves(
     lowest twentieth of the values: the first epochs, and single ones that fall far below the others.
 
     Args:
-        rows: columns `results.schema.COLUMNS`, one label noise, one run per dataset, method and trial.
+        rows: columns `studies.schema.ALL_COLUMNS`, one label noise, one run per dataset, method and trial.
         measures: columns of `rows`, such as `loss_train`.
     """
     datasets = list(dict.fromkeys(rows["dataset"]))

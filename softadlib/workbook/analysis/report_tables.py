@@ -119,9 +119,6 @@ def overview(profile: str) -> str:
     any. Of each profile it is the lowest label noise.
     """
     rows = _lowest_noise(tables.read(profile, final=True))
-    losses = _lowest_noise(results.read_losses(profile))
-    ends = losses[(losses["part"] == "test") & losses["ece"].notna()]
-    ends = ends[ends["epoch"] == ends["epoch"].groupby(ends["dataset"]).transform("max")]
     try:
         flipped = _lowest_noise(tables.read("label-noise", final=True))
     except MissingData:
@@ -129,13 +126,11 @@ def overview(profile: str) -> str:
     lines = []
     for dataset in tables.in_order(rows["dataset"]):
         part, other = rows[rows["dataset"] == dataset], flipped[flipped["dataset"] == dataset]
-        calibration = ends[ends["dataset"] == dataset]
         for method, which in OVERVIEW:
             runs = _side(part, method, which)
             if runs.empty:
                 continue
-            key = ["method", "trial"] + (["knob"] if METHODS[method].knob else [])
-            ece = runs[key].merge(calibration[[*key, "ece"]], on=key)["ece"]
+            ece = runs["ece_test"].dropna() if "ece_test" in runs else runs[:0]
             has_theta = METHODS[method].knob == "theta"
             theta = runs["knob"].mean() if has_theta else float("nan")
             side = _side(other, method, which)

@@ -19,7 +19,16 @@ DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmni
 """The paper's datasets, in the order of its tables."""
 COMPARED = ("erm", "flooding", "sam", "softad")
 """The methods of the paper's Table 1."""
-LABELS = {name: method.label for name, method in METHODS.items()}
+
+
+class _Labels(dict[str, str]):
+    """Labels of methods; a method that is not registered here goes by its name in the files."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+LABELS = _Labels({name: method.label for name, method in METHODS.items()})
 RULES = {
     "largest": "ties to the largest",
     "smallest": "ties to the smallest",
@@ -73,9 +82,16 @@ def in_order(datasets: Iterable[str]) -> list[str]:
     return [d for d in DATASETS if d in names] + sorted(names - set(DATASETS))
 
 
+def by_registry(methods: Iterable[str]) -> list[str]:
+    """Return methods without repeats in the registry's order; those it does not have come last, by name."""
+    names = set(methods)
+    return [name for name in METHODS if name in names] + sorted(names - METHODS.keys())
+
+
 def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Sort lines by the paper's order of datasets, then by the registry's of methods."""
-    rank = {name: i for i, name in enumerate([*in_order(table["dataset"]), *METHODS])}
+    methods = by_registry(table["method"]) if "method" in table else []
+    rank = {name: i for i, name in enumerate([*in_order(table["dataset"]), *methods])}
     by = [c for c in ("dataset", "method") if c in table]
     return table.sort_values(by, key=lambda c: c.map(rank), kind="stable", ignore_index=True)
 

@@ -17,14 +17,9 @@ PAIR = [*CASE, "trial", "side"]
 
 
 def rows_by_side(profile: str) -> dict[str, pd.DataFrame]:
-    """Return the rows of the test part of `results.read_losses`, by side: at the last and the best epoch."""
+    """Return the rows of all runs by side: at the last and at the best epoch."""
     rows = results.read(profile)
-    losses = results.read_losses(profile)
-    test = losses[losses["part"] == "test"]
-    return {
-        LAST: test.merge(results.final(rows)[[*RUN, "epoch"]]),
-        BEST: test.merge(results.best(rows)[[*RUN, "epoch"]]),
-    }
+    return {LAST: results.final(rows), BEST: results.best(rows)}
 
 
 def relative_losses(profile: str) -> pd.DataFrame:
@@ -33,20 +28,25 @@ def relative_losses(profile: str) -> pd.DataFrame:
     One row per run, side and form, with columns dataset, label_noise, method, trial, knob, side,
     form, loss and ratio. The side is "last epoch" or "stopped early". The form says which class
     probabilities the cross-entropy is that of: "softmax", "closed form" (`class_probabilities`), or
-    "one temperature" fitted on validation data. The closed form is stopped at the epoch of its own
-    lowest validation loss, the other two at that of the softmax. The ratio is to the softmax of ERM.
+    "one temperature" fitted on validation data. The ratio is to the softmax of ERM. All are stopped at
+    the epoch of the softmax's lowest validation loss. In stored results of profile `link` the closed form
+    is stopped at that of its own, which is not measured any more.
 
     Args:
         profile: a folder of `outputs/`.
     """
     rows = rows_by_side(profile)
+    best_of_its_own = "linked_best_loss_test"
+    stopped = (rows[BEST], "linked_loss_test")
+    if best_of_its_own in rows[LAST]:
+        stopped = (rows[LAST], best_of_its_own)
     columns = [
-        (LAST, SOFTMAX, rows[LAST], "loss"),
-        (LAST, CLOSED_FORM, rows[LAST], "linked_loss"),
-        (LAST, TEMPERATURE, rows[LAST], "prior_loss"),
-        (BEST, SOFTMAX, rows[BEST], "loss"),
-        (BEST, CLOSED_FORM, rows[LAST], "linked_best_loss"),
-        (BEST, TEMPERATURE, rows[BEST], "prior_loss"),
+        (LAST, SOFTMAX, rows[LAST], "mean_loss_test"),
+        (LAST, CLOSED_FORM, rows[LAST], "linked_loss_test"),
+        (LAST, TEMPERATURE, rows[LAST], "prior_loss_test"),
+        (BEST, SOFTMAX, rows[BEST], "mean_loss_test"),
+        (BEST, CLOSED_FORM, *stopped),
+        (BEST, TEMPERATURE, rows[BEST], "prior_loss_test"),
     ]
     frames = [
         table[[*RUN, column]].rename(columns={column: "loss"}).assign(side=side, form=form)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib.methods import METHODS
+from softadlib.workbook.analysis.tables import LABELS
 from softadlib.workbook.studies import results
 from softadlib.workbook.studies.selection import CASE
 
@@ -28,11 +29,11 @@ def entries(rows: pd.DataFrame, stopped: bool) -> pd.DataFrame:
     """
     ends = results.best(rows) if stopped else results.final(rows)
     chosen = results.select(ends, "loss")
-    chosen = chosen.assign(entry=[METHODS[method].label for method in chosen["method"]])
+    chosen = chosen.assign(entry=chosen["method"].map(LABELS))
     fixed = ends[(ends["method"] == "softad") & np.isclose(ends["knob"], FIXED_THETA)]
     runs = pd.concat([chosen, fixed.assign(entry=FIXED)], ignore_index=True)
     sets = {name: set(zip(*(of[c] for c in CASE))) for name, of in runs.groupby("entry")}
-    needed = sets[METHODS["erm"].label] & sets[METHODS["softad"].label]
+    needed = sets[LABELS["erm"]] & sets[LABELS["softad"]]
     return runs[[sets[name] >= needed for name in runs["entry"]]]
 
 
@@ -45,5 +46,6 @@ def means(runs: pd.DataFrame, measure: str, index: Sequence[str] = CASE) -> pd.D
     n_entries = runs.groupby([*CASE, "trial"])["entry"].transform("nunique")
     complete = runs[n_entries == runs["entry"].nunique()]
     table = complete.pivot_table(measure, list(index), "entry", aggfunc="mean").round(12)
-    order = [*(method.label for method in METHODS.values()), FIXED]
-    return table[sorted(table, key=order.index)]
+    labels = [LABELS[name] for name in METHODS]
+    others = sorted(set(table) - {*labels, FIXED})
+    return table[[name for name in (*labels, *others, FIXED) if name in table]]

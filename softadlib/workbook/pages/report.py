@@ -9,7 +9,7 @@ from typing import Any
 
 from softadlib import __version__, _files
 from softadlib._validation import MissingData, UserError
-from softadlib.methods import METHODS
+from softadlib.workbook.analysis.tables import LABELS
 from softadlib.workbook.pages.notebooks import (
     Page,
     pages_of_no_profile,
@@ -138,7 +138,7 @@ def build(profile: str, target: Path | None = None) -> Path:
     template = environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
     commits = {s.commit for of in finished(profile).values() for s in of.sessions} - {None}
     facts = provenances(profile).rename(columns={"label_noise": "label noise"})
-    facts["method"] = [METHODS[name].label for name in facts["method"]]
+    facts["method"] = facts["method"].map(LABELS)
     text = template.render(
         profile=profile,
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),

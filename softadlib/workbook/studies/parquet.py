@@ -1,93 +1,40 @@
-"""Files of results: a study's table with its provenance, and arrays beside it.
+"""Files of results: a study's table, with its provenance in the metadata.
 
-A study's file has a row for each run and measured epoch. Measures of single parts of the data have
-the part in their name: `loss_test`, `ece_val`, `quantiles_train`. Columns of what was never measured
-are left out. The metadata say where the rows come from: `Provenance`. Files appear whole or not at
-all, and their pages carry checksums.
+A file has a row for each run and measured epoch, as `schema` names its columns. Columns of what was
+never measured are left out. Files appear whole or not at all, and their pages carry checksums.
 """
 
 import functools
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from softadlib._files import home, write
 from softadlib._validation import UserError
 from softadlib.trainer.evaluation import MEASURES
 from softadlib.trainer.splits import PARTS
+from softadlib.workbook.studies.provenance import Provenance
 from softadlib.workbook.studies.schema import (
     ALL_COLUMNS,
     DTYPES,
+    HAS_LOSSES,
     LOSS_COLUMNS,
-    LOSS_DTYPES,
-    LOSS_ROW,
     ROW_ORDER,
-    RUN_KEY,
+    SINGLE_LOSSES,
+    columns_of,
 )
 
 METADATA_KEY = b"softad"
 """Key of a parquet file's metadata under which a `Provenance` stands as JSON."""
 CHECKSUM_KEY = b"softad-checksum"
 """Key of a checksum over that JSON and the names of the columns, which parquet does not protect."""
-OF_ALL_PARTS = ("plain_temperature", "prior_temperature", "linked_best_epoch")
-"""Columns of losses that are the same on every part of the data."""
-IN_FILES = {"loss": "mean_loss"}
-"""Columns of losses that have another name in files, where rows have a `loss_test` of their own."""
-
-
-class Session(BaseModel):
-    """What one command did for a study: when, on what, with which versions, and how much it trained."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    id: str
-    finished: str
-    """UTC, ISO format."""
-    seconds: float
-    device: str
-    torch: str
-    runs_trained: int = 0
-    runs_replayed: int = 0
-    commit: str | None = None
-
-    @property
-    def runs(self) -> int:
-        """Number of trainings, replays included."""
-        return self.runs_trained + self.runs_replayed
-
-
-class Provenance(BaseModel):
-    """Where the rows of a study come from."""
-
-    model_config = ConfigDict(frozen=True)
-
-    profile: str
-    dataset: str
-    method: str
-    fingerprint: str
-    protocol: dict[str, Any]
-    """The fields that there were when it was trained, as `Protocol.to_dict` gives them."""
-    seeds: list[int]
-    """One per trial."""
-    sessions: list[Session]
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock time of all sessions together."""
-        return round(sum(session.seconds for session in self.sessions), 1)
-
-    @property
-    def grid(self) -> list[float]:
-        """Values of the method's hyperparameter; empty for a method without one."""
-        return list(self.protocol["grids"].get(self.method, ()))
 
 
 def outputs(*names: str) -> Path:
@@ -103,123 +50,116 @@ def outputs(*names: str) -> Path:
 
 
 def merge(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Return one table in the order of `ROW_ORDER`, each run and epoch once; the last frame wins."""
-    return _merge(frames, ALL_COLUMNS, DTYPES, ROW_ORDER)
+    """Return one table in the order of `ROW_ORDER`, each run and epoch once.
 
-
-def merge_losses(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Return one table of losses, each run, epoch and part once; the last frame wins."""
-    return _merge(frames, LOSS_COLUMNS, LOSS_DTYPES, LOSS_ROW)
-
-
-def _merge(
-    frames: Iterable[pd.DataFrame], columns: list[str], dtypes: dict[str, str], order: list[str]
-) -> pd.DataFrame:
-    frames = [frame[columns] for frame in frames if len(frame)]
-    if not frames:
-        return pd.DataFrame({c: pd.Series(dtype=dtypes.get(c, "object")) for c in columns})
-    rows = pd.concat(frames, ignore_index=True)
-    rows = with_types(rows, dtypes).drop_duplicates(order, keep="last")
-    if "part" not in order:
-        return rows.sort_values(order, ignore_index=True)
-    rank = {part: i for i, part in enumerate(PARTS)}
-    rows["rank"] = rows["part"].map(rank)
-    return rows.sort_values([*order[:-1], "rank"], ignore_index=True)[columns]
-
-
-def with_types(rows: pd.DataFrame, dtypes: dict[str, str]) -> pd.DataFrame:
-    """Convert the columns of another type."""
-    return rows.astype({c: dtype for c, dtype in dtypes.items() if rows[c].dtype != dtype})
-
-
-def _file_columns(column: str) -> list[str]:
-    """Return the columns of a file that hold a column of losses."""
-    if column in OF_ALL_PARTS:
-        return [column]
-    return [f"{IN_FILES.get(column, column)}_{part}" for part in PARTS]
-
-
-MEASURED_OF_LOSSES = LOSS_COLUMNS[len(LOSS_ROW) :]
-"""Columns of losses that are measured: all but those that name the row."""
-LOSSES_ARE_THERE = _file_columns("samples")[0]
-"""A column of a file that is filled in exactly the rows that have losses."""
-
-
-def with_losses(rows: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of runs with the columns of their losses beside them, as a file has them.
-
-    `measured` tells the rows of runs from those that have losses alone.
+    Of two rows of the same run and epoch, measures come from the last one that has them, and so do
+    losses of single samples. So a replay adds losses to a row, and its measures stay.
     """
-    key = LOSS_ROW[:-1]
-    wide = rows.assign(measured=True)
-    for i, part in enumerate(PARTS):
-        names = {c: _file_columns(c)[i] for c in MEASURED_OF_LOSSES if c not in OF_ALL_PARTS}
-        of_part = losses[losses["part"] == part].rename(columns=names)
-        if i == 0:
-            names |= {column: column for column in OF_ALL_PARTS}
-        wide = wide.merge(of_part[[*key, *names.values()]], on=key, how="outer")
-    wide["measured"] = wide["measured"].eq(True)
-    columns = [c for column in MEASURED_OF_LOSSES for c in _file_columns(column)]
-    filled = [c for c in columns if wide[c].notna().any()]
-    wide = wide[[*ALL_COLUMNS, *filled, "measured"]]
-    return wide.sort_values(ROW_ORDER, ignore_index=True)
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        return pd.DataFrame({c: pd.Series(dtype=DTYPES[c]) for c in ALL_COLUMNS})
+    rows = with_types(pd.concat(frames, ignore_index=True))
+    if rows.duplicated(ROW_ORDER).any():
+        rows = _last_of_each(rows)
+    known = [column for column in DTYPES if column in rows]
+    others = [column for column in rows if column not in DTYPES]
+    return rows[known + others].sort_values(ROW_ORDER, ignore_index=True)
 
 
-def losses_of(wide: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses in the columns of a file: a row for each run, epoch and part, in its order."""
-    columns = {name: np.repeat(wide[name].array, len(PARTS)) for name in LOSS_ROW[:-1]}
-    columns["part"] = np.tile(PARTS, len(wide))
-    for column in MEASURED_OF_LOSSES:
-        missing = None if column == "quantiles" else np.nan
-        names = _file_columns(column)
-        by_part = {part: wide.get(names[i % len(names)], missing) for i, part in enumerate(PARTS)}
-        columns[column] = pd.DataFrame(by_part, wide.index).to_numpy().ravel()
-    return with_types(pd.DataFrame(columns), LOSS_DTYPES)
+def _last_of_each(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return each run and epoch once: the last measures, and the last losses of single samples."""
+    place = rows.groupby(ROW_ORDER, dropna=False).ngroup()
+    merged = rows.drop_duplicates(ROW_ORDER, keep="last")
+    merged = merged.set_axis(place[merged.index], axis="index")
+    has_losses = rows[HAS_LOSSES].notna() if HAS_LOSSES in rows else pd.Series(False, rows.index)
+    for has, wanted in ((is_measured(rows), (*MEASURES, NOT_MEASURED)), (has_losses, LOSS_COLUMNS)):
+        columns = [column for column in wanted if column in rows]
+        last = rows.loc[has].drop_duplicates(ROW_ORDER, keep="last")
+        last = last.set_axis(place[last.index], axis="index")
+        taken = last.index
+        merged.loc[taken, columns] = last.loc[taken, columns]
+    return merged
+
+
+NOT_MEASURED = "not_measured"
+"""Column that is True in a row with losses of single samples alone, as some files have; else left out."""
+
+
+def is_measured(rows: pd.DataFrame) -> pd.Series:
+    """Tell which rows hold the measures of a network; the others have losses of single samples alone."""
+    if NOT_MEASURED not in rows:
+        return pd.Series(True, rows.index)
+    return ~rows[NOT_MEASURED].eq(True)
+
+
+def with_types(rows: pd.DataFrame) -> pd.DataFrame:
+    """Convert the columns of another type."""
+    wanted = {c: dtype for c, dtype in DTYPES.items() if c in rows and rows[c].dtype != dtype}
+    return rows.astype(wanted) if wanted else rows
+
+
+def by_split(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return losses of single samples with a row for each split: the column `part`, and `loss` for its mean.
+
+    Rows without them are left out.
+    """
+    rows = rows[rows[HAS_LOSSES].notna()] if HAS_LOSSES in rows else rows[:0]
+    columns = {name: np.repeat(rows[name].array, len(PARTS)) for name in ROW_ORDER}
+    columns["part"] = pd.array(np.tile(np.array(PARTS, dtype=object), len(rows)), dtype="str")
+    for measure in SINGLE_LOSSES:
+        missing = None if measure == "quantiles" else np.nan
+        names = columns_of(measure)
+        of_splits = {
+            split: rows.get(names[i % len(names)], missing) for i, split in enumerate(PARTS)
+        }
+        columns[measure] = pd.DataFrame(of_splits, rows.index).to_numpy().ravel()
+    return pd.DataFrame(columns).astype({"samples": "int64"})
 
 
 # Files
 
 
-def write_study(
-    path: Path, rows: pd.DataFrame, losses: pd.DataFrame, provenance: Provenance
-) -> None:
-    """Write a study's file, or a part of it.
+def write_study(path: Path, rows: pd.DataFrame, provenance: Provenance) -> None:
+    """Write a study's file, or a chunk of it.
 
     A measure of a run that diverged is NaN, one that was not taken is null.
     """
-    wide = with_losses(rows, losses)
-    not_taken = ~wide.pop("measured").to_numpy()
-    table = pa.Table.from_pandas(wide, preserve_index=False)
+    filled = [column for column in LOSS_COLUMNS if column in rows and rows[column].notna().any()]
+    table = pa.Table.from_pandas(rows[[*ALL_COLUMNS, *filled]], preserve_index=False)
+    not_taken = ~is_measured(rows).to_numpy()
     for measure in MEASURES:
-        column = pa.array(wide[measure].to_numpy(), mask=not_taken, from_pandas=False)
+        column = pa.array(rows[measure].to_numpy(), mask=not_taken, from_pandas=False)
         table = table.set_column(table.schema.get_field_index(measure), measure, column)
     text = provenance.model_dump_json().encode()
     metadata = {METADATA_KEY: text, CHECKSUM_KEY: _checksum(text, table.schema)}
     table = table.replace_schema_metadata(metadata)
     content = io.BytesIO()
-    how = {"compression": "zstd", "compression_level": 9, "write_page_checksum": True}
-    pq.write_table(table, content, **how)
+    pq.write_table(
+        table, content, compression="zstd", compression_level=9, write_page_checksum=True
+    )
     write(path, content.getvalue())
 
 
-def read_rows(path: Path) -> pd.DataFrame:
-    """Read the rows of a study's file, without its losses. Raises UserError for a damaged file."""
-    rows = _read(path, ALL_COLUMNS, taken=MEASURES[0])
+def read_rows(path: Path, columns: Sequence[str] = LOSS_COLUMNS) -> pd.DataFrame:
+    """Read a study's table: `ALL_COLUMNS`, and those of `columns` that the file has.
+
+    Raises UserError for a damaged file.
+    """
     try:
-        return with_types(rows[ALL_COLUMNS], DTYPES)
-    except KeyError as error:
+        # A file object: pyarrow itself encodes a path as the locale does.
+        with (
+            open(path, "rb") as content,
+            pq.ParquetFile(content, page_checksum_verification=True) as file,
+        ):
+            _checked_metadata(file.schema_arrow)
+            known = set(file.schema_arrow.names)
+            wanted = [*ALL_COLUMNS, *(column for column in columns if column in known)]
+            table = file.read(wanted, use_threads=False)
+        measured = table[MEASURES[0]].is_valid().to_numpy()
+        rows = with_types(table.to_pandas(ignore_metadata=True)[wanted])
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise broken(path, error) from None
-
-
-def read_losses_of(path: Path) -> pd.DataFrame:
-    """Read the losses of a study's file. Raises UserError for a damaged file."""
-    names = [c for column in MEASURED_OF_LOSSES for c in _file_columns(column)]
-    return losses_of(_read(path, [*LOSS_ROW[:-1], *names], taken=LOSSES_ARE_THERE))
-
-
-def read_keys_of_losses(path: Path) -> pd.DataFrame:
-    """Read which runs and epochs of a study's file have losses. Raises UserError for a damaged file."""
-    return _read(path, [*RUN_KEY, "epoch", LOSSES_ARE_THERE], taken=LOSSES_ARE_THERE)
+    return rows if measured.all() else rows.assign(**{NOT_MEASURED: ~measured})
 
 
 def read_provenance(path: Path) -> Provenance:
@@ -236,23 +176,8 @@ def read_provenance(path: Path) -> Provenance:
 @functools.lru_cache(maxsize=1000)
 def _read_provenance(path: Path, inode: int, changed: int) -> Provenance:
     """Read it once for each state of a file: the studies of a folder ask for each other's."""
-    return Provenance.model_validate_json(_checked_metadata(pq.read_schema(path)))
-
-
-def _read(path: Path, columns: list[str], taken: str) -> pd.DataFrame:
-    """Read those of `columns` that a file has, where the measure `taken` was taken.
-
-    Raises UserError where the file is damaged.
-    """
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            _checked_metadata(file.schema_arrow)
-            known = set(file.schema_arrow.names)
-            table = file.read([c for c in columns if c in known], use_threads=False)
-        rows = table.filter(table[taken].is_valid()) if taken in known else table.slice(0, 0)
-        return rows.to_pandas(ignore_metadata=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise broken(path, error) from None
+    with open(path, "rb") as content:
+        return Provenance.model_validate_json(_checked_metadata(pq.read_schema(content)))
 
 
 def _checked_metadata(schema: pa.Schema) -> bytes:
@@ -275,19 +200,3 @@ def broken(path: Path, problem: object) -> UserError:
     profile, dataset = path.parts[-3:-1]
     command = f"softad train {profile} --dataset {dataset} --method {path.stem}"
     return UserError(f"{path} is broken ({what}); delete it, then train what is missing: {command}")
-
-
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an npz file, which carries checksums."""
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    write(path, content.getvalue())
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read an npz file. A damaged one is ignored: its arrays are computed again, to the same bits."""
-    try:
-        with np.load(io.BytesIO(path.read_bytes())) as file:
-            return dict(file)
-    except Exception:  # numpy and zipfile raise many types
-        return {}

@@ -212,17 +212,13 @@ class Protocol(BaseModel):
 
     @model_validator(mode="after")
     def _training_is_consistent(self) -> "Protocol":
-        """Refuse momentum, precision, batches and folds that do not fit the rest."""
+        """Refuse momentum, precision and batches that do not fit the rest."""
         check_momentum(self.optimizer, self.momentum, self.grids)
         if self.linked and not self.best_epoch:
             raise UserError("linked is measured at the best epoch too; set best_epoch: true")
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         check_batches(self.n_train, self.batch_size)
-        folds = self.settings_of("adaflood")["aux_folds"]
-        if 0 < self.n_train < folds and "adaflood" in self.grids:
-            name = "settings.adaflood.aux_folds"
-            raise UserError(f"{name} is {folds}, but n_train is {self.n_train}; give at most that")
         return self
 
     @classmethod

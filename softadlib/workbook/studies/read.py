@@ -1,9 +1,8 @@
 """Finished results of `outputs/` as tables."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from softadlib._validation import MissingData
@@ -11,16 +10,17 @@ from softadlib.methods import METHODS
 from softadlib.trainer.splits import PARTS
 from softadlib.workbook.studies import selection
 from softadlib.workbook.studies.parquet import (
-    Provenance,
+    NOT_MEASURED,
     broken,
+    by_split,
+    is_measured,
     merge,
-    merge_losses,
     outputs,
-    read_losses_of,
     read_provenance,
     read_rows,
 )
-from softadlib.workbook.studies.schema import LOSSES, run_keys
+from softadlib.workbook.studies.provenance import Provenance
+from softadlib.workbook.studies.schema import LOSS_COLUMNS, run_keys
 from softadlib.workbook.studies.store import StudyStore
 
 
@@ -29,18 +29,23 @@ def stored_studies(
 ) -> dict[StudyStore, Provenance]:
     """Return every finished dataset × method with its provenance; none where there is no folder.
 
-    Files of the methods `without` are not read.
+    They are in the registry's order; methods that are not registered come last. Files of the methods
+    `without` are not read.
     """
     found = {}
     for path in outputs(profile).glob(f"{dataset}/*.parquet"):
-        if path.stem in METHODS and path.stem not in without:
+        if path.stem not in without:
             provenance = read_provenance(path)
             named = provenance.dataset, provenance.method
             if named != (path.parent.name, path.stem):
                 raise broken(path, f"it has rows of {' × '.join(named)}")
             found[StudyStore(profile, *named)] = provenance
-    order = {method: i for i, method in enumerate(METHODS)}
-    return dict(sorted(found.items(), key=lambda pair: (pair[0].dataset, order[pair[0].method])))
+    rank = {method: i for i, method in enumerate(METHODS)}
+
+    def place(study: StudyStore) -> tuple[str, int, str]:
+        return study.dataset, rank.get(study.method, len(rank)), study.method
+
+    return {study: found[study] for study in sorted(found, key=place)}
 
 
 def finished(profile: str, dataset: str | None = None) -> dict[StudyStore, Provenance]:
@@ -64,13 +69,31 @@ def finished(profile: str, dataset: str | None = None) -> dict[StudyStore, Prove
     return studies
 
 
-def asked_for(rows: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:
-    """Return the rows of the runs that a study's protocol asks for; a file may hold others."""
+def measured_rows(rows: pd.DataFrame, protocol: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows with a network's measures, and what the protocol alone knows of them.
+
+    That is `has_best_epoch`: whether the best epoch of every run is stored.
+    """
+    rows = rows[is_measured(rows)].drop(columns=NOT_MEASURED, errors="ignore")
+    return rows.assign(has_best_epoch=bool(protocol["best_epoch"])).reset_index(drop=True)
+
+
+def _asked_for(
+    study: StudyStore, provenance: Provenance, columns: Sequence[str] = LOSS_COLUMNS
+) -> pd.DataFrame:
+    """Return the stored rows of the runs that a study's protocol asks for; a file may hold others."""
+    rows = read_rows(study.file, columns)
     protocol = provenance.protocol
     keep = rows["trial"].lt(protocol["trials"]) & rows["label_noise"].isin(protocol["label_noise"])
     if provenance.grid:
         keep &= rows["knob"].isin(provenance.grid)
-    return rows if keep.all() else rows[keep]
+    return rows[keep]
+
+
+def _rows_of(
+    study: StudyStore, provenance: Provenance, columns: Sequence[str] = LOSS_COLUMNS
+) -> pd.DataFrame:
+    return measured_rows(_asked_for(study, provenance, columns), provenance.protocol)
 
 
 def read(
@@ -81,6 +104,9 @@ def read(
     final: bool = False,
 ) -> pd.DataFrame:
     """Return the rows of all finished results of a profile, one for each run and measured epoch.
+
+    The columns are those that `pandas.read_parquet` shows of the files, and `has_best_epoch`: whether the
+    best epoch of every run was looked for.
 
     Args:
         profile: a folder under `outputs/`.
@@ -96,7 +122,7 @@ def read(
     """
     frames = []
     for study, provenance in finished(profile, dataset).items():
-        rows = asked_for(read_rows(study.file), provenance)
+        rows = _rows_of(study, provenance)
         if label_noise is not None:
             rows = rows[rows["label_noise"] == label_noise]
         frames.append(selection.final(rows) if final and len(rows) else rows)
@@ -114,18 +140,17 @@ def read_losses(
     """
     frames = []
     for study, provenance in finished(profile, dataset).items():
-        losses = asked_for(read_losses_of(study.file), provenance)
+        rows = _asked_for(study, provenance)
         protocol = provenance.protocol
         if protocol["curves"] == "selected" and not protocol["best_epoch"]:
             # A file may also hold runs that were selected among other values, or by other ties.
-            rows = asked_for(read_rows(study.file), provenance)
-            chosen = set(run_keys(selection.select(rows, protocol["ties"])))
-            losses = losses[[key in chosen for key in run_keys(losses)]]
-        frames.append(losses)
-    rows = merge_losses(frames)
-    if label_noise is not None:
-        rows = rows[rows["label_noise"] == label_noise].reset_index(drop=True)
-    return rows
+            selected = selection.select(measured_rows(rows, protocol), protocol["ties"])
+            chosen = set(run_keys(selected))
+            rows = rows[[key in chosen for key in run_keys(rows)]]
+        if label_noise is not None:
+            rows = rows[rows["label_noise"] == label_noise]
+        frames.append(rows)
+    return by_split(merge(frames))
 
 
 def provenances(profile: str) -> pd.DataFrame:
@@ -135,15 +160,14 @@ def provenances(profile: str) -> pd.DataFrame:
         protocol = provenance.protocol
         sessions = provenance.sessions
         grid = provenance.grid
-        ends = selection.final(asked_for(read_rows(study.file), provenance))
-        converged = np.isfinite(ends[list(LOSSES)]).all(axis=1)
+        ends = selection.final(_rows_of(study, provenance, columns=()))
         span = dict.fromkeys((min(grid), max(grid)) if grid else ())
         lines.append(
             {
                 "dataset": study.dataset,
                 "method": study.method,
                 "runs": len(ends),
-                "diverged": int((~converged).sum()),
+                "diverged": int(selection.diverged(ends).sum()),
                 "trials": protocol["trials"],
                 "label_noise": ", ".join(f"{noise:g}" for noise in protocol["label_noise"]),
                 "grid": len(grid) or 1,

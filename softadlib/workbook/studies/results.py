@@ -8,13 +8,14 @@
 from softadlib._validation import MissingData
 from softadlib.workbook.studies.parquet import outputs
 from softadlib.workbook.studies.read import provenances, read, read_losses
-from softadlib.workbook.studies.selection import RULES, best, curves, final, select
+from softadlib.workbook.studies.selection import RULES, best, curves, diverged, final, select
 
 __all__ = [
     "RULES",
     "MissingData",
     "best",
     "curves",
+    "diverged",
     "final",
     "outputs",
     "provenances",

@@ -32,16 +32,13 @@ from softadlib.workbook.data.images import own_folder
 from softadlib.workbook.data.synthetic import SYNTHETIC
 from softadlib.workbook.data.tables import table_file
 from softadlib.workbook.studies import selection
-from softadlib.workbook.studies.held_out_losses import (
-    held_out_losses,
-    needs_held_out,
-    stored_samples,
-)
 from softadlib.workbook.studies.load_splits import load_splits
-from softadlib.workbook.studies.parquet import Session, merge
+from softadlib.workbook.studies.parquet import merge
 from softadlib.workbook.studies.protocol import Protocol, Run
+from softadlib.workbook.studies.provenance import Session
+from softadlib.workbook.studies.read import measured_rows
 from softadlib.workbook.studies.schema import RUN_KEY, run_keys
-from softadlib.workbook.studies.store import StudyStore, held_out_name
+from softadlib.workbook.studies.store import StudyStore
 from softadlib.workbook.studies.study import (
     Study,
     first_epochs,
@@ -62,7 +59,7 @@ class Task:
     """One unit of work for a process."""
 
     runs: Sequence[Run]
-    """The runs that it trains, or whose held-out losses it computes: of one method and label noise."""
+    """The runs that it trains, of one method and label noise."""
     device: str
     work: Callable[[], Any]
 
@@ -153,16 +150,15 @@ def run_study(study: Study, *, jobs: int = 1, executor: Executor | None = None) 
         with workers(log.jobs, executor) as pool, progress_bar(study) as bar:
             for planned in passes(study):
                 bar.total = bar.n + planned.left
-                hold_out(study, protocol, planned.runs, pool, log)
                 ends = []
                 tasks = training_tasks(study, protocol, planned, log.jobs)
-                for task, (rows, losses) in as_they_end(tasks, pool, log):
+                for task, rows in as_they_end(tasks, pool, log):
                     if planned.is_replay:
                         log.runs_replayed += len(task.runs)
                     else:
                         log.runs_trained += len(task.runs)
                     provenance = study.provenance([log.session()])
-                    store.save_part(rows, losses, provenance, replay=planned.is_replay)
+                    store.save_part(rows, provenance, replay=planned.is_replay)
                     bar.update(len(task.runs))
                     announce(bar, log)
                     ends.append(rows[rows["epoch"] == protocol.epochs])
@@ -198,7 +194,7 @@ def passes(study: Study) -> Iterator[Pass]:
 
 def stored_rows(study: Study) -> pd.DataFrame:
     """Return the stored rows of a study's runs; more may be stored, of other values and trials."""
-    rows = study.store.rows()
+    rows = measured_rows(study.store.rows(), study.protocol.to_dict())
     keys = {run.key for run in study.plan.runs}
     return rows[[key in keys for key in run_keys(rows)]].reset_index(drop=True)
 
@@ -210,7 +206,7 @@ def put_together(study: Study, log: SessionLog) -> None:
     sessions = [session for session in store.sessions() if session.id != log.id]
     if log.runs or not sessions:
         sessions.append(log.session())
-    store.finish(store.rows(), store.losses(), study.provenance(sessions), parts)
+    store.finish(store.rows(), study.provenance(sessions), parts)
 
 
 # Tasks
@@ -224,14 +220,11 @@ def training_tasks(study: Study, protocol: Protocol, planned: Pass, jobs: int) -
         runs = [run for run in planned.runs if run.label_noise == noise]
         if not runs:
             continue
-        samples = None
-        if needs_held_out(study.method):
-            samples = stored_samples(protocol, noise, {run.trial for run in runs}, study.store)
         size = runs_per_task(protocol, runs, jobs)
         for start in range(0, len(runs), size):
             chunk = runs[start : start + size]
             measured = (planned.epochs, planned.loss_epochs)
-            work = partial(train_runs, protocol, chunk, *measured, samples, parts)
+            work = partial(train_runs, protocol, chunk, *measured, parts)
             tasks.append(Task(chunk, protocol.device, work))
     return tasks
 
@@ -241,24 +234,6 @@ def runs_per_task(protocol: Protocol, runs: Sequence[Run], jobs: int) -> int:
     if protocol.device == "cpu" and protocol.dataset in SYNTHETIC:
         return min(RUNS_PER_TASK, math.ceil(len(runs) / (4 * jobs)))
     return trained_at_once(protocol, runs[0], protocol.device)
-
-
-def hold_out(
-    study: Study, protocol: Protocol, runs: Sequence[Run], pool: Executor | None, log: SessionLog
-) -> None:
-    """Compute and store the held-out losses that `runs` need and that are missing."""
-    if not needs_held_out(study.method):
-        return
-    store = study.store
-    stored = store.held_out()
-    tasks = []
-    for noise, trial in sorted({(run.label_noise, run.trial) for run in runs}):
-        if held_out_name(noise, trial) not in stored:
-            work = partial(held_out_losses, protocol, noise, trial, store, store.parts)
-            of_trial = [run for run in runs if (run.label_noise, run.trial) == (noise, trial)]
-            tasks.append(Task(of_trial, protocol.device, work))
-    for task, losses in as_they_end(tasks, pool, log):
-        store.save_held_out(task.runs[0].label_noise, task.runs[0].trial, losses)
 
 
 def as_they_end(
@@ -411,7 +386,7 @@ def warn_of_other_ends(replayed: pd.DataFrame, store: StudyStore) -> None:
     if replayed.empty:
         return
     last = selection.final(replayed).set_index(RUN_KEY)[list(MEASURES)]
-    known = selection.final(store.rows()).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
+    known = selection.final(store.rows([])).set_index(RUN_KEY)[list(MEASURES)].loc[last.index]
     same = np.isclose(last, known, rtol=1e-9, atol=0, equal_nan=True).all(axis=1)
     if not same.all():
         apart = (last["loss_test"] - known["loss_test"]).abs().max()

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from softadlib._validation import choose
+from softadlib.workbook.studies.schema import LOSSES
 
 CASE = ["dataset", "label_noise"]
 """What methods are compared on."""
@@ -15,8 +16,17 @@ RUN = [*SWEEP, "trial", "knob"]
 """A single run."""
 
 
+LARGEST_LOSS = 1e6
+"""Nats; a run whose loss is larger has diverged. The networks here begin at a few nats."""
+
+
+def diverged(rows: pd.DataFrame) -> pd.Series:
+    """Tell which rows are of a network that has diverged: a loss is not finite, or beyond `LARGEST_LOSS`."""
+    return ~(rows[list(LOSSES)] <= LARGEST_LOSS).all(axis=1)
+
+
 def final(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last epoch of every run, of losses one for each part."""
+    """Return the rows of the last epoch of every run; of losses by part one for each part."""
     last = rows.groupby(RUN, dropna=False)["epoch"].transform("max")
     return rows[rows["epoch"] == last].sort_values(RUN, kind="stable", ignore_index=True)
 
@@ -26,7 +36,7 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
 
     Compares all measured epochs except epoch 0. In a study with `best_epoch`, training has already
     compared every epoch and stored the best one. A run whose validation loss was never finite is left
-    out. Warns where some runs were measured along their epochs and others at the last one alone.
+    out. Warns of runs that were measured at their last epoch alone.
     """
     if lack := lacks_best_epochs(rows):
         warnings.warn(lack, stacklevel=2)
@@ -36,13 +46,19 @@ def best(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def lacks_best_epochs(rows: pd.DataFrame) -> str:
-    """Say which runs were measured at their last epoch alone; "" where their best epochs are stored."""
-    counts = rows.groupby(RUN, dropna=False)["epoch"].nunique()
-    # With `best_epoch` runs have two rows, or one if their best epoch is the last.
-    if 1 not in set(counts) or 2 in set(counts):
+    """Say how many runs were measured at their last epoch alone; "" where best epochs are known.
+
+    `has_best_epoch`, which `results.read` takes from the provenance, tells a run whose best epoch is the
+    last one from a run whose best epoch was not looked for. Rows without this column count as the latter.
+    """
+    rows = rows[rows["epoch"] > 0]
+    stored = rows["has_best_epoch"] if "has_best_epoch" in rows else pd.Series(False, rows.index)
+    runs = rows.assign(stored=stored).groupby(RUN, dropna=False)
+    lacking = (runs["epoch"].nunique() == 1) & ~runs["stored"].all()
+    if not lacking.any():
         return ""
     return (
-        f"{(counts == 1).sum()} of {len(counts)} runs were measured at their last epoch alone, which then "
+        f"{lacking.sum()} of {len(lacking)} runs were measured at their last epoch alone, which then "
         "is their best; early stopping of every run needs a profile with best_epoch: true"
     )
 

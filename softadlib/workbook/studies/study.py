@@ -14,10 +14,11 @@ from typing import Any
 
 from softadlib._validation import MissingData, UserError
 from softadlib.workbook.studies import selection
-from softadlib.workbook.studies.parquet import Provenance, Session, merge
+from softadlib.workbook.studies.parquet import is_measured, merge
 from softadlib.workbook.studies.protocol import Protocol, Run
+from softadlib.workbook.studies.provenance import Provenance, Session
 from softadlib.workbook.studies.read import stored_studies
-from softadlib.workbook.studies.schema import RUN_KEY, measured_runs, run_keys
+from softadlib.workbook.studies.schema import HAS_LOSSES, RUN_KEY, measured_runs, run_keys
 from softadlib.workbook.studies.seeds import trial_seeds
 from softadlib.workbook.studies.store import StudyStore
 
@@ -163,10 +164,11 @@ def make_plan(study: Study) -> Plan:
     which, count = study.shard
     asked_for = protocol.runs(study.method)
     runs = [run for run in asked_for if run.trial % count == which - 1]
-    rows = losses = merge([])
+    stored = merge([])
     if not study.fresh and not other_protocol(study):  # fresh reads nothing: a file may be broken
-        rows = study.store.rows()
-        losses = study.store.keys_of_losses()
+        stored = study.store.rows([HAS_LOSSES])
+    rows = stored[is_measured(stored)]
+    losses = stored[stored[HAS_LOSSES].notna()] if HAS_LOSSES in stored else stored[:0]
     known = set(run_keys(rows[RUN_KEY].drop_duplicates()))
     others = len(known - {run.key for run in asked_for})
 

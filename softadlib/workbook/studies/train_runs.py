@@ -3,10 +3,9 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softadlib.methods import get_method
 from softadlib.models import build
@@ -14,6 +13,7 @@ from softadlib.trainer.checkpoint import Checkpoint, State
 from softadlib.trainer.device import device_name, memory_in_one_line, numerics, pick_device
 from softadlib.trainer.engines import (
     Engine,
+    Row,
     RunGroup,
     choose_engine,
     runs_at_once,
@@ -21,14 +21,11 @@ from softadlib.trainer.engines import (
 )
 from softadlib.trainer.evaluation import measures_table
 from softadlib.trainer.loop import Measured, train
-from softadlib.trainer.splits import PARTS, Splits
+from softadlib.trainer.splits import Splits
 from softadlib.workbook.studies.load_splits import load_splits
-from softadlib.workbook.studies.parquet import merge, merge_losses
+from softadlib.workbook.studies.parquet import merge
 from softadlib.workbook.studies.protocol import Protocol, Run
-from softadlib.workbook.studies.schema import CALIBRATION, LOSS_COLUMNS
-
-SampleValues = dict[str, Tensor]
-"""What a method needs of every training sample, by name, (T, n)."""
+from softadlib.workbook.studies.schema import SINGLE_LOSSES, columns_of
 
 
 def train_runs(
@@ -36,10 +33,9 @@ def train_runs(
     runs: Sequence[Run],
     eval_epochs: Collection[int],
     loss_epochs: Collection[int] = (),
-    samples: SampleValues | None = None,
     checkpoints: Path | None = None,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Train runs of one method and label noise; return their rows, and losses of their single samples.
+) -> pd.DataFrame:
+    """Train runs of one method and label noise; return their rows.
 
     A GPU trains perceptrons side by side; a CPU, and convolutional networks anywhere, one after another.
 
@@ -48,7 +44,6 @@ def train_runs(
         runs: of one method and label noise.
         eval_epochs: epochs to measure at; 0 is before any step.
         loss_epochs: of these, epochs at which the losses of single samples are summarised.
-        samples: what the method needs of every training sample.
         checkpoints: folder for the states of runs under way; None saves none.
     """
     device = pick_device(protocol.device)
@@ -56,11 +51,10 @@ def train_runs(
         loss_epochs = {protocol.epochs, *loss_epochs}
     measured_at: State = {"eval": sorted(eval_epochs), "losses": sorted(loss_epochs)}
     rows = []
-    losses = []
     with numerics(device, protocol.precision), memory_in_one_line(device):
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
-        batch = batch_of(protocol, runs, splits, samples)
+        batch = batch_of(protocol, runs, splits)
         for group in split_into_groups(batch):
             together = [runs[i] for i in group]
             checkpoint = checkpoint_of(protocol, together, device, checkpoints, measured_at)
@@ -74,10 +68,9 @@ def train_runs(
                 closed_form=protocol.linked,
                 checkpoint=checkpoint,
             )
-            rows.append(rows_of(together, measured, protocol))
-            losses.append(losses_of(together, measured, protocol))
+            rows.append(table_of(together, measured, protocol))
             checkpoint.delete()
-    return merge(rows), merge_losses(losses)
+    return merge(rows)
 
 
 def trained_at_once(protocol: Protocol, run: Run, device: str) -> int:
@@ -98,9 +91,7 @@ def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
     return network.to(getattr(torch, protocol.dtype))
 
 
-def batch_of(
-    protocol: Protocol, runs: Sequence[Run], splits: Splits, samples: SampleValues | None = None
-) -> RunGroup:
+def batch_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGroup:
     """Return what engines are given of `runs`, with their initial weights."""
     method = get_method(runs[0].method)
     # Runs of a trial have the same initial weights: building one network per run is slow.
@@ -112,7 +103,6 @@ def batch_of(
         trial=[run.trial for run in runs],
         knob=[run.knob for run in runs],
         settings=protocol.settings_of(method.name),
-        samples=samples or {},
         bf16=protocol.precision == "bf16",
     )
 
@@ -128,12 +118,8 @@ def checkpoint_of(
     device: torch.device,
     folder: Path | None,
     facts: State,
-    study: str | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint of runs that are trained together; `facts` decide their bits too.
-
-    `study`: the method whose study needs these runs, where they are runs of another (ERM for AdaFlood).
-    """
+    """Return the checkpoint of runs that are trained together; `facts` decide their bits too."""
     fingerprint = protocol.fingerprint(runs[0].method)
     decisive = {
         "fingerprint": fingerprint,
@@ -142,9 +128,8 @@ def checkpoint_of(
         "torch": str(torch.__version__),
         **facts,
     }
-    prefix = protocol.fingerprint(study) if study else fingerprint
     ends = [str(value) for run in (runs[0], runs[-1]) for value in run.key]
-    path = folder / f"{'-'.join([prefix, *ends])}.pt" if folder else None
+    path = folder / f"{'-'.join([fingerprint, *ends])}.pt" if folder else None
     return Checkpoint(path, decisive, protocol.checkpoint_every)
 
 
@@ -153,41 +138,28 @@ def keys_of(runs: Sequence[Run], protocol: Protocol) -> pd.DataFrame:
     return pd.DataFrame(runs).assign(dataset=protocol.dataset)
 
 
-def rows_of(runs: Sequence[Run], measured: Measured, protocol: Protocol) -> pd.DataFrame:
-    """Return one row per run and measured epoch.
+def table_of(runs: Sequence[Run], measured: Measured, protocol: Protocol) -> pd.DataFrame:
+    """Return one row per run and measured epoch, with the losses of single samples where they were taken.
 
-    If the best epoch of a run is the last one, the row of the last one is kept.
+    If the best epoch of a run is the last one, the row of the last one is kept. A study with `best_epoch`
+    has losses of every run, and so no quantiles.
     """
     keys = keys_of(runs, protocol)
-    frames = [measures_table(keys, row) for row in measured.rows]
+    frames = [_table_of_row(keys, row, quantiles=measured.best is None) for row in measured.rows]
     if measured.best is not None:
-        best = measures_table(keys, measured.best)
+        best = _table_of_row(keys, measured.best, quantiles=False)
         had_one = best["epoch"] > 0  # the validation loss of the others was never finite
         frames.insert(0, best[had_one])
     return merge(frames)
 
 
-def losses_of(runs: Sequence[Run], measured: Measured, protocol: Protocol) -> pd.DataFrame:
-    """Return one row per run, epoch and part at which losses of single samples were measured.
-
-    A study with `best_epoch` has such rows of every run, and so no quantiles.
-    """
-    keys = keys_of(runs, protocol)
-    tables = measured.rows if measured.best is None else [measured.best, *measured.rows]
-    frames = []
-    for row in tables:
-        if "quantiles" not in row:
+def _table_of_row(keys: pd.DataFrame, row: Row, quantiles: bool) -> pd.DataFrame:
+    """Return one row per run of what was measured at one epoch."""
+    columns = {}
+    for measure in SINGLE_LOSSES:
+        if measure not in row or (measure == "quantiles" and not quantiles):
             continue
-        of_runs = keys.assign(epoch=row["epoch"])
-        frame = of_runs.loc[of_runs.index.repeat(len(PARTS))].reset_index(drop=True)
-        frame["part"] = list(PARTS) * len(runs)
-        for name in ("samples", "loss", *CALIBRATION):
-            frame[name] = row[name].reshape(-1) if name in row else np.nan
-        if measured.best is None:
-            quantiles = row["quantiles"].reshape(-1, row["quantiles"].shape[-1])
-            frame["quantiles"] = list(quantiles)
-        else:
-            frame["quantiles"] = None
-            frame = frame[frame["epoch"] > 0]
-        frames.append(frame[LOSS_COLUMNS])
-    return merge_losses(frames)
+        for i, column in enumerate(columns_of(measure)):
+            of_split = row[measure][:, i]  # one per run
+            columns[column] = list(of_split) if measure == "quantiles" else of_split
+    return measures_table(keys, row).assign(**columns)

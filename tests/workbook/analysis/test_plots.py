@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 from softadlib.methods import METHODS
 from softadlib.workbook.analysis import plots as figures
 from softadlib.workbook.analysis.statistics import mean_interval
-from softadlib.workbook.studies.schema import COLUMNS
+from softadlib.workbook.studies.schema import ALL_COLUMNS
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def table(methods, epochs=(0, 1), trials=2, **values):
     for place, method in enumerate(methods):
         for trial in range(trials):
             for epoch in epochs:
-                row = dict.fromkeys(COLUMNS, 1 + epoch + trial / 10 + place)
+                row = dict.fromkeys(ALL_COLUMNS, 1 + epoch + trial / 10 + place)
                 row |= {"dataset": "gaussian", "method": method, "trial": trial, "epoch": epoch}
                 rows.append(row | {"knob": 0.1, "label_noise": 0.0} | values)
     return pd.DataFrame(rows)

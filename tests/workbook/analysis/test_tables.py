@@ -152,7 +152,7 @@ def test_every_shortened_grid_is_named_by_its_methods():
 
 
 def test_a_method_beyond_the_paper_is_no_cut_and_a_dataset_beyond_it_has_no_column_of_cuts():
-    frame = pd.DataFrame([made(), made(method="adaflood", grid=2)])
+    frame = pd.DataFrame([made(), made(method="asam", grid=2)])
     assert tables.shortfalls(frame) == {"fashionmnist": ""}
     assert "less than the paper" not in tables.effort(pd.DataFrame([made(dataset="digits")]))
 

@@ -520,7 +520,7 @@ def test_a_perceptron_is_at_least_as_accurate_as_scikit_learns(root):
     values = {"profile": "p", "dataset": "mine", "table": str(file), "model": "mlp2x256"}
     values |= {"epochs": 30, "trials": 1, "batch_size": 100, "device": "cpu"}
     protocol = Protocol(**values | dict.fromkeys(("n_train", "n_val", "n_test"), 0))
-    ours, _ = train_runs(protocol, protocol.runs("erm"), {protocol.epochs})
+    ours = train_runs(protocol, protocol.runs("erm"), {protocol.epochs})
     splits = load_splits(protocol, 0.0)
     network = MLPClassifier((256, 256), batch_size=100, max_iter=30, alpha=0, random_state=0)
     network.fit(*splits.part("train"))

@@ -24,7 +24,7 @@ def test_means_are_the_measured_losses(stored_rows):
     for side, ends in ((LAST, results.final(softad)), (BEST, results.best(softad))):
         chosen = results.select(ends, "loss").iloc[0]
         run = Run("softad", 0.0, 0, chosen["knob"])
-        rows, _ = train_runs(params.load("rivals", "digits"), [run], {chosen["epoch"]})
+        rows = train_runs(params.load("rivals", "digits"), [run], {chosen["epoch"]})
         (measured,) = rows.loc[rows["epoch"] == chosen["epoch"], "loss_test"]
         of_side = by_image[by_image["side"] == side]
         assert of_side["loss"].mean() == pytest.approx(measured, rel=1e-5)

@@ -116,6 +116,13 @@ def test_fingerprints_of_the_profiles_do_not_move():
     assert found == frozen
 
 
+def of_today(protocol):
+    """Return a stored protocol without the methods that are gone."""
+    kept = {name: values for name, values in protocol["settings"].items() if name in METHODS}
+    grids = {name: values for name, values in protocol["grids"].items() if name in METHODS}
+    return Protocol(**protocol | {"settings": kept, "grids": grids})
+
+
 STORED = ["smoke", "paper", "fashion-40", "label-noise", "beyond", "rivals", "images"]
 
 
@@ -125,7 +132,9 @@ def test_stored_results_have_the_protocol_of_their_profile(profile, monkeypatch)
     studies = finished(profile)
     assert studies
     for study, provenance in studies.items():
-        stored, asked = Protocol(**provenance.protocol), load(profile, study.dataset)
+        if study.method not in METHODS:  # of an earlier version
+            continue
+        stored, asked = of_today(provenance.protocol), load(profile, study.dataset)
         assert stored.fingerprint(study.method) == provenance.fingerprint
         assert asked.fingerprint(study.method) == provenance.fingerprint, study
         assert asked.differences(provenance.protocol, study.method) == []
@@ -161,7 +170,6 @@ BAD = [
     ("batch_size", 1), ("n_train", 0), ("n_test", 10**12), ("checkpoint_every", "often"),
     ("label_noise", 1.2), ("label_noise", [0.1, 0.1]), ("settings.softad.scale", "paper"),
     ("settings.softad.sigma", 0), ("settings.softad.sigma", "1.0"), ("settings.softad", 3),
-    ("settings.adaflood.aux_folds", 2.0), ("settings.adaflood.aux_folds", 21),
     ("settings.fdgr.step_size", 0), ("grids", "softad"), ("grids.softad", [0.1, -0.2]),
     ("grids.softad", True), ("grids.softad", [math.nan]), ("grids.softad", [0.1, 0.1]),
     ("grids.cvar", [0.5, 1.0]), ("grids.softad", {"logspace": [0.1, 0.2, 3]}),
@@ -170,9 +178,8 @@ BAD = [
 
 @pytest.mark.parametrize(("key", "value"), BAD, ids=str)
 def test_bad_values_are_one_line_with_name_and_value(key, value):
-    with_folds = {"grids.adaflood": 0.2} if "adaflood" in key else {}
     with pytest.raises(UserError) as caught:
-        Protocol(**merge(TINY, {"profile": "tiny", "dataset": "gaussian", key: value} | with_folds))
+        Protocol(**merge(TINY, {"profile": "tiny", "dataset": "gaussian", key: value}))
     message = str(caught.value)
     assert "\n" not in message
     assert key.split(".")[-1] in message

@@ -87,8 +87,23 @@ def test_early_stopping_of_some_runs_alone_is_warned_of():
     last = table([(0, 0.2, 0.9), (1, 0.1, 0.8)], epochs=(9,))
     with pytest.warns(UserWarning, match="2 of 3 runs were measured at their last epoch alone"):
         selection.best(pd.concat([curve, last]))
-    both = table([(0, 0.2, 0.9)], epochs=(6, 9))  # its best epoch and its last
-    selection.best(pd.concat([both, last]))
+
+
+def test_what_the_provenance_says_of_best_epochs_counts_not_the_number_of_rows():
+    last = table([(0, 0.2, 0.9), (1, 0.1, 0.8)], epochs=(9,))
+    ends = selection.best(last.assign(has_best_epoch=True))  # all are best at their last epoch
+    assert ends["epoch"].tolist() == [9, 9]
+    both = table([(0, 0.2, 0.9)], epochs=(6, 9)).assign(has_best_epoch=True)
+    selection.best(pd.concat([both, last.assign(has_best_epoch=True)]))
+    curve = table([(0, 0.1, 0.9)], epochs=(0, 9))  # curve_every of at least the epochs
+    with pytest.warns(UserWarning, match="1 of 1 runs were measured at their last epoch alone"):
+        selection.best(curve.assign(has_best_epoch=False))
+
+
+def test_a_loss_beyond_a_million_nats_has_diverged():
+    rows = table([(0, 0.1, 0.9), (1, 0.1, 0.9), (2, 0.1, 0.9), (3, 0.1, 0.9)], epochs=(9,))
+    rows["loss_train"] = [0.5, 1e13, np.nan, 1e6]
+    assert selection.diverged(rows).tolist() == [False, True, True, False]
 
 
 def test_the_last_row_of_every_run():

@@ -14,15 +14,16 @@ from softadlib._validation import MissingData, UserError
 from softadlib.trainer.evaluation import LEVELS, MEASURES
 from softadlib.workbook.studies import results
 from softadlib.workbook.studies.parquet import (
-    Provenance,
-    Session,
+    NOT_MEASURED,
+    by_split,
+    is_measured,
     merge,
-    merge_losses,
     outputs,
     read_provenance,
 )
 from softadlib.workbook.studies.protocol import Protocol
-from softadlib.workbook.studies.schema import ALL_COLUMNS, CALIBRATION, RUN_KEY
+from softadlib.workbook.studies.provenance import Provenance, Session
+from softadlib.workbook.studies.schema import ALL_COLUMNS
 from softadlib.workbook.studies.store import StudyStore
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -41,15 +42,20 @@ def rows(trials=(0, 1), knobs=(0.3,), epochs=(4,), method="softad", noise=0.0):
     return merge([frame[ALL_COLUMNS]])
 
 
-def losses(of):
-    """Losses of single samples of these runs and epochs, on all three parts."""
-    frames = []
-    for part in ("test", "train", "val"):
-        keys = of[["dataset", "method", *RUN_KEY, "epoch"]]
-        quantiles = [(LEVELS * (i + 1)).astype(np.float32) for i in range(len(of))]
-        frames.append(keys.assign(part=part, samples=20, loss=of["loss_test"], quantiles=quantiles))
-        frames[-1][CALIBRATION] = np.nan
-    return merge_losses(frames)
+def with_losses(of):
+    """The same rows with losses of single samples, on all three splits."""
+    columns = {}
+    for i, split in enumerate(("train", "val", "test")):
+        quantiles = [(LEVELS * (i + 1 + row)).astype(np.float32) for row in range(len(of))]
+        columns[f"samples_{split}"] = 20.0
+        columns[f"mean_loss_{split}"] = of["loss_test"]
+        columns[f"quantiles_{split}"] = quantiles
+    return merge([of.assign(**columns)])
+
+
+def read_back(rows):
+    """What `results.read` adds: what only the provenance knows."""
+    return rows.assign(has_best_epoch=False)
 
 
 def protocol(**changes):
@@ -74,22 +80,23 @@ def study(method="softad"):
     return StudyStore("tiny", "gaussian", method)
 
 
-def test_rows_losses_and_provenance_come_back_to_the_bit():
-    stored, of_samples, about = rows(knobs=(0.1, 0.3), epochs=(0, 4)), losses(rows()), provenance()
-    study().finish(stored, of_samples, about)
-    for read in (study().rows(), results.read("tiny")):
-        pd.testing.assert_frame_equal(read, stored, check_exact=True)
+def test_rows_and_provenance_come_back_to_the_bit():
+    curve, ends = rows(knobs=(0.1, 0.3), epochs=(0,)), with_losses(rows(knobs=(0.1, 0.3)))
+    stored, about = merge([curve, ends]), provenance()
+    study().finish(stored, about)
+    for read, expected in ((study().rows(), stored), (results.read("tiny"), read_back(stored))):
+        pd.testing.assert_frame_equal(read, expected, check_exact=True)
         assert read["loss_test"].to_numpy().tobytes() == stored["loss_test"].to_numpy().tobytes()
-    pd.testing.assert_frame_equal(study().losses(), of_samples, check_exact=True)
-    assert study().losses()["part"].tolist()[:3] == ["train", "val", "test"]
-    assert study().losses()["quantiles"][0].dtype == np.float32
+    quantiles = study().rows()["quantiles_val"]
+    assert quantiles.notna().tolist() == [False, True] * 4
+    assert quantiles[1].dtype == np.float32
     assert read_provenance(study().file) == about
     assert about.sessions[0].cores == 2
 
 
 def test_pandas_reads_a_file_with_all_that_was_measured():
-    stored, of_samples = rows(epochs=(0, 4)), losses(rows())
-    study().finish(stored, of_samples.assign(ece=0.25), provenance())
+    stored = merge([rows(epochs=(0,)), with_losses(rows()).assign(ece_val=0.25)])
+    study().finish(stored, provenance())
     table = pd.read_parquet(outputs("tiny", "gaussian") / "softad.parquet")
     assert table["loss_test"].tolist()[:3] == stored["loss_test"].tolist()[:3]
     ends = table[table["epoch"] == 4]
@@ -97,31 +104,49 @@ def test_pandas_reads_a_file_with_all_that_was_measured():
     assert table.loc[table["epoch"] == 0, "ece_val"].isna().all()
     assert all(len(quantiles) == 101 for quantiles in ends["quantiles_test"])
     assert "prior_loss_test" not in table, "what was never measured has no column"
+    code = results.read("tiny").drop(columns="has_best_epoch")
+    assert list(table) == list(code), "what pandas shows is what the code works with"
 
 
-def test_losses_need_no_row_of_their_epoch():
-    """A diverged run is a row of NaN; where nothing of a run was taken but losses, there is no row."""
+def test_losses_by_split_are_a_line_for_each():
+    stored = with_losses(rows((0,))).assign(plain_temperature=2.0, ece_train=0.1, ece_test=0.3)
+    table = by_split(merge([rows((0,), epochs=(0,)), stored]))
+    assert table["part"].tolist() == ["train", "val", "test"]
+    assert table["epoch"].tolist() == [4, 4, 4]
+    assert table["samples"].tolist() == [20, 20, 20]
+    assert table["ece"].fillna(-1).tolist() == [0.1, -1, 0.3]
+    assert table["plain_temperature"].tolist() == [2.0, 2.0, 2.0]
+    assert table["quantiles"][2][1] == np.float32(0.03)
+    assert by_split(rows()).empty
+
+
+def test_losses_need_no_measures_of_their_epoch():
+    """A diverged run is a row of NaN; where nothing of a run was taken but losses, it has no row."""
     diverged = rows((0,)).assign(**dict.fromkeys(MEASURES, np.nan))
-    alone = losses(rows((1,)))
-    study().finish(diverged, merge_losses([losses(diverged), alone]), provenance())
-    pd.testing.assert_frame_equal(study().rows(), diverged, check_exact=True)
-    of_other = study().losses().query("trial == 1").reset_index(drop=True)
-    pd.testing.assert_frame_equal(of_other, alone)
-    assert study().keys_of_losses()["trial"].tolist() == [0, 1]
+    alone = with_losses(rows((1,))).assign(**{NOT_MEASURED: True})
+    study().finish(merge([with_losses(diverged), alone]), provenance(curves="none"))
+    stored = study().rows()
+    assert is_measured(stored).tolist() == [True, False]
+    assert results.read("tiny")["trial"].tolist() == [0]
+    assert results.read("tiny")[list(MEASURES)].isna().all(axis=None)
+    assert results.read_losses("tiny")["trial"].tolist() == [0] * 3 + [1] * 3
+    later = merge([stored, rows((1,))])
+    assert is_measured(later).all(), "measured by now"
+    pd.testing.assert_series_equal(later["quantiles_test"], stored["quantiles_test"])
+    assert later["loss_test"][1] == rows((1,))["loss_test"][0] or later["loss_test"].isna()[1]
 
 
 def test_parts_count_until_the_study_is_finished():
     half = SESSION.model_copy(update={"runs_trained": 1, "seconds": 3.0})
-    study().save_part(rows((0,)), losses(rows((0,))), provenance(sessions=[half]))
-    study().save_part(rows((1,)), losses(rows((1,))), provenance())
-    study().save_part(rows((1,)), losses(rows((1,))), provenance())
-    study("sam").save_part(rows((5,), method="sam"), losses(rows((5,))).head(0), provenance("sam"))
+    study().save_part(rows((0,)), provenance(sessions=[half]))
+    study().save_part(rows((1,)), provenance())
+    study().save_part(rows((1,)), provenance())
+    study("sam").save_part(rows((5,), method="sam"), provenance("sam"))
     assert len(list(study().parts.iterdir())) == 2, "the same runs are the same file"
     assert study().rows()["trial"].tolist() == [0, 1]
-    assert set(study().losses()["trial"]) == {0, 1}
     assert study().sessions() == [SESSION], "a session as its last part has it"
     assert results.read("tiny", final=True).empty
-    study().finish(study().rows(), study().losses(), provenance())
+    study().finish(study().rows(), provenance())
     assert not study().parts.exists()
     assert study("sam").rows()["trial"].tolist() == [5]
     study("sam").clear()
@@ -134,16 +159,17 @@ def test_parts_count_until_the_study_is_finished():
 def test_the_last_epoch_stays_as_the_first_training_had_it():
     """A replay brings the epochs before, and losses."""
     first = rows((0,))
-    replay = rows((0,), epochs=(0, 4))
-    study().save_part(replay, losses(replay), provenance(), replay=True)
-    study().save_part(first, losses(first).head(0), provenance())
-    for _ in ("both in parts", "the first finished"):
-        assert study().rows()["acc_test"][1] == first["acc_test"][0] != replay["acc_test"][1]
-        assert study().rows()["acc_test"][0] == replay["acc_test"][0]
-        assert set(study().losses()["epoch"]) == {0, 4}
+    replay = with_losses(rows((0,), epochs=(0, 4)))
+    study().save_part(replay, provenance(), replay=True)
+    study().save_part(first, provenance())
+    for _ in ("both in chunks", "the first finished"):
+        stored = study().rows()
+        assert stored["acc_test"][1] == first["acc_test"][0] != replay["acc_test"][1]
+        assert stored["acc_test"][0] == replay["acc_test"][0]
+        assert stored["samples_val"].tolist() == [20, 20], "the replay's"
         study().clear()
-        study().finish(first, losses(first).head(0), provenance())
-        study().save_part(replay, losses(replay), provenance(), replay=True)
+        study().finish(first, provenance())
+        study().save_part(replay, provenance(), replay=True)
 
 
 def test_of_the_same_run_and_epoch_the_last_frame_wins():
@@ -152,7 +178,10 @@ def test_of_the_same_run_and_epoch_the_last_frame_wins():
     assert merged[["trial", "epoch"]].to_numpy().tolist() == [[0, 4], [1, 0], [1, 4]]
     assert merged["loss_test"].tolist()[1:] == [7.0, 7.0]
     assert merge([last, first])["loss_test"][2] == first["loss_test"][1]
-    assert merge_losses([losses(first), losses(last)]).query("trial == 1")["loss"].eq(7).all()
+    both = merge([with_losses(first), with_losses(last)])
+    assert both["mean_loss_val"].tolist()[1:] == [7.0, 7.0]
+    lost = first.assign(**dict.fromkeys(MEASURES, np.nan))
+    assert merge([first, lost])["acc_test"].isna().all(), "NaN is a measure: it diverged"
     erm = rows(method="erm", knobs=(np.nan,))
     assert len(merge([erm, erm])) == 2, "NaN is one value of the hyperparameter"
 
@@ -166,11 +195,11 @@ def damaged(content):
 
 
 def test_a_damaged_file_of_a_finished_study_is_one_line_and_never_other_numbers():
-    study().finish(rows(), losses(rows()), provenance())
+    study().finish(with_losses(rows()), provenance())
     path = study().file
     way_out = "delete it, then train what is missing: softad train tiny --dataset gaussian --method softad"
     both = [partial(read, "tiny") for read in (results.read, results.read_losses)]
-    reads = study().rows, study().losses, *both
+    reads = study().rows, *both
     whole, content, said = [read() for read in reads], path.read_bytes(), []
     for copy in damaged(content):
         path.write_bytes(copy)
@@ -188,32 +217,24 @@ def test_a_damaged_file_of_a_finished_study_is_one_line_and_never_other_numbers(
 
 
 def test_a_damaged_part_counts_as_none():
-    study().save_part(rows(), losses(rows()), provenance())
-    study().save_fold(0.0, 0, "1-of-2", np.array([0.1, 0.2]))
-    study().save_held_out(0.0, 1, np.array([0.3, 0.4]))
-    whole, lost = rows(), {path.suffix: 0 for path in study().parts.iterdir()}
-    for path in sorted(study().parts.iterdir()):
-        content = path.read_bytes()
-        for copy in damaged(content):
-            path.write_bytes(copy)
-            stored, of_samples = study().rows(), study().losses()
-            assert stored.empty or stored.equals(whole)
-            assert of_samples.empty or len(of_samples) == 6
-            assert study().sessions() in ([], [SESSION])
-            fold, held_out = study().read_fold(0.0, 0, "1-of-2"), study().held_out()
-            assert fold is None or fold.tolist() == [0.1, 0.2]
-            assert not held_out or held_out["0.0 1"].tolist() == [0.3, 0.4]
-            lost[path.suffix] += stored.empty or of_samples.empty or fold is None or not held_out
-        path.write_bytes(content)
-    assert min(lost.values()) > 10
+    study().save_part(with_losses(rows()), provenance())
+    whole, lost = study().rows(), 0
+    (path,) = study().parts.iterdir()
+    for copy in damaged(path.read_bytes()):
+        path.write_bytes(copy)
+        stored = study().rows()
+        assert stored.empty or stored.equals(whole)
+        assert study().sessions() in ([], [SESSION])
+        lost += stored.empty
+    assert lost > 10
 
 
 def test_rows_of_another_method_and_a_file_without_a_column_are_named():
     # As after `cp erm.parquet softad.parquet`.
-    study().finish(rows(), losses(rows()), provenance("erm"))
+    study().finish(with_losses(rows()), provenance("erm"))
     with pytest.raises(UserError, match=r"is broken \(it has rows of gaussian × erm\)"):
         results.read("tiny")
-    study().finish(rows(), losses(rows()), provenance())
+    study().finish(with_losses(rows()), provenance())
     pd.read_parquet(study().file).drop(columns="loss_val").to_parquet(study().file)
     with pytest.raises(UserError, match=r"softad.parquet is broken "):
         results.read("tiny")
@@ -241,15 +262,15 @@ def test_results_may_lie_on_another_disk(home, tmp_path_factory, link):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(outside)
     with study().lock():
-        study().finish(rows(), losses(rows()), provenance())
+        study().finish(with_losses(rows()), provenance())
     assert (home / "outputs/tiny/gaussian/softad.parquet").exists()
     assert list(outside.rglob("softad.parquet"))
     assert path.is_symlink()
-    pd.testing.assert_frame_equal(results.read("tiny"), rows())
+    pd.testing.assert_frame_equal(results.read("tiny"), read_back(with_losses(rows())))
 
 
 def test_an_unknown_profile_is_one_line_with_the_choices():
-    study().finish(rows(), losses(rows()), provenance())
+    study().finish(with_losses(rows()), provenance())
     words = r"profile 'tniy' has no results in .*; there are: tiny$"
     for read in (results.read, results.read_losses, results.provenances):
         with pytest.raises(UserError, match=words):
@@ -259,9 +280,10 @@ def test_an_unknown_profile_is_one_line_with_the_choices():
 def test_only_what_the_protocol_asks_for_is_read():
     """A file keeps runs of a larger grid, of more trials and of other label noises."""
     kept = merge([rows((0, 1, 2), (0.1, 0.2, 0.3)), rows((0,), noise=0.1)])
-    study().finish(kept, losses(kept), provenance())
+    study().finish(with_losses(kept), provenance())
     asked = kept.query("trial < 2 and knob != 0.2 and label_noise == 0").reset_index(drop=True)
-    pd.testing.assert_frame_equal(results.read("tiny"), asked)
+    read = results.read("tiny")[list(asked)]
+    pd.testing.assert_frame_equal(read, asked)
     assert set(results.read_losses("tiny")["trial"]) <= {0, 1}
     assert results.provenances("tiny")["runs"].tolist() == [4]
 
@@ -270,30 +292,33 @@ def test_losses_are_read_of_the_runs_that_are_selected_now():
     """By ties to the largest value, then to the smallest; the file holds both."""
     tied = rows((0,), (0.1, 0.3)).assign(acc_val=0.9)
     for ties, knob in (("largest", 0.3), ("smallest", 0.1)):
-        study().finish(tied, losses(tied), provenance(ties=ties))
+        study().finish(with_losses(tied), provenance(ties=ties))
         assert set(results.read_losses("tiny")["knob"]) == {knob}
-    study().finish(tied, losses(tied), provenance(curves="none"))
+    study().finish(with_losses(tied), provenance(curves="none"))
     assert set(results.read_losses("tiny")["knob"]) == {0.1, 0.3}, "stored by somebody's own choice"
 
 
 def test_rows_by_dataset_label_noise_and_last_epoch():
     curves = [rows((0, 1), (0.1,)), rows((0,), (0.3,), (0, 2, 4))]
     noisy = rows((0, 1), (np.nan,), (0, 4), "erm", 0.05)
-    study().finish(merge(curves), losses(rows()), provenance())
+    study().finish(merge(curves), provenance())
     noises = provenance("erm", label_noise=[0.0, 0.05])
-    study("erm").finish(noisy, losses(noisy), noises)
+    study("erm").finish(with_losses(noisy), noises)
     every = merge([*curves, noisy])
-    pd.testing.assert_frame_equal(results.read("tiny"), every)
+    pd.testing.assert_frame_equal(results.read("tiny")[ALL_COLUMNS], every)
     ends = results.read("tiny", "gaussian", final=True)
-    pd.testing.assert_frame_equal(ends, every.query("epoch == 4").reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        ends[ALL_COLUMNS], every.query("epoch == 4").reset_index(drop=True)
+    )
     assert results.read("tiny", label_noise=0.05, final=True)["method"].tolist() == ["erm", "erm"]
     assert results.read_losses("tiny", label_noise=0.05)["method"].unique().tolist() == ["erm"]
-    assert results.read("tiny", label_noise=0.3).dtypes.equals(ends.dtypes)
+    none = results.read("tiny", label_noise=0.3)
+    assert none.dtypes[ALL_COLUMNS].equals(ends.dtypes[ALL_COLUMNS])
 
 
 @pytest.mark.parametrize("read", [results.read, results.read_losses])
 def test_a_dataset_without_results_is_named_with_those_that_have_some(read):
-    study().finish(rows((0, 1), (0.1,)), losses(rows()), provenance())
+    study().finish(rows((0, 1), (0.1,)), provenance())
     with pytest.raises(MissingData, match="no results of 'gausian'; there are those of: gaussian"):
         read("tiny", "gausian")
 
@@ -305,14 +330,14 @@ def test_provenances_are_one_line_a_result():
     changes = {"dataset": "digits", "n_val": 0, "lr": 0.05, "settings": {"softad": {"sigma": 2.0}}}
     about = provenance(sessions=[SESSION, again], **changes)
     stored = rows((0, 1), (0.1, 0.3)).assign(loss_val=[0.1, np.inf, 0.2, 0.3])
-    stored = stored.assign(loss_train=0.1, loss_test=[0.1, 0.2, 0.3, np.nan])
-    study().finish(stored, losses(rows()), about)
+    stored = stored.assign(loss_train=[0.1, 0.1, 1e13, 0.1], loss_test=[0.1, 0.2, 0.3, np.nan])
+    study().finish(stored, about)
     (line,) = results.provenances("tiny").to_dict("records")
     assert line == {
         "dataset": "gaussian",
         "method": "softad",
         "runs": 4,
-        "diverged": 2,
+        "diverged": 3,
         "trials": 2,
         "label_noise": "0",
         "grid": 2,
@@ -331,7 +356,7 @@ def test_provenances_are_one_line_a_result():
 
 
 def test_temporary_files_of_killed_processes_go_after_an_hour():
-    study().save_part(rows(), losses(rows()), provenance())
+    study().save_part(rows(), provenance())
     parts = study().parts
     old, new, other = parts / ".x.pt.12", parts / ".y.pt.13", study().folder / ".sam.12"
     for path in (old, new, other):
@@ -385,10 +410,10 @@ def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
 
 
 def test_a_part_that_is_written_while_a_study_is_put_together_stays():
-    study().save_part(rows((0,)), losses(rows((0,))), provenance())
-    parts, stored, of_samples = study().finished_parts(), study().rows(), study().losses()
-    study().save_part(rows((1,)), losses(rows((1,))), provenance())
-    study().finish(stored, of_samples, provenance(), parts)
+    study().save_part(rows((0,)), provenance())
+    parts, stored = study().finished_parts(), study().rows()
+    study().save_part(rows((1,)), provenance())
+    study().finish(stored, provenance(), parts)
     assert study().rows()["trial"].tolist() == [0, 1]
     (part,) = study().parts.glob("*.parquet")
     part.write_bytes(part.read_bytes()[:90])
