@@ -30,6 +30,8 @@ FEW = 2_000
 """Up to this many samples the temperature gets an interval; with more it is narrower than what depends on it."""
 BINS = 10
 """Bins of the confidence in a picture."""
+LEAST_SHARE = 0.01
+"""A bin with fewer of the samples is left out: its accuracy would be that of a handful."""
 
 
 @dataclass(frozen=True)
@@ -244,11 +246,11 @@ def _interval(logits: Tensor, targets: Tensor) -> tuple[float, float]:
 
 
 def _reliability(logits: Tensor, targets: Tensor) -> np.ndarray:
-    """Return mean confidence and accuracy of the bins that hold samples, (2, bins)."""
+    """Return mean confidence and accuracy of the bins of equal width that hold enough samples, (2, bins)."""
     confidence, predicted = logits.double().softmax(1).max(1)
     hits = (predicted == targets).double()
     place = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = torch.zeros(3, BINS, dtype=torch.float64)
     sums.index_add_(1, place, torch.stack([confidence, hits, torch.ones_like(hits)]))
-    filled = sums[2] > 0
+    filled = sums[2] >= LEAST_SHARE * len(targets)
     return (sums[:2, filled] / sums[2, filled]).numpy()

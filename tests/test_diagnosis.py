@@ -153,3 +153,10 @@ def test_the_picture_shows_accuracy_against_confidence():
     doubtful = 1 / (1 + math.exp(-0.5))
     assert before.get_xdata() == pytest.approx([doubtful, sure])
     assert before.get_ydata() == pytest.approx([0.5, 0.75])
+
+
+def test_a_bin_of_a_handful_is_not_drawn():
+    logits = np.array([[3.0, 0.0]] * 400 + [[0.0, 0.5]] * 3)
+    targets = np.array([0, 1] * 200 + [1] * 3)
+    confidence, _ = diagnose(logits, targets).reliability["before"]
+    assert confidence == pytest.approx([1 / (1 + math.exp(-3.0))])

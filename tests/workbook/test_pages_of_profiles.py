@@ -13,7 +13,7 @@ from softadlib._validation import MissingData
 PAGES = (
     "calibration",
     "claims",
-    "frontier",
+    "gap",
     "rivals",
     "tab1_3_loss_gaps",
     "tab2_4_hyperparameters",
