@@ -6,6 +6,7 @@ from torch import nn
 from softadlib.trainer.engines.autograd import AutogradEngine, is_convolutional
 from softadlib.trainer.engines.base import Engine, Row, RunGroup
 from softadlib.trainer.engines.single_perceptron import PerceptronEngine
+from softadlib.trainer.engines.single_resnet import ResNetEngine
 
 __all__ = ["Engine", "Row", "RunGroup", "choose_engine", "runs_at_once", "split_into_groups"]
 
@@ -34,7 +35,11 @@ def split_into_groups(runs: RunGroup, convolutional_at_once: int = 1) -> list[li
 
 
 def choose_engine(group: RunGroup) -> Engine:
-    """Make the engine that trains `group`: one perceptron on a CPU has an engine of its own."""
+    """Make the engine that trains `group`: on a CPU, one perceptron and one ResNet on small images have their own."""
     if len(group) == 1 and PerceptronEngine.supports(group.networks[0], group.device, group.bf16):
         return PerceptronEngine(group)
+    if len(group) == 1 and ResNetEngine.supports(
+        group.networks[0], group.splits.shape, group.device, group.bf16
+    ):
+        return ResNetEngine(group)
     return AutogradEngine(group)
