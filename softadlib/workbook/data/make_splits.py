@@ -7,6 +7,7 @@ import torch
 
 from softadlib._validation import UserError
 from softadlib.trainer.splits import PARTS, Splits, from_arrays
+from softadlib.workbook.data.encode import encode
 from softadlib.workbook.data.images import Images
 from softadlib.workbook.data.label_noise import flip_any_classes
 from softadlib.workbook.data.synthetic import SYNTHETIC
@@ -62,14 +63,9 @@ def table_splits(
     and test; 0 takes 60, 20 and 20 % of the rows. Label noise q gives int(n·q) of the training rows
     another class, uniformly among the others; validation and test labels stay.
 
-    Nothing of the validation and test rows reaches the training part: numbers are standardised by
-    mean and deviation of the trial's training rows, and an input that is the same in all of these, a
-    word that none of them holds for example, is 0 in every part. Words are 0/1 inputs, one for every
-    word of the whole table. This leaks nothing: it only sets the width of the first layer, and words
-    that training has not seen are zeros.
-
-    Each trial brings its own float32 copy of its rows. Raises UserError for parts that are larger
-    than the table and for fewer training rows than classes.
+    Nothing of the validation and test rows reaches the training part, see `encode`. Each trial brings
+    its own float32 copy of its rows. Raises UserError for parts that are larger than the table and for
+    fewer training rows than classes.
     """
     n, k = len(table.y), len(table.classes)
     shares = (n * 3 // 5, n // 5, n - n * 3 // 5 - n // 5)
@@ -84,14 +80,10 @@ def table_splits(
         rng = np.random.default_rng(seed)
         order = _shuffle(table.y, n_train, k, rng)
         rows = dict(zip(PARTS, np.split(order, np.cumsum((n_train, n_val, n_test)))))
-        mean, deviation = table.x[rows["train"]].mean(0), table.x[rows["train"]].std(0)
-        constant = np.ptp(table.x[rows["train"]], axis=0) == 0
-        mean[table.is_word], deviation[table.is_word] = 0, 1
-        factor = np.where(constant, 0, 1 / np.where(constant, 1, deviation))
-        x = {part: ((table.x[i] - mean) * factor).astype(np.float32) for part, i in rows.items()}
+        x = encode(table, rows["train"])
         y = {part: table.y[i] for part, i in rows.items()}
         y["train"] = flip_any_classes(y["train"], label_noise, k, rng)
-        trials.append({part: (x[part], y[part]) for part in PARTS})
+        trials.append({part: (x[rows[part]], y[part]) for part in PARTS})
     return from_arrays(trials, k)
 
 

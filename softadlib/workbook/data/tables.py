@@ -1,13 +1,12 @@
 """Tables with a class column: CSV or parquet files, and sets of OpenML by name."""
 
-import csv
 import functools
 import hashlib
 import os
-import re
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from softadlib._files import data_root, home
 from softadlib._validation import MissingData, UserError, choose
+from softadlib.workbook.data.columns import clean, has_many_words, raise_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,33 +38,23 @@ TABLES = {
     "vehicle": "vehicle",
 }
 """The built-in tables and their names on OpenML; "" for one that is not there."""
-MOST_WORDS = 256
-"""Different words that a column may hold; each becomes an input of the network."""
-FEW_WORDS = 20
-"""With at most this many words, a column may have a different one in nearly every row."""
-FEWEST_ROWS = 5
-"""Rows that a class needs: of 5 the parts have 3, 1 and 1 on average."""
-NUMBER_AS_TEXT = re.compile(
-    r"\s*[-+−]?[$€£]?\s*\d[\d.,'’\s]*([DdEe][-+]?\d+)?\s*[%$€£]?\s*|0x[0-9a-fA-F]+"
-)
-"""A number as people and programs write it: 1,000 or 1'000 or 5% or $1.50 or −3 or 1.2D+02 or 0x1F."""
-DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*|\d{1,2}:\d{2}(:\d{2}.*)?")
-"""A date or a time of day: 2024-01-31 or 31.1.24 or 12:30."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a table as numbers, not yet standardised; a column of words is one-hot encoded."""
+    """Rows of a table, before anything is fitted to a trial's training rows."""
 
     x: np.ndarray
-    """(n, inputs), float64."""
+    """(n, inputs), float64, not yet standardised; NaN where a value is missing."""
     y: np.ndarray
     """(n,), the number of each row's class among `classes`."""
     inputs: tuple[str, ...]
-    """Names of the inputs: the column, or column=word."""
+    """Names of the inputs: the column, column=word, or a part of a date such as column_year."""
     is_word: np.ndarray
-    """(inputs,), True for an input that stands for a word."""
+    """(inputs,), True for an input of 0 and 1: a word, or that a value is missing."""
     classes: tuple[str, ...]
+    texts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Columns of too many words for an input each, (n,) strings; "" where a value is missing."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -72,6 +62,8 @@ class Table:
         content = hashlib.sha256(repr((self.x.shape, self.inputs, self.classes)).encode())
         for array in (self.x, self.y, self.is_word):
             content.update(np.ascontiguousarray(array).data)
+        for name, words in self.texts.items():
+            content.update(repr((name, words.tolist())).encode())
         return content.hexdigest()
 
 
@@ -109,48 +101,32 @@ def table_file(table: str | Path) -> Path:
 def read_table(path: str | Path, target: str = "") -> Table:
     """Read a table from a .csv or .parquet file, or by name, as `table_file` finds it.
 
-    A column holds numbers or words, `target` names the class column; empty, it is the last one. Raises
-    a one-line UserError, naming the file and the column, for a missing or infinite value, words among
-    numbers, dates, numbers written as text, a column of more than `MOST_WORDS` words or of another word
-    in nearly every row, fewer than two classes and a class of fewer than `FEWEST_ROWS` rows.
+    `target` names the class column; empty, it is the last one. Raises a UserError of one line that names
+    the file and all that is wrong in it.
     """
     file = table_file(path)
-    facts = file.stat()
-    return _read_table(file, target, (facts.st_mtime_ns, facts.st_size))
+    return _read_table(file, target, file.stat().st_mtime_ns)
+
+
+def read_columns(path: str | Path, target: str = "") -> "pd.DataFrame":
+    """Read the columns of a table as `columns.clean` returns them, the class column last."""
+    file = table_file(path)
+    return _read_columns(file, target, file.stat().st_mtime_ns)
+
+
+# Changed files are read again: the time of the last change is part of the key.
+@functools.lru_cache(maxsize=2)
+def _read_table(file: Path, target: str, changed: int) -> Table:
+    return from_columns(_read_columns(file, target, changed))
 
 
 @functools.lru_cache(maxsize=2)
-def _read_table(file: Path, target: str, changed: tuple[int, int]) -> Table:
-    """Read a table. `changed`: time and size of the file, so that a changed one is read again."""
+def _read_columns(file: Path, target: str, changed: int) -> "pd.DataFrame":
     frame = read_frame(file)
     try:
-        return from_frame(frame, target or str(frame.columns[-1]), place_in(file))
+        return clean_table(frame, target)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-
-
-def place_in(file: Path) -> Callable[[int], str]:
-    """Return a function that says where a row, counted from 0, stands: "line 22" of a CSV file."""
-
-    def line(row: int) -> str:
-        with open(file, newline="", encoding="utf-8-sig") as text:
-            reader = csv.reader(text)
-            rows = -2  # the header comes before row 0
-            begins = 1
-            for values in reader:
-                is_blank = len(values) < 2 and not "".join(values).strip()
-                rows += not is_blank  # pandas leaves blank lines out
-                if rows == row:
-                    break
-                begins = reader.line_num + 1
-        return f"line {begins}"
-
-    return line if file.suffix == ".csv" else row_words
-
-
-def row_words(row: int) -> str:
-    """Return the place of a row, counted from 0, where there are no lines: "row 1"."""
-    return f"row {row + 1}"
 
 
 def table_digest(path: str | Path, target: str = "") -> str:
@@ -158,228 +134,166 @@ def table_digest(path: str | Path, target: str = "") -> str:
     return read_table(path, target).digest
 
 
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-"""What other programs put between the values of a row."""
+def clean_table(frame: "pd.DataFrame", target: str = "") -> "pd.DataFrame":
+    """Return a table's cleaned columns, the class column, by default the last one, at the end."""
+    target = target or str(frame.columns[-1])
+    choose("class column (target)", target, frame.columns)
+    cleaned = clean(frame, target)
+    return cleaned[[*cleaned.columns.drop(target), target]]
+
+
+def from_columns(cleaned: "pd.DataFrame") -> Table:
+    """Turn cleaned columns into inputs, and the last one into numbers of classes."""
+    import pandas as pd
+
+    x: list[np.ndarray] = []
+    inputs: list[str] = []
+    is_word: list[bool] = []
+    texts: dict[str, np.ndarray] = {}
+
+    def add(name: str, values: np.ndarray, word: bool) -> None:
+        x.append(values)
+        inputs.append(name)
+        is_word.append(word)
+
+    for name, column in cleaned.iloc[:, :-1].items():
+        if not isinstance(column.dtype, pd.CategoricalDtype):
+            parts = date_parts(column) if column.dtype.kind == "M" else column.to_frame()
+            for part, values in parts.items():
+                add(str(part), values.to_numpy(np.float64), word=False)
+        elif has_many_words(column):
+            texts[str(name)] = column.astype(str).where(column.notna(), "").to_numpy(object)
+            continue
+        else:
+            for code, word in enumerate(column.cat.categories):
+                add(f"{name}={word}", (column.cat.codes == code).to_numpy(np.float64), word=True)
+        if column.hasnans:
+            add(f"{name} is missing", column.isna().to_numpy(np.float64), word=True)
+    classes = cleaned.iloc[:, -1].cat
+    return Table(
+        np.column_stack(x) if x else np.empty((len(cleaned), 0)),
+        classes.codes.to_numpy(np.int64),
+        tuple(inputs),
+        np.array(is_word, bool),
+        tuple(classes.categories),
+        texts,
+    )
+
+
+def date_parts(dates: "pd.Series") -> "pd.DataFrame":
+    """Return year, month, day, the time of day if there is one, and the seconds since 1970."""
+    import skrub
+
+    parts: pd.DataFrame = skrub.DatetimeEncoder(resolution="second").fit_transform(dates)
+    return parts
+
+
+# Files
 
 
 def read_frame(file: Path) -> "pd.DataFrame":
-    """Read a file into columns. Raises UserError for one that is empty, broken or of another format."""
+    """Read a file into columns, those of a CSV file as text; the index counts lines or rows.
+
+    Raises UserError for a file that is empty, broken or of another format, and for lines that are no rows.
+    """
     import pandas as pd
-    import pyarrow.parquet as pq
 
     choose("format of a table", file.suffix, (".csv", ".parquet"))
     try:
-        if file.suffix == ".csv":
-            _refuse_repeated(pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].dropna())
-            with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
-                frame = pd.read_csv(file, low_memory=False, index_col=False)
-        else:
-            _refuse_repeated(pd.Series(pq.read_schema(file).names))
-            frame = pd.read_parquet(file)
-            frame = _with_index(frame)
+        frame = _read_csv(file) if file.suffix == ".csv" else _read_parquet(file)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
     except pd.errors.ParserWarning:
-        raise UserError(
-            f"{file}: its rows have more values than its first line has names; save it with the names of "
-            "the columns in the first line, commas between the values, and points in the numbers"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file} is not a readable {file.suffix[1:]} file ({error}); save it as UTF-8"
-        ) from None
+        raise UserError(f"{file}: its rows have more values than its first line has names") from None
     except Exception as error:  # pandas, pyarrow: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is not a readable {file.suffix[1:]} file ({what})") from None
-    frame.columns = [str(name) for name in frame.columns]
-    if nameless := [name for name in frame.columns if name.startswith("Unnamed: ")]:
         raise UserError(
-            f"{file}: column {nameless[0].partition(': ')[2]}, counted from 0, has no name; name it, or leave it "
-            "out where it numbers the rows"
-        )
+            f"{file} is not a readable {file.suffix[1:]} file ({what}); save a table as UTF-8, with the names "
+            "of its columns in the first line, commas between the values, and points in the numbers"
+        ) from None
     if len(frame.columns) < 2 or frame.empty:
-        header = "".join(frame.columns) if len(frame.columns) == 1 else ""
-        separators = [name for sign, name in SEPARATORS.items() if sign in header]
         raise UserError(
-            f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a header, rows, "
-            "and two columns or more with commas between them"
-            + "".join(f" (there are {name} between its values)" for name in separators)
+            f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a line of names, "
+            "rows, and two columns or more with commas between them"
         )
     return frame
 
 
-def _with_index(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Return a frame whose named index is columns, too; pandas' own numbers of rows are none."""
+def _read_csv(file: Path) -> "pd.DataFrame":
+    """Read a CSV file as text, without blank lines."""
     import pandas as pd
 
+    names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].str.strip()
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        frame = pd.read_csv(file, dtype=str, index_col=False, skip_blank_lines=False)
+    nameless = names.isna().to_numpy()
+    if frame.loc[:, nameless].isna().all(axis=None):  # every line ends with a comma
+        frame, names = frame.loc[:, ~nameless], names[~nameless]
+    frame.columns = names.fillna("").to_list()
+    _check_names(frame.columns)
+    frame.index = pd.RangeIndex(2, len(frame) + 2, name="line")
+    has_quotes = b'"' in file.read_bytes()
+    faults = _swallowed_rows(frame) if has_quotes else []
+    if has_quotes:  # a value may go over several lines
+        breaks = sum(column.str.count("\n").fillna(0) for _, column in frame.items())
+        frame.index += (breaks.cumsum() - breaks).astype(int)
+    first = frame.iloc[:, 0].fillna("").str.strip()
+    is_alone = frame.iloc[:, 1:].isna().all(axis=1)
+    comments = frame.index[is_alone & first.str.startswith("#")]
+    faults += [f"line {line} is a comment; leave it out" for line in comments]
+    again = frame[first == frame.columns[0]]
+    repeats = again.index[(again == frame.columns).all(axis=1)]
+    faults += [f"line {line} repeats the names of the columns; leave it out" for line in repeats]
+    raise_all(faults)
+    return frame[~(is_alone & (first == ""))]
+
+
+def _read_parquet(file: Path) -> "pd.DataFrame":
+    """Read a parquet file; a named index becomes columns."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    with open(file, "rb") as stream:  # pyarrow itself opens only what can be written in UTF-8
+        _check_names(pq.read_schema(stream).names)
+        frame = pd.read_parquet(stream)
     names = [name for name in frame.index.names if name is not None and name not in frame.columns]
-    if not names or isinstance(frame.index, pd.RangeIndex):
-        return frame
-    return frame.reset_index(names)[[*names, *frame.columns]]
+    if names and not isinstance(frame.index, pd.RangeIndex):
+        frame = frame.reset_index(names)[[*names, *frame.columns]]
+    frame.columns = [str(name) for name in frame.columns]
+    frame.index = pd.RangeIndex(1, len(frame) + 1, name="row")
+    return frame
 
 
-def _refuse_repeated(names: "pd.Series") -> None:
-    """Raise ValueError for a name of two columns, which pandas would rename: a copy of the classes leaks."""
-    for name in names[names.duplicated()]:
-        raise ValueError(f"{(names == name).sum()} columns have the name {name!r}; leave one")
+def _check_names(names: Sequence[str]) -> None:
+    """Raise UserError for a column without a name, and for a name of two columns.
 
-
-def from_frame(
-    frame: "pd.DataFrame", target: str, place: Callable[[int], str] = row_words
-) -> Table:
-    """Turn columns into numbers, and the column `target` into numbers of classes.
-
-    `place` says where a row, counted from 0, stands in its file.
+    pandas would rename the second, and a copy of the class column would be an input.
     """
-    choose("class column (target)", target, frame.columns)
-    for name, column in frame.items():
-        _refuse_missing(str(name), column, place)
-    _refuse_lists(target, frame[target])
-    levels, y = np.unique(frame[target].astype(str), return_inverse=True)
-    classes = tuple(levels.tolist())
-    _check_classes(target, classes, np.bincount(y))
-    x = []
-    inputs = []
-    is_word = []
-    problems = []
-    for name, column in frame.drop(columns=target).items():
-        try:
-            words, values = _encode(str(name), column, place)
-        except UserError as error:  # a file of your own has several; name them all
-            problems.append(str(error))
-            continue
-        x.append(values)
-        inputs += [f"{name}={word}" for word in words] or [str(name)]
-        is_word += [bool(words)] * values.shape[1]
-    if problems:
-        more = f"; and so for {len(problems) - 4} more columns" if len(problems) > 4 else ""
-        raise UserError("; ".join(problems[:4]) + more)
-    return Table(np.hstack(x), y.astype(np.int64), tuple(inputs), np.array(is_word), classes)
+    faults = [
+        f"column {number} has no name; name it, or leave it out where it numbers the rows"
+        for number, name in enumerate(names, 1)
+        if not name
+    ]
+    faults += [
+        f"{count} columns have the name {name!r}; leave one"
+        for name, count in Counter(names).items()
+        if name and count > 1
+    ]
+    raise_all(faults)
 
 
-def _refuse_missing(name: str, column: "pd.Series", place: Callable[[int], str]) -> None:
-    """Raise UserError for a column with missing values."""
-    rows = np.flatnonzero(column.isna())
-    if len(rows):
-        raise UserError(
-            f"column {name!r} has {len(rows)} missing values, first in {place(rows[0])}; "
-            "fill them in or leave these rows out (empty, NA, n/a, NaN, None and null count as missing)"
-        )
-
-
-def _check_classes(target: str, classes: tuple[str, ...], counts: np.ndarray) -> None:
-    """Raise UserError for fewer than two classes, names that differ in spaces, and rare classes."""
-    if len(classes) < 2:
-        raise UserError(f"column {target!r} holds one class, {classes[0]!r}; give two or more")
-    for name in classes:
-        if name != name.strip() and name.strip() in classes:
-            raise UserError(
-                f"classes {name!r} and {name.strip()!r} of column {target!r} differ in spaces alone; "
-                "make them one"
-            )
-    rare = int(np.argmin(counts))
-    if counts[rare] < FEWEST_ROWS:
-        raise UserError(
-            f"class {classes[rare]!r} of column {target!r} has {counts[rare]} rows; three parts need "
-            f"{FEWEST_ROWS} or more: leave it out or join it with another class "
-            "(to predict a number, sort it into classes first)"
-        )
-
-
-def _encode(
-    name: str, column: "pd.Series", place: Callable[[int], str]
-) -> tuple[list[str], np.ndarray]:
-    """Return the different words of a column and its values (n, 1), or (n, words) in 0 and 1."""
-    import pandas as pd
-
-    _refuse_dates(name, column)
-    _refuse_lists(name, column)
-    is_categorical = isinstance(column.dtype, pd.CategoricalDtype)
-    words = column.astype(str)
-    values = column if is_categorical else pd.to_numeric(column, errors="coerce")
-    is_number = np.zeros(len(words), bool)
-    if pd.api.types.is_numeric_dtype(values):
-        is_number = values.notna().to_numpy()
-    if is_number.all():
-        numbers = values.to_numpy(np.float64)
-        infinite = np.flatnonzero(np.isinf(numbers))
-        if len(infinite):
-            raise UserError(f"column {name!r} is infinite in {place(infinite[0])}; repair it")
-        if column.dtype == object and np.abs(numbers).max() >= 2**63:
-            raise UserError(
-                f"column {name!r} holds numbers beyond 64 bits, such as "
-                f"{words.iloc[np.abs(numbers).argmax()]}; leave it out if it only names the rows"
-            )
-        _check_size(name, numbers, place)
-        return [], numbers[:, None]
-    if is_number.any() and not all(map(NUMBER_AS_TEXT.fullmatch, words)):
-        row = int(np.argmin(is_number))
-        raise UserError(
-            f"column {name!r} holds numbers and the text {words.iloc[row]!r} in {place(row)}; "
-            "give numbers alone or words alone"
-        )
-    _check_words(name, words.tolist(), is_categorical, place)
-    levels, which = np.unique(words, return_inverse=True)
-    return levels.tolist(), np.eye(len(levels))[which]
-
-
-def _check_size(name: str, numbers: np.ndarray, place: Callable[[int], str]) -> None:
-    """Raise UserError for numbers whose squares, or those of their differences, are no number."""
-    row = int(np.abs(numbers).argmax())
-    if abs(numbers[row]) > 1e100:
-        raise UserError(
-            f"column {name!r} holds {numbers[row]:g} in {place(row)}, which is too large to standardise; if "
-            "it marks a missing value, fill it in or leave the row out"
-        )
-    if 0 < np.ptp(numbers) < 1e-100:
-        raise UserError(
-            f"column {name!r} differs by {np.ptp(numbers):g} at most, too little to standardise; give it "
-            "in another unit"
-        )
-
-
-def _refuse_lists(name: str, column: "pd.Series") -> None:
-    """Raise UserError for a column with several values in a row."""
-    import pandas as pd
-
-    if not pd.api.types.is_hashable(column.iloc[0]):
-        kind = type(column.iloc[0]).__name__
-        raise UserError(
-            f"column {name!r} holds a {kind} in every row; give each of its values a column, or leave it out"
-        )
-
-
-def _refuse_dates(name: str, column: "pd.Series") -> None:
-    """Raise UserError for a column whose type is a date, a time or a duration."""
-    first = column.iloc[0]
-    is_date = column.dtype.kind in "mM" or hasattr(first, "isoformat")
-    if is_date:
-        raise UserError(
-            f"column {name!r} holds dates, such as {str(first)!r}; give numbers, such as the days since "
-            "the first, or leave it out"
-        )
-
-
-def _check_words(
-    name: str, words: list[str], is_categorical: bool, place: Callable[[int], str]
-) -> None:
-    """Raise UserError for words, one per row, that are dates, numbers or names of the rows.
-
-    Most of them are enough: a column of dates may have an "unknown".
-    """
-    if not is_categorical:
-        for what, pattern, advice in (
-            ("dates", DATE, "give numbers, such as the days since the first,"),
-            ("numbers as text", NUMBER_AS_TEXT, "write them with digits and a point alone,"),
-        ):
-            matching = [word for word in words if pattern.fullmatch(word)]
-            if 2 * len(matching) > len(words):
-                longest = max(matching, key=len)  # of 999 and 1,000 show the one with the comma
-                raise UserError(
-                    f"column {name!r} holds {what}, such as {longest!r} in "
-                    f"{place(words.index(longest))}; {advice} or leave it out"
+def _swallowed_rows(frame: "pd.DataFrame") -> list[str]:
+    """Return a fault for each value that holds whole lines, between two stray quotation marks."""
+    columns = len(frame.columns)
+    faults = []
+    for position, (name, column) in enumerate(frame.items()):
+        for line, value in column[column.str.contains("\n", regex=False, na=False)].items():
+            pieces = value.split("\n")
+            whole = [columns] * (len(pieces) - 2)
+            expected = [columns - position, *whole, position + 1]
+            if [piece.count(",") + 1 for piece in pieces] == expected:
+                faults.append(
+                    f"a quotation mark in column {name!r} of line {line} begins a value of {len(pieces)} "
+                    "lines, which look like rows; remove it"
                 )
-    different = len(set(words))
-    if different > MOST_WORDS or (different > FEW_WORDS and 2 * different > len(words)):
-        raise UserError(
-            f"column {name!r} holds {different:,} different words in {len(words):,} rows, such as {words[0]!r}; "
-            f"each would be an input. Leave it out, give it as numbers, or sort it into at most {MOST_WORDS} words"
-        )
+    return faults
