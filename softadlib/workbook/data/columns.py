@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from softadlib._validation import UserError
+from softadlib._validation import UserError, choose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,22 +31,23 @@ _CONTINENTAL = _SIGN + _WHOLE.replace("SEPARATOR", ".") + r"(,\d*)?" + _UNIT
 
 
 def clean(frame: "pd.DataFrame", target: str) -> "pd.DataFrame":
-    """Return the columns of a table as float64 numbers, datetimes or categories (words).
+    """Return the columns of a table as float64 numbers, datetimes or categories (words), `target` last.
 
     The index of `frame` says where a row stands in its file; its name is "line" or "row". Raises one
     UserError that names every fault of every column.
     """
     import pandas as pd
 
+    choose("class column (target)", target, frame.columns)
     faults = []
     columns = {}
-    for name, column in frame.items():
+    for name in [*frame.columns.drop(target), target]:
         try:
-            columns[name] = clean_classes(column) if name == target else clean_column(column)
+            columns[name] = (clean_classes if name == target else clean_column)(frame[name])
         except UserError as error:
             faults.append(str(error))
     cleaned = pd.DataFrame(columns, index=frame.index)
-    if not faults and frame.index.name == "line" and names_are_a_row(cleaned, target):
+    if not faults and frame.index.name == "line" and names_are_a_row(cleaned):
         first = ", ".join(frame.columns)[:80]
         faults.append(f"line 1, {first!r}, is a row; write the names of the columns above it")
     raise_all(faults)
@@ -65,7 +66,7 @@ def clean_column(column: "pd.Series") -> "pd.Series":
     import pandas as pd
 
     types = pd.api.types
-    if isinstance(column.dtype, pd.CategoricalDtype) or types.is_bool_dtype(column):
+    if column.dtype == "category" or types.is_bool_dtype(column):
         return words_of(column)
     if types.is_numeric_dtype(column):
         return checked_numbers(column)
@@ -156,9 +157,7 @@ def written_numbers(text: "pd.Series") -> "pd.Series | None":
         return None
     for pattern, point in ((_ENGLISH, "."), (_CONTINENTAL, ",")):
         if present.str.fullmatch(pattern).all():
-            digits = present.str.replace("−", "-").str.replace(
-                rf"[^-\d{point}eE]", "", regex=True
-            )
+            digits = present.str.replace("−", "-").str.replace(rf"[^-\d{point}eE]", "", regex=True)
             return pd.to_numeric(digits.str.replace(point, ".")).reindex(text.index)
     return None
 
@@ -215,27 +214,32 @@ def parse_dates(text: "pd.Series") -> "pd.Series | None":
     return dates if pd.api.types.is_datetime64_any_dtype(dates) else None
 
 
-def has_many_words(words: "pd.Series") -> bool:
-    """Tell whether a column of words has too many of them for an input each, or one in nearly every row."""
-    different = words.nunique()
+def is_text(column: "pd.Series") -> bool:
+    """Tell whether a column has too many words for an input each, or another one in nearly every row."""
+    if column.dtype != "category":
+        return False
+    different = column.nunique()
     return bool(
-        different > ONE_HOT_WORDS or (different > FEW_WORDS and 2 * different > words.count())
+        different > ONE_HOT_WORDS or (different > FEW_WORDS and 2 * different > column.count())
     )
 
 
-def names_are_a_row(cleaned: "pd.DataFrame", target: str) -> bool:
-    """Tell whether every column's name could be one of its values: a file without a line of names."""
+def names_are_a_row(cleaned: "pd.DataFrame") -> bool:
+    """Tell whether the columns' names could be values of theirs: a file without a line of names.
+
+    Texts are left out, of which every one may be another.
+    """
     import pandas as pd
 
-    def is_value(name: str) -> bool:
-        column = cleaned[name]
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            return name in column.cat.categories or (name != target and has_many_words(column))
+    def is_value(name: str, column: "pd.Series") -> bool:
+        if column.dtype == "category":
+            return name in column.cat.categories
         parse = parse_dates if column.dtype.kind == "M" else plain_numbers
         return parse(pd.Series([name])) is not None
 
-    are_counted = list(cleaned.columns) == [str(i) for i in range(len(cleaned.columns))]
-    return not are_counted and all(map(is_value, cleaned.columns))
+    are_counted = set(cleaned.columns) == {str(i) for i in range(len(cleaned.columns))}
+    found = [is_value(*item) for item in cleaned.items() if not is_text(item[1])]
+    return not are_counted and len(found) > 1 and all(found)
 
 
 def place(column: "pd.Series", position: int) -> str:

@@ -4,10 +4,7 @@ import warnings
 
 import numpy as np
 
-from softadlib.workbook.data.tables import Table
-
-TEXT_INPUTS = 30
-"""Inputs of a column of too many words for an input each."""
+from softadlib.workbook.data.tables import TEXT_INPUTS, Table
 
 
 def encode(table: Table, train: np.ndarray) -> np.ndarray:

@@ -1,14 +1,16 @@
 """Image sets by name: those of torchvision, and folders of your own.
 
 A set of torchvision is read from the files that torchvision unpacks below the data root. Your own
-images are those of the protocol's `folder`, `train/<class>/*` and `test/<class>/*`.
+images are those of the protocol's `folder`, `train/<class>/*` and `test/<class>/*`, or `<class>/*`.
 """
 
 import functools
 import hashlib
 import math
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,14 +20,16 @@ import numpy as np
 from softadlib._files import check_writable, data_root, home
 from softadlib._validation import MissingData, UserError
 from softadlib.models import torchvision
+from softadlib.workbook.data.columns import raise_all
 
 
 @dataclass(frozen=True)
 class Images:
     """uint8 images (n, C, H, W) and labels (n,) of a training and a test part.
 
-    The parts become views of one array, `pool` (training part first), so that a set costs its bytes
-    once however many trials share it.
+    The test part of a folder of classes alone is empty: each trial splits the training part. The parts
+    become views of one array, `pool` (training part first), so that a set costs its bytes once however
+    many trials share it.
     """
 
     x_train: np.ndarray
@@ -42,7 +46,7 @@ class Images:
 
     @property
     def classes(self) -> int:
-        return int(max(self.y_train.max(), self.y_test.max())) + 1
+        return int(max(self.y_train.max(), self.y_test.max(initial=0))) + 1
 
     @functools.cached_property
     def digest(self) -> str:
@@ -87,7 +91,7 @@ class ImageSet:
 
     load: Loader
     files: tuple[str, ...]
-    """Paths below the data root that the loader reads; empty for a set that a package brings."""
+    """Files below the data root that show that the set is there; empty for one that a package brings."""
     size: str
     """Number and size of the images, in words."""
 
@@ -97,10 +101,12 @@ _fashionmnist, _svhn, _cifar10, _cifar100 = (
 )
 IMAGES: dict[str, ImageSet] = {
     "digits": ImageSet(_digits, (), "1,797 of 8 × 8"),
-    "fashionmnist": ImageSet(_fashionmnist, ("FashionMNIST/raw",), "70,000 of 28 × 28"),
+    "fashionmnist": ImageSet(
+        _fashionmnist, ("FashionMNIST/raw/t10k-labels-idx1-ubyte",), "70,000 of 28 × 28"
+    ),
     "svhn": ImageSet(_svhn, ("train_32x32.mat", "test_32x32.mat"), "99,289 of 32 × 32 × 3"),
-    "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py",), "60,000 of 32 × 32 × 3"),
-    "cifar100": ImageSet(_cifar100, ("cifar-100-python",), "60,000 of 32 × 32 × 3"),
+    "cifar10": ImageSet(_cifar10, ("cifar-10-batches-py/test_batch",), "60,000 of 32 × 32 × 3"),
+    "cifar100": ImageSet(_cifar100, ("cifar-100-python/test",), "60,000 of 32 × 32 × 3"),
 }
 """The built-in sets, in the order in which they are listed; your own are folders."""
 
@@ -130,25 +136,32 @@ def load_images(name: str, folder: str = "") -> Images:
 
 
 @functools.lru_cache(maxsize=1)
-def _load(name: str, download: bool = False) -> Images:
-    """Call a set's loader; one line says what to do where its files are missing or broken."""
-    root, prepare_it = data_root(), f"softad data prepare {name}"
-    if not download and available(name) == "missing":
+def _load(name: str) -> Images:
+    """Read a set; one line says what to do where its files are missing or broken."""
+    root = data_root()
+    if available(name) == "missing":
         raise MissingData(
-            f"{name} is not under {root}; get it: {prepare_it} (or set SOFTAD_DATA to where it lies)"
+            f"{name} is not under {root}; get it: softad data prepare {name} (or set SOFTAD_DATA to where "
+            "it lies)"
         )
     try:
-        return IMAGES[name].load(root, download)
+        return IMAGES[name].load(root, False)
     except UserError:
         raise
-    except Exception as error:  # urllib, ssl, tarfile, pickle, scipy: whatever a loader raises
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    files = ", ".join(str(root / file) for file in IMAGES[name].files)
-    if download:
+    except Exception as error:  # tarfile, pickle, scipy: whatever a loader raises
         raise UserError(
-            f"{name} could not be downloaded ({what}); check the network, or copy its files to {files}"
-        )
-    raise UserError(f"{name} is broken ({what}); delete {files} and run: {prepare_it}")
+            f"{name} is broken ({_one_line(error)}); delete {_places(name)} and run: softad data prepare {name}"
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _places(name: str) -> str:
+    """Return the folders or files of a set below the data root, with commas."""
+    tops = dict.fromkeys(Path(file).parts[0] for file in IMAGES[name].files)
+    return ", ".join(str(data_root() / top) for top in tops)
 
 
 def _of_arrays(
@@ -164,47 +177,122 @@ def _file_state(path: Path) -> tuple[Path, int]:
     return path, path.stat(follow_symlinks=path.exists()).st_mtime_ns
 
 
-def class_folders(part: Path) -> list[str]:
-    """Return the names of the classes in a part of a folder, sorted; hidden folders are none."""
-    return sorted(path.name for path in part.iterdir() if path.is_dir() and path.name[0] != ".")
+IMAGE_FORMATS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Endings of the files that are read, as in `torchvision.datasets.ImageFolder`."""
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The files of your own images: of each class, in the order in which they are read."""
+
+    train: Mapping[str, Sequence[Path]]
+    test: Mapping[str, Sequence[Path]]
+    """Empty where the folder holds the classes themselves: `<class>/*`."""
+
+    @property
+    def files(self) -> list[Path]:
+        """All files, those of training first."""
+        return [
+            file for split in (self.train, self.test) for some in split.values() for file in some
+        ]
+
+
+def find_images(folder: Path) -> ImageFolder:
+    """Find `train/<class>/*` and `test/<class>/*`, or `<class>/*`; files of other formats are left out.
+
+    Raises a UserError that names all faults of the layout.
+    """
+    layout = f"{folder} must hold <class>/, or train/<class>/ and test/<class>/, with images"
+    if not folder.is_dir():
+        raise UserError(f"{layout}; there is no such folder")
+    names = visible_folders(folder)
+    if "train" not in names and "test" not in names:
+        images = ImageFolder({name: image_files(folder / name) for name in names}, {})
+    elif "train" in names and "test" in names:
+        train, test = (
+            {name: image_files(folder / split / name) for name in visible_folders(folder / split)}
+            for split in ("train", "test")
+        )
+        images = ImageFolder(train, test)
+    else:
+        given = "train" if "train" in names else "test"
+        raise UserError(
+            f"{layout}; it has {given}/ alone. To split that for training and testing give folder: "
+            f"{folder / given}"
+        )
+    faults = [
+        f"{name}/ has no images"
+        for split in (images.train, images.test)
+        for name, files in split.items()
+        if not files
+    ]
+    if images.test and list(images.train) != list(images.test):
+        faults.append(f"train has {list(images.train)}, test has {list(images.test)}")
+    if len(images.train) < 2:
+        loose = [file for file in folder.iterdir() if file.suffix.lower() in IMAGE_FORMATS]
+        beside = f" and {len(loose):,} images beside them" if loose else ""
+        faults.append(f"it has the classes {list(images.train)}{beside}; give two or more")
+    if faults:
+        raise UserError("; ".join([layout, *faults]))
+    return images
+
+
+def is_visible(name: str) -> bool:
+    """Tell whether a file or folder is yours: not hidden, and not what macOS puts into archives."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def visible_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and is_visible(path.name))
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, in the order of `torchvision.datasets.ImageFolder`."""
+    files = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = filter(is_visible, folders)
+        files += [Path(place, name) for name in names if is_visible(name)]
+    return sorted(files, key=lambda file: (str(file.parent), file.name))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the images below the folder of a class."""
+    return [file for file in visible_files(folder) if file.suffix.lower() in IMAGE_FORMATS]
 
 
 @functools.lru_cache(maxsize=1)
 def _read_folder(folder: Path, files: frozenset[tuple[Path, int]]) -> Images:
-    """Read `train/<class>/*` and `test/<class>/*`.
+    """Read your own images.
 
     `files` and when each was changed are part of the cache's key, so that changed files are read again.
-    Raises UserError for another layout, a class without images, a file that is no image, and images
-    of several sizes or modes.
+    Raises a UserError that names all files which are no image, or of another size or mode.
     """
-    layout = f"{folder} must hold train/<class>/ and test/<class>/ with images of several classes"
-
-    class Visible(torchvision().datasets.ImageFolder):  # type: ignore[misc]
-        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-            """Return the classes without hidden folders, such as .ipynb_checkpoints."""
-            classes = class_folders(Path(directory))
-            return classes, {name: i for i, name in enumerate(classes)}
-
-    try:
-        parts = [Visible(folder / part, loader=_read_pixels) for part in ("train", "test")]
-    except OSError as error:
-        raise UserError(f"{layout} ({str(error).splitlines()[0]})") from None
-    names = [part.classes for part in parts]
-    if names[0] != names[1] or len(names[0]) < 2:
-        raise UserError(f"{layout}; train has {names[0]}, test has {names[1]}")
+    found = find_images(folder)
     pictures: list[np.ndarray] = []
-    for part in parts:
-        for (file, _), (pixels, _) in zip(part.samples, part):
-            pictures.append(pixels)
-            if pixels.shape != pictures[0].shape:
-                sizes = f"is {pixels.shape}, the images before it {pictures[0].shape}"
-                raise UserError(f"{file} {sizes}; give all one size and mode")
-    y_train, y_test = (np.array(part.targets) for part in parts)
-    cut = len(y_train)
-    return _of_arrays(np.stack(pictures[:cut]), y_train, np.stack(pictures[cut:]), y_test)
+    faults = []
+    for file in found.files:
+        try:
+            pixels = _read_pixels(file)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        if pictures and pixels.shape != pictures[0].shape:
+            faults.append(
+                f"{file} is {pixels.shape}, the images before it {pictures[0].shape}; give all one size and mode"
+            )
+            continue
+        pictures.append(pixels)
+    raise_all(faults)
+    y_train, y_test = (
+        np.repeat(np.arange(len(split)), [len(files) for files in split.values()])
+        for split in (found.train, found.test)
+    )
+    x = np.stack(pictures)
+    return _of_arrays(x[: len(y_train)], y_train, x[len(y_train) :], y_test)
 
 
-def _read_pixels(file: str) -> np.ndarray:
+def _read_pixels(file: Path) -> np.ndarray:
     """Read one image of 8 bits, turned as its camera says: (H, W) where it is grey, else (H, W, 3)."""
     from PIL import Image, ImageOps
 
@@ -229,11 +317,25 @@ def _read_pixels(file: str) -> np.ndarray:
 def download(name: str) -> None:
     """Download a set of `torchvision.datasets` to the data root; torchvision checks its files.
 
-    Raises UserError where the download is refused or a file is broken.
+    Raises UserError where the download is refused or a file is broken; then nothing is left.
     """
-    check_writable(data_root())
-    data_root().mkdir(parents=True, exist_ok=True)
-    _load(name, download=True)
+    root = data_root()
+    if available(name) == "downloaded":
+        _load(name)
+        return
+    check_writable(root)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as temporary:
+        try:
+            IMAGES[name].load(Path(temporary), True)
+        except UserError:
+            raise
+        except Exception as error:  # urllib, ssl, tarfile: whatever a loader raises
+            raise UserError(
+                f"{name} could not be downloaded ({_one_line(error)}); check the network, or copy its files to "
+                f"{_places(name)}"
+            ) from None
+        shutil.copytree(temporary, root, dirs_exist_ok=True)
 
 
 def available(name: str) -> str:
@@ -241,5 +343,5 @@ def available(name: str) -> str:
     files = IMAGES[name].files
     if not files:
         return "embedded"
-    complete = all((data_root() / file).exists() for file in files)
+    complete = all((data_root() / file).is_file() for file in files)
     return "downloaded" if complete else "missing"

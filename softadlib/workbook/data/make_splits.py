@@ -34,20 +34,25 @@ def image_splits(images: Images, seeds: Sequence[int], sizes: Sequence[int]) -> 
     """Make trials that share one pool: a shuffled 80/20 split of the training part each, and the test part.
 
     The shuffle is `default_rng(seed).shuffle(arange(n))`, as in the authors' code. `sizes` cut
-    train, val and test to their first samples; 0 keeps a part whole.
+    train, val and test to their first samples; 0 keeps a part whole. Images without a test part are
+    split as the rows of a table are.
     """
     n, m = len(images.y_train), len(images.y_test)
     index: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
     for seed in seeds:
-        order = np.arange(n)
-        np.random.default_rng(seed).shuffle(order)
-        cut = int(0.8 * n)
-        for part, rows, size in zip(PARTS, (order[:cut], order[cut:], n + np.arange(m)), sizes):
-            if size > len(rows):
+        if m == 0:
+            rows = draw_rows(images.y_train, images.classes, sizes, np.random.default_rng(seed))
+        else:
+            order = np.arange(n)
+            np.random.default_rng(seed).shuffle(order)
+            cut = int(0.8 * n)
+            rows = {"train": order[:cut], "val": order[cut:], "test": n + np.arange(m)}
+        for part, size in zip(PARTS, sizes):
+            if size > len(rows[part]):
                 raise UserError(
-                    f"n_{part} is {size}, but that part has {len(rows)} samples; give 0 for all"
+                    f"n_{part} is {size}, but that part has {len(rows[part])} samples; give 0 for all"
                 )
-            index[part].append(rows[: size or None])
+            index[part].append(rows[part][: size or None])
     y = np.concatenate([images.y_train, images.y_test]).astype(np.int64)
     train, val, test = (torch.from_numpy(np.stack(index[part])) for part in PARTS)
     x = torch.from_numpy(images.pool)
@@ -59,41 +64,48 @@ def table_splits(
 ) -> Splits:
     """Draw one trial per seed: disjoint training, validation and test rows, from `default_rng(seed)`.
 
-    Rows are shuffled, until every class is among the training rows. `sizes` are those of train, val
-    and test; 0 takes 60, 20 and 20 % of the rows. Label noise q gives int(n·q) of the training rows
-    another class, uniformly among the others; validation and test labels stay.
+    Rows are drawn by `draw_rows`. Label noise q gives int(n·q) of the training rows another class,
+    uniformly among the others; validation and test labels stay.
 
     Nothing of the validation and test rows reaches the training part, see `encode`. Each trial brings
-    its own float32 copy of its rows. Raises UserError for parts that are larger than the table and for
-    fewer training rows than classes.
+    its own float32 copy of its rows.
     """
-    n, k = len(table.y), len(table.classes)
+    classes = len(table.classes)
+    trials = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        rows = draw_rows(table.y, classes, sizes, rng)
+        x = encode(table, rows["train"])
+        y = {part: table.y[rows[part]] for part in PARTS}
+        y["train"] = flip_any_classes(y["train"], label_noise, classes, rng)
+        trials.append({part: (x[rows[part]], y[part]) for part in PARTS})
+    return from_arrays(trials, classes)
+
+
+def draw_rows(
+    y: np.ndarray, classes: int, sizes: Sequence[int], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Shuffle rows until every class is among the training rows, and return those of each part.
+
+    `sizes` are those of train, val and test; 0 takes 60, 20 and 20 % of the rows. Raises UserError for
+    parts that are larger than the data and for fewer training rows than classes.
+    """
+    n = len(y)
     shares = (n * 3 // 5, n // 5, n - n * 3 // 5 - n // 5)
     n_train, n_val, n_test = (size or share for size, share in zip(sizes, shares))
     if n_train + n_val + n_test > n:
         asked = f"{n_train} + {n_val} + {n_test}"
-        raise UserError(f"n_train + n_val + n_test is {asked}, but the table has {n} rows")
-    if n_train < k:
-        raise UserError(f"n_train is {n_train}, but the table has {k} classes; give at least that")
-    trials = []
-    for seed in seeds:
-        rng = np.random.default_rng(seed)
-        order = _shuffle(table.y, n_train, k, rng)
-        rows = dict(zip(PARTS, np.split(order, np.cumsum((n_train, n_val, n_test)))))
-        x = encode(table, rows["train"])
-        y = {part: table.y[i] for part, i in rows.items()}
-        y["train"] = flip_any_classes(y["train"], label_noise, k, rng)
-        trials.append({part: (x[rows[part]], y[part]) for part in PARTS})
-    return from_arrays(trials, k)
-
-
-def _shuffle(y: np.ndarray, n_train: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a shuffle of the rows with every class among the first `n_train`."""
+        raise UserError(f"n_train + n_val + n_test is {asked}, but there are {n} rows")
+    if n_train < classes:
+        raise UserError(
+            f"n_train is {n_train}, but there are {classes} classes; give at least that"
+        )
     for _ in range(1000):
-        order = rng.permutation(len(y))
-        if len(np.unique(y[order[:n_train]])) == classes:
-            return order
+        order = rng.permutation(n)
+        train, val, test, _ = np.split(order, np.cumsum((n_train, n_val, n_test)))
+        if len(np.unique(y[train])) == classes:
+            return {"train": train, "val": val, "test": test}
     raise UserError(
         f"n_train is {n_train}: 1,000 draws left one of the {classes} classes out each time; "
-        "give more, or leave rare classes out of the table"
+        "give more, or leave rare classes out"
     )

@@ -3,26 +3,19 @@
 import io
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from softadlib._files import data_root, write
 from softadlib._validation import UserError, choose
-from softadlib.workbook.data.data_warnings import table_doubts
+from softadlib.workbook.data.columns import clean, is_text
+from softadlib.workbook.data.data_warnings import table_warnings
 from softadlib.workbook.data.images import IMAGES, available, download, downloaded_sets
 from softadlib.workbook.data.synthetic import SYNTHETIC
 from softadlib.workbook.data.tables import (
     TABLES,
-    from_frame,
-    place_in,
     prepared_table,
-    read_frame,
     read_table,
-    row_words,
-    table_file,
 )
 
 if TYPE_CHECKING:
@@ -62,24 +55,17 @@ def prepare_table(
     UserError for a name that is taken, a table that `read_table` refuses and a failed download; then
     nothing is written.
     """
-    place: Callable[[int], str] = row_words
     if path is None:
         choose("table to download", name, [table for table, theirs in TABLES.items() if theirs])
-        frame, target = _download(name)
+        columns = _download(name)
     else:
-        file = Path(path)
         _check_name(name, replace)
+        file = Path(path).expanduser().absolute()
         if not file.is_file():
             raise UserError(f"{path} is no file; give a .csv or .parquet file")
-        frame, place = read_frame(file), place_in(file)
-        target = target or str(frame.columns[-1])
-    try:
-        from_frame(frame, target, place)
-    except UserError as error:
-        raise UserError(f"{path or name}: {error}") from None
+        columns = read_table(file, target).columns
     content = io.BytesIO()
-    frame[target] = frame.pop(target)
-    frame.to_parquet(content, index=False)
+    columns.to_parquet(content, index=False)
     write(prepared_table(name), content.getvalue())
     return prepared_table(name)
 
@@ -101,30 +87,33 @@ def _check_name(name: str, replace: bool) -> None:
 
 
 def describe(name: str) -> str:
-    """Return what a prepared set holds, in lines: of a table its classes, columns and doubts."""
+    """Return what a prepared set holds, in lines: of a table its classes, columns and warnings."""
     lines = [size_of(name)]
     if name not in IMAGES:
-        frame = read_frame(table_file(name))
-        target = str(frame.columns[-1])
-        lines += kinds(frame, target)
-        lines += [f"note: {line}" for line in table_doubts(frame, target)]
+        columns = read_table(name).columns
+        lines += kinds(columns)
+        lines += [f"note: {line}" for line in table_warnings(columns)]
     return "\n".join(lines)
 
 
-def kinds(frame: "pd.DataFrame", target: str) -> list[str]:
-    """Return what a table holds, a line each: its classes with their counts, its columns by kind."""
-    table = from_frame(frame, target)
-    counts = np.bincount(table.y)
-    classes = [f"{name} ({count:,})" for name, count in zip(table.classes, counts)]
-    columns = [str(name) for name in frame.columns if name != target]
-    numbers = [name for name in columns if name in table.inputs]
-    words = [f"{name} ({frame[name].nunique()})" for name in columns if name not in table.inputs]
-    lines = [f"classes, column {target}: {_listed(classes)}"]
-    if numbers:
-        lines.append(f"numbers: {_listed(numbers)}")
-    if words:
-        lines.append(f"words: {_listed(words)}")
-    return lines
+def kinds(columns: "pd.DataFrame") -> list[str]:
+    """Return what was made of a table's columns, a line for each kind."""
+    classes = columns.iloc[:, -1]
+    counts = classes.value_counts(sort=False)
+    shown: dict[str, list[str]] = {}
+    for name, column in columns.iloc[:, :-1].items():
+        if column.dtype == "category":
+            kind = "texts" if is_text(column) else "words"
+            shown.setdefault(kind, []).append(f"{name} ({column.nunique():,})")
+        else:
+            kind = "dates" if column.dtype.kind == "M" else "numbers"
+            shown.setdefault(kind, []).append(str(name))
+    missing = [f"{name} ({count:,})" for name, count in columns.isna().sum().items() if count]
+    if missing:
+        shown["missing values"] = missing
+    lines = [f"{kind}: {_listed(names)}" for kind, names in sorted(shown.items())]
+    listed = _listed([f"{name} ({count:,})" for name, count in counts.items()])
+    return [f"classes, column {classes.name}: {listed}", *lines]
 
 
 def _listed(names: list[str], most: int = 20) -> str:
@@ -134,8 +123,9 @@ def _listed(names: list[str], most: int = 20) -> str:
     return f"{', '.join(names[:most])}, … {len(names):,} in all"
 
 
-def _download(name: str) -> tuple["pd.DataFrame", str]:
-    """Return a built-in table from OpenML, and the name of its class column."""
+def _download(name: str) -> "pd.DataFrame":
+    """Return the cleaned columns of a built-in table from OpenML."""
+    import pandas as pd
     from sklearn.datasets import fetch_openml
 
     try:
@@ -148,15 +138,16 @@ def _download(name: str) -> tuple["pd.DataFrame", str]:
         raise UserError(
             f"{name} could not be downloaded from OpenML ({what}); check the network, or put it at {place}"
         ) from None
-    return bunch.frame, str(bunch.target_names[0])
+    frame = bunch.frame.set_axis(pd.RangeIndex(1, len(bunch.frame) + 1, name="row"))
+    return clean(frame, str(bunch.target_names[0]))
 
 
 def size_of(name: str) -> str:
     """Return number and size of a set's samples, in words. Raises UserError where it cannot be read."""
     if name in IMAGES:
         return IMAGES[name].size
-    table = read_table(table_file(name))
-    return f"{len(table.y):,} rows, {table.x.shape[1]} inputs, {len(table.classes)} classes"
+    table = read_table(name)
+    return f"{len(table.y):,} rows, {table.width} inputs, {len(table.classes)} classes"
 
 
 def listing() -> list[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from softadlib._files import data_root, home
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.workbook.data.columns import clean, has_many_words, raise_all
+from softadlib.workbook.data.columns import clean, is_text, raise_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +38,8 @@ TABLES = {
     "vehicle": "vehicle",
 }
 """The built-in tables and their names on OpenML; "" for one that is not there."""
+TEXT_INPUTS = 30
+"""Inputs of a column of too many words for an input each."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class Table:
     classes: tuple[str, ...]
     texts: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Columns of too many words for an input each, (n,) strings; "" where a value is missing."""
+    columns: "pd.DataFrame | None" = field(default=None, repr=False)
+    """The columns as `columns.clean` returns them, the classes last."""
+
+    @property
+    def width(self) -> int:
+        """Number of a network's inputs."""
+        return int(self.x.shape[1]) + TEXT_INPUTS * len(self.texts)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -105,26 +114,15 @@ def read_table(path: str | Path, target: str = "") -> Table:
     the file and all that is wrong in it.
     """
     file = table_file(path)
-    return _read_table(file, target, file.stat().st_mtime_ns)
+    return _read_table(file, target, changed=file.stat().st_mtime_ns)
 
 
-def read_columns(path: str | Path, target: str = "") -> "pd.DataFrame":
-    """Read the columns of a table as `columns.clean` returns them, the class column last."""
-    file = table_file(path)
-    return _read_columns(file, target, file.stat().st_mtime_ns)
-
-
-# Changed files are read again: the time of the last change is part of the key.
 @functools.lru_cache(maxsize=2)
 def _read_table(file: Path, target: str, changed: int) -> Table:
-    return from_columns(_read_columns(file, target, changed))
-
-
-@functools.lru_cache(maxsize=2)
-def _read_columns(file: Path, target: str, changed: int) -> "pd.DataFrame":
+    """Read a table. `changed`: when the file was changed, so that it is read again after that."""
     frame = read_frame(file)
     try:
-        return clean_table(frame, target)
+        return from_frame(frame, target)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
@@ -134,18 +132,9 @@ def table_digest(path: str | Path, target: str = "") -> str:
     return read_table(path, target).digest
 
 
-def clean_table(frame: "pd.DataFrame", target: str = "") -> "pd.DataFrame":
-    """Return a table's cleaned columns, the class column, by default the last one, at the end."""
-    target = target or str(frame.columns[-1])
-    choose("class column (target)", target, frame.columns)
-    cleaned = clean(frame, target)
-    return cleaned[[*cleaned.columns.drop(target), target]]
-
-
-def from_columns(cleaned: "pd.DataFrame") -> Table:
-    """Turn cleaned columns into inputs, and the last one into numbers of classes."""
-    import pandas as pd
-
+def from_frame(frame: "pd.DataFrame", target: str = "") -> Table:
+    """Turn columns into inputs, and the column `target`, by default the last, into numbers of classes."""
+    cleaned = clean(frame, target or str(frame.columns[-1]))
     x: list[np.ndarray] = []
     inputs: list[str] = []
     is_word: list[bool] = []
@@ -157,11 +146,11 @@ def from_columns(cleaned: "pd.DataFrame") -> Table:
         is_word.append(word)
 
     for name, column in cleaned.iloc[:, :-1].items():
-        if not isinstance(column.dtype, pd.CategoricalDtype):
+        if column.dtype != "category":
             parts = date_parts(column) if column.dtype.kind == "M" else column.to_frame()
             for part, values in parts.items():
                 add(str(part), values.to_numpy(np.float64), word=False)
-        elif has_many_words(column):
+        elif is_text(column):
             texts[str(name)] = column.astype(str).where(column.notna(), "").to_numpy(object)
             continue
         else:
@@ -177,6 +166,7 @@ def from_columns(cleaned: "pd.DataFrame") -> Table:
         np.array(is_word, bool),
         tuple(classes.categories),
         texts,
+        cleaned,
     )
 
 
@@ -204,7 +194,9 @@ def read_frame(file: Path) -> "pd.DataFrame":
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except pd.errors.ParserWarning:
-        raise UserError(f"{file}: its rows have more values than its first line has names") from None
+        raise UserError(
+            f"{file}: its rows have more values than its first line, {_first_line(file)!r}, has names"
+        ) from None
     except Exception as error:  # pandas, pyarrow: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(
@@ -213,8 +205,9 @@ def read_frame(file: Path) -> "pd.DataFrame":
         ) from None
     if len(frame.columns) < 2 or frame.empty:
         raise UserError(
-            f"{file} holds {len(frame)} rows of {len(frame.columns)} columns; a table has a line of names, "
-            "rows, and two columns or more with commas between them"
+            f"{file} holds {len(frame)} rows of {len(frame.columns)} columns, "
+            f"{', '.join(frame.columns)[:80]!r}; a table has a line of names, rows, and two columns or more "
+            "with commas between them"
         )
     return frame
 
@@ -231,21 +224,31 @@ def _read_csv(file: Path) -> "pd.DataFrame":
         frame, names = frame.loc[:, ~nameless], names[~nameless]
     frame.columns = names.fillna("").to_list()
     _check_names(frame.columns)
-    frame.index = pd.RangeIndex(2, len(frame) + 2, name="line")
+    lines = np.arange(2, len(frame) + 2)
     has_quotes = b'"' in file.read_bytes()
-    faults = _swallowed_rows(frame) if has_quotes else []
     if has_quotes:  # a value may go over several lines
         breaks = sum(column.str.count("\n").fillna(0) for _, column in frame.items())
-        frame.index += (breaks.cumsum() - breaks).astype(int)
+        lines = lines + (breaks.cumsum() - breaks).to_numpy(int)
+    frame.index = pd.Index(lines, name="line")
+    faults = _swallowed_rows(frame) if has_quotes else []
     first = frame.iloc[:, 0].fillna("").str.strip()
     is_alone = frame.iloc[:, 1:].isna().all(axis=1)
     comments = frame.index[is_alone & first.str.startswith("#")]
     faults += [f"line {line} is a comment; leave it out" for line in comments]
     again = frame[first == frame.columns[0]]
     repeats = again.index[(again == frame.columns).all(axis=1)]
-    faults += [f"line {line} repeats the names of the columns; leave it out" for line in repeats]
+    if len(repeats):
+        faults.append(
+            f"{len(repeats)} lines, first line {repeats[0]}, repeat line 1; leave them out, or write the names "
+            "of the columns above line 1 if it is a row"
+        )
     raise_all(faults)
     return frame[~(is_alone & (first == ""))]
+
+
+def _first_line(file: Path) -> str:
+    with open(file, encoding="utf-8") as lines:
+        return next(lines).strip()[:80]
 
 
 def _read_parquet(file: Path) -> "pd.DataFrame":
@@ -275,7 +278,7 @@ def _check_names(names: Sequence[str]) -> None:
         if not name
     ]
     faults += [
-        f"{count} columns have the name {name!r}; leave one"
+        f"{count} columns have the name {name!r} in the first line; leave one"
         for name, count in Counter(names).items()
         if name and count > 1
     ]

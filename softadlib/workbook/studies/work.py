@@ -9,7 +9,7 @@ from softadlib import _files
 from softadlib._validation import MissingData, UserError, choose
 from softadlib.models import build
 from softadlib.trainer.device import check_precision, pick_device
-from softadlib.workbook.data.data_warnings import doubts_about
+from softadlib.workbook.data.data_warnings import data_warnings
 from softadlib.workbook.studies.load_splits import load_splits
 from softadlib.workbook.studies.params import datasets_of, load, write_profile
 from softadlib.workbook.studies.parquet import outputs
@@ -169,6 +169,6 @@ def doubts(work: Work) -> list[str]:
     """Return a line for everything in data of your own that is allowed but may be a mistake."""
     lines = []
     for dataset, protocol in work.protocols.items():
-        found = doubts_about(dataset, protocol.folder, protocol.table, protocol.target)
+        found = data_warnings(dataset, protocol.folder, protocol.table, protocol.target)
         lines += [f"{dataset}: {line}" for line in found]
     return lines

@@ -1,23 +1,28 @@
 """Image sets: torchvision's own file formats in small, arrays, folders, and what is refused."""
 
+import dataclasses
+import functools
 import hashlib
 import os
 import pickle
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import refusals
 from PIL import Image
 from sklearn.datasets import load_digits
+from torchvision.datasets import ImageFolder
 
 from softadlib import models
 from softadlib._validation import MissingData, UserError
 from softadlib.trainer import evaluation
-from softadlib.trainer.splits import Splits
+from softadlib.trainer.splits import PARTS, Splits
 from softadlib.workbook.data import images
-from softadlib.workbook.data.data_warnings import doubts_about
+from softadlib.workbook.data.data_warnings import data_warnings
 from softadlib.workbook.data.datasets import own_digest
 from softadlib.workbook.data.make_splits import image_splits
 from softadlib.workbook.data.prepare import listing, prepare
@@ -134,25 +139,57 @@ def test_files_that_are_not_the_real_ones_are_refused(name, root):
 def test_a_truncated_fashionmnist_is_named(root):
     write_fashionmnist(root)
     os.truncate(root / "FashionMNIST/raw/train-images-idx3-ubyte", 500)
-    refused(r"fashionmnist is broken .*FashionMNIST.raw", "fashionmnist")
+    refused(r"fashionmnist is broken .*delete .*FashionMNIST and run", "fashionmnist")
 
 
-def test_a_download_that_fails_is_one_line(root, monkeypatch):
+@pytest.mark.parametrize("name", images.downloaded_sets())
+def test_a_download_that_fails_is_one_line_and_leaves_nothing(root, monkeypatch, name):
     def refuse(*args, **kwargs):
         raise OSError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(
-        UserError, match=r"fashionmnist could not be downloaded.*check the net"
-    ) as line:
-        prepare("fashionmnist")
+    words = rf"{name} could not be downloaded.*check the network"
+    with pytest.raises(UserError, match=words) as line:
+        prepare(name)
     assert "\n" not in str(line.value)
-    for name, words in (
-        ("digits", "digits needs no prep"),
-        ("pets", "'pets' unknown; .* --from-csv"),
-    ):
-        with pytest.raises(UserError, match=words):
-            prepare(name)
+    assert list(root.iterdir()) == []
+    assert images.available(name) == "missing"
+
+
+def test_an_empty_folder_is_no_data_set(root):
+    """An interrupted download of an earlier version left one: a run leaves the set out."""
+    (root / "FashionMNIST/raw").mkdir(parents=True)
+    (root / "FashionMNIST/raw/train-images-idx3-ubyte.gz").write_bytes(b"half")
+    with pytest.raises(MissingData, match="fashionmnist is not under"):
+        images.load_images("fashionmnist")
+    assert images.available("fashionmnist") == "missing"
+
+
+def test_a_download_is_put_in_its_place(root, monkeypatch):
+    """A stand-in for the network writes the archive's files where torchvision would unpack them."""
+    made = images.IMAGES["fashionmnist"]
+
+    def load(place, download):
+        if download:
+            write_fashionmnist(place)
+        return made.load(place, False)
+
+    monkeypatch.setitem(images.IMAGES, "fashionmnist", dataclasses.replace(made, load=load))
+    prepare("fashionmnist")
+    assert images.load_images("fashionmnist").x_train.shape == (30, 1, 28, 28)
+    assert [path.name for path in root.iterdir()] == ["FashionMNIST"]
+    before = (root / images.IMAGES["fashionmnist"].files[0]).stat()
+    prepare("fashionmnist")
+    assert (root / images.IMAGES["fashionmnist"].files[0]).stat() == before, "it was there"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("digits", "digits needs no preparation"), ("pets", "'pets' unknown; .* --from-csv")],
+)
+def test_what_cannot_be_downloaded_is_refused(name, words):
+    with pytest.raises(UserError, match=words):
+        prepare(name)
 
 
 # A folder of your own
@@ -234,43 +271,125 @@ def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     assert own_digest("gaussian") == own_digest("cifar10") == ""
 
 
-def test_folders_that_are_off_are_refused(tmp_path):
-    pets = tmp_path / "pets"
-    refused("must hold train/<class>/ and test/<class>/", "pets", pets)
-    write_folder(pets)
-    for content in (b"no image", b"P6 8 6 255\n" + bytes(9)):
-        (pets / "train/cat/bad.ppm").write_bytes(content)
-        refused("bad.ppm is not a readable image", "pets", pets)
-    Image.new("RGB", (9, 9)).save(pets / "train/cat/bad.ppm")
-    refused(r"bad.ppm is \(9, 9, 3\), the images before it \(6, 8, 3\)", "pets", pets)
-    (pets / "train/cat/bad.ppm").unlink()
-    Image.fromarray(np.arange(48, dtype=np.uint16).reshape(6, 8)).save(pets / "test/dog/2.png")
-    refused(r"2.png has pixels of more than 8 bits \(mode I;16\)", "pets", pets)
-    clear = Image.new("RGBA", (8, 6), (0, 0, 0, 0))
-    clear.save(pets / "test/dog/2.png")
-    refused(
-        "2.png has transparent pixels, which have no colour; give it a background", "pets", pets
-    )
+def test_a_plain_folder_of_classes_is_split_as_a_table_is(tmp_path):
+    x = pictures(30, 6, 8)
+    for i, pixels in enumerate(x):
+        file = tmp_path / "pets" / ("cat", "dog", "cow")[i // 10] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    found = images.load_images("pets", str(tmp_path / "pets"))
+    assert found.classes == 3
+    assert found.y_train.tolist() == [0] * 10 + [1] * 10 + [2] * 10, "cat, cow, dog"
+    rows = [*range(10), *range(20, 30), *range(10, 20)]
+    np.testing.assert_array_equal(found.x_train[:, 0], x[rows])
+    splits = image_splits(found, (17716, 961412), (0, 0, 0))
+    assert [getattr(splits, part).shape for part in PARTS] == [(2, 18), (2, 6), (2, 6)]
+    for trial, seed in enumerate((17716, 961412)):
+        drawn = torch.cat([getattr(splits, part)[trial] for part in PARTS])
+        assert drawn.tolist() == np.random.default_rng(seed).permutation(30).tolist()
+    cut = image_splits(found, (17716,), (10, 5, 0))
+    assert [getattr(cut, part).shape for part in PARTS] == [(1, 10), (1, 5), (1, 6)]
+    with pytest.raises(UserError, match=r"is 20 \+ 20 \+ 6, but there are 30 rows"):
+        image_splits(found, (17716,), (20, 20, 0))
+    assert data_warnings("pets", folder=str(tmp_path / "pets")) == []
+
+
+def add_class(pets):
     (pets / "train/ant").mkdir()
-    refused(r"of several classes \(Found no valid file for the classes ant", "pets", pets)
-    (pets / "train/ant").rmdir()
+
+
+def only_train(pets):
+    shutil.rmtree(pets / "test")
+
+
+def flat(pets):
+    for i, file in enumerate(pets.rglob("*.png")):
+        shutil.copy(file, pets / f"{i}.png")
+    only_train(pets)
+    shutil.rmtree(pets / "train")
+
+
+def cow_in_test_alone(pets):
     shutil.copytree(pets / "test/cat", pets / "test/cow")
-    refused(r"train has \['cat', 'dog'\], test has \['cat', 'cow', 'dog'\]", "pets", pets)
-    for folder in ("train/dog", "test/dog", "test/cow"):
-        shutil.rmtree(pets / folder)
-    refused(r"of several classes; train has \['cat'\], test has \['cat'\]", "pets", pets)
-    refused(r"'pets' is no image set; name your images in the profile, folder: DIR", "pets")
 
 
-def test_a_hidden_folder_is_no_class_and_a_link_without_a_target_is_named(tmp_path):
+def one_class(pets):
+    for split in ("train", "test"):
+        shutil.rmtree(pets / split / "dog")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (shutil.rmtree, ["there is no such folder", "train/<class>/ and test/<class>/"]),
+        (add_class, ["ant/ has no images", "train has ['ant', 'cat', 'dog']"]),
+        (cow_in_test_alone, ["train has ['cat', 'dog'], test has ['cat', 'cow', 'dog']"]),
+        (one_class, ["it has the classes ['cat']; give two or more"]),
+        (flat, ["the classes [] and 12 images beside them", "<class>/"]),
+        (only_train, ["it has train/ alone", "give folder: ", "pets/train"]),
+    ],
+)
+def test_a_folder_of_another_layout_is_refused(tmp_path, change, words):
     pets = tmp_path / "pets"
     write_folder(pets)
-    for part in ("train", "test"):
-        shutil.copytree(pets / part / "cat", pets / part / ".ipynb_checkpoints")
-    assert images.load_images("pets", str(pets)).classes == 2
-    (pets / "train/cat/9.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(UserError, match=r"9.png is not a readable image"):
+    change(pets)
+    call = functools.partial(images.load_images, "pets", str(pets))
+    refusals.refused(call, str(pets), *words, kind=UserError)
+
+
+def test_all_files_that_are_off_are_named_at_once(tmp_path):
+    pets = tmp_path / "pets"
+    write_folder(pets)
+    (pets / "train/cat/bad.ppm").write_bytes(b"no image")
+    (pets / "train/cat/short.ppm").write_bytes(b"P6 8 6 255\n" + bytes(9))
+    (pets / "train/cat/z.png").symlink_to(tmp_path / "gone.png")
+    Image.new("RGB", (9, 9)).save(pets / "train/dog/large.png")
+    Image.fromarray(np.arange(48, dtype=np.uint16).reshape(6, 8)).save(pets / "test/dog/2.png")
+    Image.new("RGBA", (8, 6), (0, 0, 0, 0)).save(pets / "test/dog/clear.png")
+    Image.new("L", (8, 6)).save(pets / "test/dog/grey.png")
+    with pytest.raises(UserError) as caught:
         images.load_images("pets", str(pets))
+    said = str(caught.value)
+    for words in (
+        "bad.ppm is not a readable image",
+        "short.ppm is not a readable image",
+        "z.png is not a readable image",
+        "large.png is (9, 9, 3), the images before it (6, 8, 3)",
+        "2.png has pixels of more than 8 bits (mode I;16)",
+        "clear.png has transparent pixels, which have no colour; give it a background",
+        "; and 1 more",
+    ):
+        assert words in said
+    assert "\n" not in said
+    with pytest.raises(UserError, match="'pets' is no image set; name your images in the profile"):
+        images.load_images("pets")
+
+
+def test_hidden_files_and_folders_are_no_images_and_no_classes(tmp_path):
+    pets = tmp_path / "pets"
+    write_folder(pets)
+    before = images.load_images("pets", str(pets))
+    for hidden in (".ipynb_checkpoints", "__MACOSX"):
+        shutil.copytree(pets / "train/dog", pets / "train" / hidden)
+        shutil.copytree(pets / "train/dog", pets / "train/cat" / hidden)
+    shutil.copy(pets / "train/cat/0.png", pets / "train/cat/._0.png")
+    after = images.load_images("pets", str(pets))
+    assert (after.classes, after.digest) == (2, before.digest)
+    assert len(data_warnings("pets", folder=str(pets))) == 1, "classes with few images alone"
+
+
+def test_files_are_read_in_the_order_of_torchvision(tmp_path):
+    """Results belong to the order of the images, too."""
+    for name in ("b/10.png", "b/9.JPG", "a/x/1.webp", "a/x-1/2.png", "a/z.png", "a/notes.txt"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture = Image.new("RGB", (4, 4))
+        picture.save(file, "PNG") if file.suffix != ".txt" else file.write_text("")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "b/more").symlink_to(tmp_path / "a/x", target_is_directory=True)
+    theirs = [Path(file) for file, _ in ImageFolder(tmp_path, allow_empty=True).samples]
+    found = {name: images.image_files(tmp_path / name) for name in ("a", "b", "linked")}
+    assert [file for files in found.values() for file in files] == theirs
 
 
 def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
@@ -278,26 +397,36 @@ def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
     write_folder(pets)
     few = "of which a trial may train on none: cat (4), dog (4)"
     few = f"{pets}: classes with few training images, {few}"
-    assert doubts_about("pets", folder=str(pets)) == [few]
+    assert data_warnings("pets", folder=str(pets)) == [few]
     for part in ("cat", "dog"):
         Image.fromarray(pictures(1, 6, 8, 3)[0]).save(pets / f"train/{part}/8.png")
-    assert doubts_about("pets", folder=str(pets)) == []
+    assert data_warnings("pets", folder=str(pets)) == []
     (pets / "train/list.txt").write_text("")
     shutil.copy(pets / "train/cat/0.png", pets / "train/dog/9.png")
     Image.new("RGB", (8, 6)).save(pets / "train/cat/moving.gif")
     (pets / "test/dog/notes.txt").write_text("")
     (pets / "test/dog/.DS_Store").write_text("")
     (pets / "val/cat").mkdir(parents=True)
+    shutil.copy(pets / "train/cat/0.png", pets / "val/cat/0.png")
     shutil.copy(pets / "train/cat/0.png", pets / "test/dog/3.png")
-    assert doubts_about("pets", folder=str(pets)) == [
+    assert data_warnings("pets", folder=str(pets)) == [
         f"{pets}: val is not read; validation images are drawn from train",
-        f"{pets}: 1 files of format .gif are left out",
-        f"{pets}: 1 files of format .txt are left out",
-        f"{pets}: 1 files beside the folders of classes are left out",
-        f"{pets}: 1 training images are copies of another; validation images, drawn from them, may be "
+        f"{pets}: files beside the images of the classes are left out: .gif (1), .txt (2)",
+        f"{pets}: 1 training images are copies of another; images of other parts, drawn from them, may be "
         "training images, too",
         f"{pets}: 1 test images are training images, too",
     ]
+
+
+@pytest.mark.parametrize("names", [("images", "masks"), ("Images", "labels")])
+def test_images_and_their_masks_are_no_classes_without_a_word(tmp_path, names):
+    pets = tmp_path / "pets"
+    write_folder(pets)
+    for split in ("train", "test"):
+        for old, new in zip(("cat", "dog"), names):
+            (pets / split / old).rename(pets / split / new)
+    said = data_warnings("pets", folder=str(pets))
+    assert f"{pets}: {names[0]} and {names[1]} are taken for classes" in said[0]
 
 
 # Digits, parts and networks
