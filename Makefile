@@ -1,6 +1,6 @@
 # make quick    the main job: train and draw profile quick, write outputs/quick/index.html
 # make test     every test, as continuous integration runs them
-# make lab      JupyterLab at the repository's root; options by LAB="--no-browser --port 8889"
+# make lab      JupyterLab with page `start` open; options by LAB="--no-browser --port 8889"
 # make setup    .venv alone      make lint  ruff and mypy      make clean  remove .venv and the caches of tools
 # make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
 # make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
@@ -103,7 +103,7 @@ tests-and-notebooks: $(TESTING)
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
 lab: $(READY)
-	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks $(LAB)
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/start.ipynb $(LAB)
 
 # The tests that need a CUDA GPU.
 gpu: $(TESTING)

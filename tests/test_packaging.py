@@ -68,8 +68,17 @@ def test_doctests(path):
 def test_the_readmes_shell_commands_are_known():
     """`make readme` runs them; here each softad command is parsed."""
     from readme_commands import LEFT_OUT, commands
+    from typer.main import get_command
 
     from softadlib.workbook import cli
+
+    def parse(command, words):
+        """Read the words as a command does, without running it; raises for what it does not know."""
+        context = command.make_context("softad", words)
+        if hasattr(command, "commands"):
+            name, *rest = words
+            parse(command.commands[name], rest)
+        return context
 
     lines = commands((REPOSITORY / "README.md").read_text())
     assert lines
@@ -77,10 +86,10 @@ def test_the_readmes_shell_commands_are_known():
         words = line.split()
         if words[0] == "softad" and not LEFT_OUT.search(line) and len(words) > 1:
             asked = re.split(r"\s*(?:&&|>|\|)\s*", line)[0]
-            cli.parser().parse_args(asked.split()[1:])
+            parse(get_command(cli.app), asked.split()[1:])
 
 
-def test_make_lab_passes_options_on():
+def test_make_lab_opens_a_page_and_passes_options_on():
     # These tests are started by make; a make within a make has its options, and says where it works.
     apart = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--dry-run", "lab", "LAB=--no-browser --port 8889"]
@@ -89,6 +98,8 @@ def test_make_lab_passes_options_on():
     )
     last = done.stdout.splitlines()[-1]
     assert "jupyter lab" in last
+    (page,) = re.findall(r"default_url=/lab/tree/(\S+)", last)
+    assert (REPOSITORY / page).is_file()
     assert last.endswith("--no-browser --port 8889")
 
 

@@ -10,7 +10,7 @@ from softadlib.workbook.studies import results
 from softadlib.workbook.studies.params import load
 from softadlib.workbook.studies.schema import RUN_KEY
 from softadlib.workbook.studies.train_runs import train_runs
-from softadlib.workbook.studies.work import prepare
+from softadlib.workbook.studies.work import plan_work
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,6 @@ def test_stored_rows_of_profile_smoke_trained_anew_are_equal(dataset, method):
 
 
 def test_nothing_of_profile_smoke_is_left_to_train():
-    studies = prepare("smoke").studies
+    studies = plan_work("smoke").studies
     assert len(studies) == 20
     assert [study.name for study in studies if not study.finished] == []

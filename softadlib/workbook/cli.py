@@ -5,24 +5,30 @@ stopped by Ctrl-C, 141 by a closed pipe, 143 by SIGTERM. Imports are inside the 
 `softad --help` does not wait for torch.
 """
 
-import argparse
+import io
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, BadParameter, Exit, Option, Typer
+from typer.exceptions import TyperException
+from typer.main import get_command
 
 from softadlib import __version__, _files
-from softadlib._validation import MissingData, UserError, choose
-from softadlib.workbook.options import Parser, add_command
+from softadlib._validation import MissingData, UserError, choose, whole
 
 if TYPE_CHECKING:
     from softadlib.workbook.pages.notebooks import Outcome, Page
     from softadlib.workbook.studies.work import Work
 
-EXAMPLES = """examples:
+EXAMPLES = """Examples:
+
+\b
   softad run quick                     train and draw profile quick, minutes
   softad run quick --dataset spiral --method softad
   softad draw quick                    draw its pages again, from what is stored
@@ -39,47 +45,180 @@ class SigTerm(KeyboardInterrupt):
     status = 143
 
 
-Names: TypeAlias = list[str] | None
-"""Names of datasets or methods; None for all."""
-
-
 def say(line: str) -> None:
     """Print a line for the person, beside the results on stdout."""
     print(f"softad: {line}", file=sys.stderr, flush=True)
 
 
-def prepare(
-    profile: str, datasets: Names, methods: Names, changes: list[str], **how: Any
+app = Typer(
+    help="Train, draw and report the experiments of params/.",
+    epilog=EXAMPLES,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = Typer(help="List or prepare data sets.", rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        print(f"softadlib {__version__}")
+        raise Exit
+
+
+@app.callback()
+def softad(
+    version: Annotated[
+        bool,
+        Option("--version", callback=show_version, is_eager=True, help="print the version"),
+    ] = False,
+) -> None:
+    """Take the options that are of no command."""
+
+
+# Values of options
+
+
+def names(given: list[str] | None) -> list[str] | None:
+    """Return names that were given one by one or with commas between them; None for all."""
+    if not given:
+        return None
+    found = [name for text in given for name in text.split(",") if name]
+    if not found:
+        raise BadParameter("needs a name; leave it out for all")
+    return found
+
+
+def assignments(given: list[str] | None) -> list[str] | None:
+    """Return NAME=VALUE unchanged; refuse a NAME alone, as in `-p NAME VALUE`."""
+    for text in given or ():
+        if "=" not in text:
+            raise BadParameter(f"{text!r} has no value; give -p {text}=VALUE")
+    return given
+
+
+def at_least_one(jobs: int) -> int:
+    """Return a number of processes; refuse 0."""
+    return whole("--jobs", jobs, 1)
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """Read i/N."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"--shard must be i/N with 1 ≤ i ≤ N, such as 3/16, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux alone
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+CORES = usable_cores()
+
+
+def profiles_beginning(incomplete: str) -> list[str]:
+    """Complete the name of a profile."""
+    folders = _files.params_dir().glob(f"{incomplete}*/")
+    return sorted(path.name for path in folders if path.name[0] != ".")
+
+
+def datasets_beginning(incomplete: str) -> list[str]:
+    """Complete the name of a data set that some profile has."""
+    return sorted({path.stem for path in _files.params_dir().glob(f"*/{incomplete}*.yaml")})
+
+
+# Options of several commands
+
+PROFILE = Argument(
+    metavar="PROFILE",
+    help="a folder under params/: smoke, quick, paper …; softad show lists them",
+    autocompletion=profiles_beginning,
+)
+ProfileName = Annotated[str, PROFILE]
+Datasets = Annotated[
+    list[str] | None,
+    Option(
+        "--dataset",
+        metavar="D",
+        help="only this dataset (repeatable, or D1,D2)",
+        callback=names,
+        autocompletion=datasets_beginning,
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    Option("--method", metavar="M", help="only this method (repeatable, or M1,M2)", callback=names),
+]
+Changes = Annotated[
+    list[str] | None,
+    Option(
+        "-p",
+        "--parameter",
+        metavar="NAME=VALUE",
+        help="change one parameter of the profile, VALUE as YAML: -p grids.softad=0.1,0.2; "
+        "softad show PROFILE --parameters lists them",
+        callback=assignments,
+    ),
+]
+NewProfile = Annotated[
+    str | None,
+    Option("--as", "--save-as", metavar="NAME", help="keep the changes as profile NAME"),
+]
+DryRun = Annotated[bool, Option("--dry-run", help="print what would be done, and do nothing")]
+Jobs = Annotated[int, Option("-j", "--jobs", metavar="N", help="processes", callback=at_least_one)]
+
+
+def to_train(
+    profile: str,
+    datasets: list[str] | None,
+    methods: list[str] | None,
+    changes: list[str] | None,
+    new_profile: str | None,
+    shard: tuple[int, int] = (1, 1),
+    fresh: bool = False,
 ) -> "Work":
-    """Check the arguments of a command, and print what to know before it starts."""
+    """Return what is asked for, checked, and print what to know before it starts."""
     from softadlib.workbook.studies import work
     from softadlib.workbook.studies.changes import parse
 
-    prepared = work.prepare(profile, datasets, methods, parse(changes), **how)
-    doubts = [] if how.get("stored") else work.doubts(prepared)
-    for line in work.notes(prepared) + doubts:
+    planned = work.plan_work(
+        profile,
+        datasets,
+        methods,
+        parse(changes or ()),
+        new_profile=new_profile,
+        shard=shard,
+        fresh=fresh,
+    )
+    checked = work.check_work(planned)
+    for line in work.notes(checked) + work.doubts(checked):
         say(f"note: {line}")
-    return prepared
+    return checked
 
 
 # softad run
 
 
+@app.command()
 def run(
-    profile: str,
-    datasets: Names,
-    methods: Names,
-    changes: list[str],
-    new_profile: str | None,
-    dry_run: bool,
-    jobs: int,
+    profile: ProfileName,
+    datasets: Datasets = None,
+    methods: Methods = None,
+    changes: Changes = None,
+    new_profile: NewProfile = None,
+    dry_run: DryRun = False,
+    jobs: Jobs = CORES,
 ) -> int:
-    """Train what is left of a profile in notebooks, then draw the pages that are missing."""
+    """Train what is left, in notebooks; draw the missing pages."""
     from softadlib.workbook.pages import notebooks, show
 
     started = time.monotonic()
-    how = {"new_profile": new_profile, "write": not dry_run}
-    work = prepare(profile, datasets, methods, changes, **how)
+    work = to_train(profile, datasets, methods, changes, new_profile)
     if dry_run:
         print(show.progress(work))
         if new_profile:  # it has the pages of the profile that it extends
@@ -90,6 +229,7 @@ def run(
             pages = notebooks.missing_pages(profile, datasets, planned=work.protocols)
         print_names(pages)
         return 0
+    work.write()
     outcomes = execute(notebooks.training_pages(work, jobs), jobs)
     outcomes += execute(notebooks.missing_pages(work.profile, datasets), jobs)
     return finish(outcomes, started, work.profile)
@@ -146,8 +286,14 @@ def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
 # softad draw
 
 
-def draw(profile: str | None = None, *, datasets: Names, dry_run: bool, jobs: int) -> int:
-    """Draw a profile's pages; without a profile the pages that read none."""
+@app.command()
+def draw(
+    profile: Annotated[str | None, PROFILE] = None,
+    datasets: Datasets = None,
+    dry_run: DryRun = False,
+    jobs: Jobs = CORES,
+) -> int:
+    """Draw the pages of a profile, or those that read none."""
     from softadlib.workbook.pages import notebooks
 
     started = time.monotonic()
@@ -172,32 +318,38 @@ def draw(profile: str | None = None, *, datasets: Names, dry_run: bool, jobs: in
 # softad train
 
 
+@app.command()
 def train(
-    profile: str,
-    datasets: Names,
-    methods: Names,
-    changes: list[str],
-    new_profile: str | None,
-    scheduler: str | None,
-    dry_run: bool,
-    jobs: int,
-    shard: tuple[int, int],
-    fresh: bool,
+    profile: ProfileName,
+    datasets: Datasets = None,
+    methods: Methods = None,
+    changes: Changes = None,
+    new_profile: NewProfile = None,
+    scheduler: Annotated[
+        str | None,
+        Option(metavar="A", help="a dask cluster: tcp://HOST:PORT, or a scheduler file"),
+    ] = None,
+    dry_run: DryRun = False,
+    jobs: Jobs = CORES,
+    shard: Annotated[
+        str, Option(metavar="i/N", help="train every N-th trial, from the i-th on")
+    ] = "1/1",
+    fresh: Annotated[bool, Option("--fresh", help="delete earlier results first")] = False,
 ) -> int:
-    """Train what is left of a profile, without notebooks; it writes the same files."""
+    """Train what is left, without notebooks; the files are the same."""
     from softadlib.workbook.pages import show
     from softadlib.workbook.studies.parquet import outputs
 
     started = time.monotonic()
-    how = {"new_profile": new_profile, "shard": shard, "fresh": fresh, "write": not dry_run}
-    work = prepare(profile, datasets, methods, changes, **how)
+    work = to_train(profile, datasets, methods, changes, new_profile, shard_of(shard), fresh)
     if dry_run:
         print(show.progress(work))
         return 0
+    work.write()
     train_studies(work, jobs, scheduler)
-    if shard != (1, 1):
+    if shard != "1/1":
         together = "run the same command without --shard to join those in one outputs/"
-        say(f"shard {shard[0]}/{shard[1]} is trained; when all shards are trained, {together}")
+        say(f"shard {shard} is trained; when all shards are trained, {together}")
     seconds = time.monotonic() - started
     folder = outputs(work.profile)
     say(f"done: {len(work.studies)} datasets × methods in {seconds:.0f} s, {folder}")
@@ -219,33 +371,48 @@ def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
 # softad show
 
 
+@app.command()
 def show(
-    profile: str | None = None,
-    *,
-    datasets: Names,
-    methods: Names,
-    changes: list[str],
-    parameters: bool,
+    profile: Annotated[str | None, PROFILE] = None,
+    datasets: Datasets = None,
+    methods: Methods = None,
+    changes: Changes = None,
+    parameters: Annotated[bool, Option("--parameters", help="also list its parameters")] = False,
 ) -> int:
     """List profiles; of one, its runs and what is done."""
     from softadlib.workbook.pages import show as overview
+    from softadlib.workbook.studies import work
+    from softadlib.workbook.studies.changes import parse
 
     if profile is None:
         if datasets or methods or changes or parameters:
             raise UserError("these options are of a profile; give softad show PROFILE with them")
         print(overview.profiles())
         return 0
-    work = prepare(profile, datasets, methods, changes, stored=True)
-    print(overview.progress(work))
+    planned = work.plan_work(profile, datasets, methods, parse(changes or ()))
+    for line in work.notes(planned):
+        say(f"note: {line}")
+    print(overview.progress(planned))
     if parameters:
-        print(f"\n{overview.parameters(work, methods)}")
+        print(f"\n{overview.parameters(planned, methods)}")
     return 0
 
 
 # softad report
 
 
-def report(profile: str, form: str, output: Path | None) -> int:
+@app.command()
+def report(
+    profile: ProfileName,
+    form: Annotated[Literal["html", "md", "csv", "latex"], Option("--format")] = "html",
+    output: Annotated[
+        Path | None,
+        Option(
+            metavar="PATH",
+            help="html, latex: the file; csv: the folder; md: a file, between its marks where it has some",
+        ),
+    ] = None,
+) -> int:
     """Write a profile's results as a page or as tables."""
     from softadlib.workbook.analysis import report_tables
     from softadlib.workbook.pages.notebooks import missing_pages
@@ -278,6 +445,7 @@ def report(profile: str, form: str, output: Path | None) -> int:
 # softad data
 
 
+@data_app.command("list")
 def list_data() -> int:
     """List the data sets, and which are stored."""
     from softadlib.workbook.data import prepare as data
@@ -288,7 +456,15 @@ def list_data() -> int:
     return 0
 
 
-def prepare_data(name: str, from_csv: str | None, target: str, replace: bool) -> int:
+@data_app.command("prepare")
+def prepare_data(
+    name: Annotated[str, Argument(metavar="NAME", help="a built-in set, or a name for your own")],
+    from_csv: Annotated[str | None, Option(metavar="FILE", help="a table: CSV or parquet")] = None,
+    target: Annotated[
+        str, Option(metavar="COLUMN", help="its classes (default: the last column)")
+    ] = "",
+    replace: Annotated[bool, Option("--replace", help="write over a table of that name")] = False,
+) -> int:
     """Get a data set, or store one of your own."""
     from softadlib.workbook.data import prepare as data
 
@@ -302,45 +478,50 @@ def prepare_data(name: str, from_csv: str | None, target: str, replace: bool) ->
 # The command
 
 
-def parser() -> Parser:
-    """Return the parser of the command line."""
-    root = Parser(
-        prog="softad",
-        description="Train, draw and report the experiments of params/.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    root.add_argument("--version", action="version", version=f"softadlib {__version__}")
-    commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for command in (run, draw, train, show, report):
-        add_command(commands, command.__name__, command)
-    text = "List or prepare data sets."
-    data = commands.add_parser("data", help=text, description=text)
-    actions = data.add_subparsers(required=True, metavar="list | prepare")
-    add_command(actions, "list", list_data)
-    add_command(actions, "prepare", prepare_data)
-    return root
-
-
 def _stop(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` and schedulers send two at once
     raise SigTerm
 
 
+def usage_error(error: TyperException) -> str:
+    """Return what is wrong with a command line, and which command says what there is."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "softad"
+    problem = error.format_message().removesuffix(".")
+    end = " " if problem.endswith("?") else "; "
+    return f"{problem}{end}{command} --help lists what there is"
+
+
+def execute_command(arguments: list[str]) -> int:
+    """Execute a command line; `app()` would turn Ctrl-C and a closed pipe into other ends."""
+    command = get_command(app)
+    try:
+        with command.make_context("softad", arguments) as context:
+            status: int = command.invoke(context)
+    except Exit as end:  # of --help and --version
+        return end.exit_code
+    return status
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `softad` command; return the exit status."""
-    command_line = parser()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _stop)
+    for stream in (sys.stdout, sys.stderr):  # a terminal may not know θ
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     for name in ("SOFTAD_HOME", "SOFTAD_DATA"):
         if os.environ.get(name):  # kernels run in another folder
             os.environ[name] = os.path.abspath(os.environ[name])
-    given: dict[str, Any] = {}
     try:
-        given = vars(command_line.parse_args(argv))
-        handler = given.pop("run")
-        status: int = handler(**given)
+        if "_SOFTAD_COMPLETE" in os.environ:  # a shell asks for completions
+            app(prog_name="softad")
+        status = execute_command(arguments)
         sys.stdout.flush()
         return status
+    except TyperException as error:
+        say(usage_error(error))
+        return 2
     except UserError as error:
         say(str(error))
         return 2
@@ -358,6 +539,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{error.filename or 'a file'}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt as stop:
-        again = "the command without --fresh" if given.get("fresh") else "the same command"
+        again = "the command without --fresh" if "--fresh" in arguments else "the same command"
         say(f"stopped; {again} resumes")
         return getattr(stop, "status", 130)

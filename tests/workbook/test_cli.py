@@ -39,7 +39,8 @@ STUDY = [
     (["tiny", "--dataset", "gaussian,moons"], ["'moons'", "choose from gaussian"]),
     (["tiny", "--method", "flooding"], ["'flooding'", "choose from erm, sam, softad"]),
     (["tiny", "--method", ","], ["--method", "leave it out for all"]),
-    (["tiny", "-p", "epoch=3"], ["'epoch'", "choose from folder, table, target"]),
+    (["tiny", "-p", "epoch=3"], ["'epoch'", "choose from folder, table, target", "mean 'epochs'"]),
+    (["tiny", "-p", "learning_rate=1"], ["'learning_rate'", "mean 'lr'"]),
     (["tiny", "-p", "epochs=many"], ["epochs", "valid integer", "'many'"]),
     (["tiny", "-p", "epochs.softad=2"], ["epochs.softad", "epochs is 4"]),
     (["tiny", "-p", "grids={sam: ["], ["grids", "'{sam: ['", "YAML"]),
@@ -60,8 +61,10 @@ if not torch.cuda.is_available():
         (["tiny", "-p", "precision=tf32", "-p", "dtype=float32"], ["tf32", "CUDA GPU"]),
     ]
 OTHERS = [
-    ([], ["COMMAND"]),
-    (["fly"], ["'fly'", "choose from"]),
+    ([], ["Missing command", "softad --help lists"]),
+    (["fly"], ["'fly'", "softad --help lists"]),
+    (["shw"], ["'shw'", "mean 'show'"]),
+    (["run", "tiny", "--datset", "x"], ["--datset", "--dataset", "softad run --help lists"]),
     (["train", "tiny", "--shard", "3/2"], ["--shard", "3/16", "'3/2'"]),
     (["train", "tiny", "--shard", "1/2", "--fresh"], ["leave one of the two out"]),
     (["train", "tiny", "--scheduler", "nosuch.json"], ["'nosuch.json'", "tcp://HOST:PORT"]),
@@ -70,7 +73,7 @@ OTHERS = [
     (["show", "--dataset", "gaussian"], ["softad show PROFILE"]),
     (["show", "-p", "lr=1"], ["softad show PROFILE"]),
     (["report", "tiny"], ["'tiny'", "softad run tiny"]),
-    (["report", "tiny", "--format", "pdf"], ["'pdf'", "choose from"]),
+    (["report", "tiny", "--format", "pdf"], ["'pdf'", "'html', 'md', 'csv', 'latex'"]),
     (["data", "prepare", "fashionmist"], ["'fashionmnist'", "--from-csv"]),
     (["data", "prepare", "magic", "--target", "x"], ["--target", "--from-csv FILE"]),
     (["data", "prepare", "pets", "--from-csv", "nosuch.csv"], ["nosuch.csv is no file"]),
@@ -131,7 +134,11 @@ def test_data_that_are_missing_are_not_called_trained(home, capsys):
     assert "left out: fashionmnist" in err, "of the training"
     (missing,) = [line.split() for line in out.splitlines() if line.startswith("fashionmnist")]
     assert "0%" in missing
-    assert out.endswith("trainings are left\n")
+    shown = out.splitlines()[-1]
+    assert cli.main(["run", "tiny", "--method", "erm", "--dry-run"]) == 0
+    planned = capsys.readouterr().out.splitlines()[-2]
+    assert planned == f"{shown}, 2 of them of data that are missing: fashionmnist"
+    assert shown == "2 trainings are left"
     line = refused(capsys, "train", "tiny", "--dataset", "fashionmnist")
     assert "get it: softad data prepare fashionmnist" in line
 
@@ -349,6 +356,32 @@ def test_a_reader_that_closes_ends_the_command_without_a_word(home):
     assert command.stderr.read() == ""
     assert command.wait() == 141
     command.stderr.close()
+
+
+def test_a_terminal_that_knows_no_dash_shows_a_question_mark(home):
+    env = {**os.environ, "SOFTAD_HOME": str(home), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([*SOFTAD, "show", "tiny"], env=env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.splitlines()[1].endswith(b"?")
+
+
+def test_a_shell_completes_commands_profiles_and_datasets(home):
+    def completions(line):
+        asked = {"_SOFTAD_COMPLETE": "complete_bash", "COMP_WORDS": line}
+        asked["COMP_CWORD"] = str(len(line.split()) - (line[-1] != " "))
+        env = {**os.environ, "SOFTAD_HOME": str(home), **asked}
+        return subprocess.run(SOFTAD, env=env, capture_output=True, text=True).stdout.split()
+
+    assert completions("softad dr") == ["draw"]
+    assert completions("softad run ti") == ["tiny"]
+    assert completions("softad run tiny --dataset g") == ["gaussian"]
+
+
+def test_without_the_packages_of_the_workbook_the_command_is_one_line():
+    code = "import sys; sys.modules['typer'] = None; from softadlib.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = "softad: typer is not installed; run in a clone: pip install '.[workbook]'\n"
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_help_does_not_wait_for_torch():

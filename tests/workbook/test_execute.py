@@ -233,19 +233,20 @@ def test_a_stopped_command_leaves_no_page_and_no_kernel(home):
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "changes", "words"),
+    ("method", "changes", "words"),
     [
-        ("softda", {}, None, ["'softda'", "choose from erm, sam, softad"]),
-        ("erm", {}, "{epoch: 3}", ["'epoch'", "choose from folder, table, target"]),
-        ("erm", {}, "3", ["changes", "{NAME: VALUE}", "3"]),
-        ("erm", {"theta": 0.1}, None, ["erm", "leave theta out"]),
-        ("sam", {"theta": 0.1}, None, ["sam has radius", "changes={grids.sam: VALUES}"]),
+        ("softda", None, ["'softda'", "choose from erm, sam, softad"]),
+        ("erm", "{epoch: 3}", ["'epoch'", "choose from folder, table, target"]),
+        ("erm", "{learning_rate: 3}", ["'learning_rate'", "mean 'lr'"]),
+        ("erm", "3", ["changes", "{NAME: VALUE}", "3"]),
+        ("softad", {"theta": 0.1}, ["theta belongs to a method", "grids.softad"]),
+        ("softad", {"dataset": "spiral"}, ["dataset", "parameter of the page"]),
     ],
 )
-def test_bad_parameters_of_a_page_are_refused(home, method, given, changes, words):
+def test_bad_parameters_of_a_page_are_refused(home, method, changes, words):
     before = tree(home)
     with pytest.raises(UserError) as refusal:
-        changed_protocol("tiny", "gaussian", method, given, changes)
+        changed_protocol("tiny", "gaussian", method, changes)
     assert [word for word in words if word not in str(refusal.value)] == []
     assert tree(home) == before
 
@@ -259,21 +260,30 @@ def test_a_page_says_on_the_way_how_long_its_training_takes(home, capsys):
 
 
 def test_changed_parameters_of_a_page_have_a_profile_of_their_own(home):
-    unchanged = {"lr": None, "theta": None}
     tiny = load("tiny", "gaussian")
-    assert changed_protocol("tiny", "gaussian", "softad", unchanged) == tiny
-    given = {"lr": 0.01, "epochs": 2, "theta": "0.2, 0.3"}
-    changed = changed_protocol("tiny", "gaussian", "softad", given, "{trials: 1}")
-    name = "tiny-epochs-2-softad-0.2-0.3-lr-0.01-trials-1"
+    assert changed_protocol("tiny", "gaussian", "softad") == tiny
+    changes = "{lr: 0.01, epochs: 2, trials: 1, grids.softad: [0.2, 0.3]}"
+    changed = changed_protocol("tiny", "gaussian", "softad", changes)
+    name = "try-tiny-epochs-2-softad-0.2-0.3-lr-0.01-trials-1"
     grids = {**tiny.grids, "softad": [0.2, 0.3]}
     same = tiny.replace(profile=name, lr=0.01, epochs=2, trials=1, grids=grids)
     assert changed == same == load(name, "gaussian")
     named = changed_protocol("tiny", "gaussian", "softad", {"lr": 0.01}, as_profile="slow")
     assert named == tiny.replace(profile="slow", lr=0.01)
     many = {"grids.softad": [number / 100 for number in range(40)]}
-    short = changed_protocol("tiny", "gaussian", "softad", {}, many).profile
-    assert short.startswith("tiny-")
+    short = changed_protocol("tiny", "gaussian", "softad", many).profile
+    assert short.startswith("try-tiny-")
     assert len(short) < 20
+
+
+def test_git_ignores_a_profile_of_a_try_and_no_other(home):
+    shutil.copy(REPOSITORY / ".gitignore", home)
+    subprocess.run(["git", "-C", str(home), "init", "-q"], check=True)
+    tried = changed_protocol("tiny", "gaussian", "softad", {"lr": 0.01}).profile
+    kept = changed_protocol("tiny", "gaussian", "softad", {"lr": 0.01}, "slow").profile
+    paths = [f"params/{name}/gaussian.yaml" for name in (tried, kept)]
+    check = ["git", "-C", str(home), "check-ignore", *paths]
+    assert subprocess.run(check, capture_output=True, text=True).stdout.split() == paths[:1]
 
 
 def test_an_unknown_parameter_stops_a_page(monkeypatch):
@@ -287,16 +297,20 @@ def test_an_unknown_parameter_stops_a_page(monkeypatch):
         monkeypatch.setattr("IPython.get_ipython", lambda: kernel)
         check_parameters()
 
-    check(epochs=3, changes={"dtype": "float64"}, theta="0.1, 0.2")
-    with pytest.raises(UserError, match=r"parameter 'epoch' unknown; choose from profile, dataset"):
-        check(epochs=3, epoch=3)
+    check(jobs=3, changes={"dtype": "float64"})
+    with pytest.raises(UserError, match=r"parameter 'metod' unknown; choose from profile, dataset"):
+        check(jobs=3, metod="erm")
+    with pytest.raises(
+        UserError, match=r"parameter 'lr' is of the profile; give changes={lr: VALUE}"
+    ):
+        check(lr=3)
 
 
 def test_papermill_trains_with_changed_parameters_under_another_name(home):
     assert cli.main(["train", "tiny", "--method", "softad", "-j", "1"]) == 0
     before = tree(home)
-    given = ["-p", "lr", "0.01", "-p", "epochs", "2", "-p", "theta", "0.2"]
-    given += ["-p", "profile", "tiny", "-p", "changes", "{trials: 1}"]
+    given = ["-p", "profile", "tiny"]
+    given += ["-p", "changes", "{lr: 0.01, epochs: 2, trials: 1, grids.softad: 0.2}"]
     source = str(REPOSITORY / "notebooks/train.ipynb")
     command = [sys.executable, "-m", "papermill", source, str(home / "out.ipynb"), "-k", "python3"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -304,7 +318,7 @@ def test_papermill_trains_with_changed_parameters_under_another_name(home):
     assert done.returncode == 0, done.stderr
     assert "unknown parameter" not in done.stderr
     assert {name: tree(home)[name] for name in before} == before
-    rows = results.read("tiny-epochs-2-softad-0.2-lr-0.01-trials-1", final=True)
+    rows = results.read("try-tiny-epochs-2-softad-0.2-lr-0.01-trials-1", final=True)
     assert rows[["epoch", "trial", "knob"]].to_numpy().tolist() == [[2, 0, 0.2]]
     changes = {"lr": 0.01, "epochs": 2, "trials": 1, "grids.softad": 0.2}
     again = train(load("tiny", "gaussian", changes).replace(profile="other"), "softad")

@@ -23,7 +23,7 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTAD_HOME", str(tmp_path))
     make_home(tmp_path, gaussian={}, spiral={"grids": {"softad": [0.1]}})
     before = tree(tmp_path)
-    names = [study.name for study in work.prepare("tiny").studies]
+    names = [study.name for study in work.plan_work("tiny").studies]
     assert names == [
         "gaussian × erm",
         "gaussian × sam",
@@ -31,18 +31,18 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
         "spiral × erm",
         "spiral × softad",
     ]
-    part = work.prepare("tiny", ["spiral", "spiral"], ["softad"], {"trials": 7}, shard=(2, 3))
+    part = work.plan_work("tiny", ["spiral", "spiral"], ["softad"], {"trials": 7}, shard=(2, 3))
     (study,) = part.studies
     assert [run.trial for run in study.plan.runs] == [1, 4]
     with pytest.raises(UserError, match=r"'sam' has no grid .* choose from erm, softad"):
-        work.prepare("tiny", None, ["sam"])  # of gaussian alone
+        work.plan_work("tiny", None, ["sam"])  # of gaussian alone
     assert tree(tmp_path) == before
 
 
 def test_stored_results_are_noted(home):
     train(load("tiny", "gaussian", {"trials": 1}), "softad")
-    assert work.notes(work.prepare("tiny")) == ["gaussian: 2 of 8 runs are trained already"]
-    shown = work.prepare("tiny", methods=["softad"], changes={"epochs": 3}, stored=True)
+    assert work.notes(work.plan_work("tiny")) == ["gaussian: 2 of 8 runs are trained already"]
+    shown = work.plan_work("tiny", methods=["softad"], changes={"epochs": 3})
     (note,) = work.notes(shown)
     assert note == "gaussian × softad: results of another protocol are stored (epochs 3, stored 4)"
 
@@ -108,7 +108,7 @@ def test_profiles_as_the_readme_prints_them(tmp_path, monkeypatch):
             pixels = np.full((8, 8, 3), i, dtype=np.uint8)
             Image.fromarray(pixels).save(pets / part / name / f"{i}.png")
     (tmp_path / "params/mine/pets.yaml").write_text(images.replace("/data/pets", "pets"))
-    (study,) = work.prepare("mine", ["pets"], ["softad"], {"batch_size": 20}).studies
+    (study,) = work.plan_work("mine", ["pets"], ["softad"], {"batch_size": 20}).studies
     assert len(study.plan.runs) == 2
 
 

@@ -41,16 +41,20 @@ def progress(work: Work) -> str:
     lines: list[tuple[str, ...]] = [
         ("dataset", "method", "values", "trials", "runs", "epochs", "done", "hours so far")
     ]
-    for dataset in work.protocols:
-        studies = [study for study in work.studies if study.protocol.dataset == dataset]
+    all_studies = [*work.studies, *work.without_data]
+    for dataset in dict.fromkeys(study.protocol.dataset for study in all_studies):
+        studies = [study for study in all_studies if study.protocol.dataset == dataset]
         alike = all(s.finished for s in studies) or not any(s.plan.trained for s in studies)
-        if alike and len(work.studies) > LISTED_ONE_BY_ONE:
+        if alike and len(all_studies) > LISTED_ONE_BY_ONE:
             lines.append(_line(f"{len(studies)} methods", studies))
         else:
             lines += [_line(study.method, [study]) for study in studies]
-    left = sum(study.plan.left for study in work.studies)
+    left = sum(study.plan.left for study in all_studies)
     total = f"{left:,} trainings are left" if left else "everything is trained"
-    shown = [table(lines)] if work.studies else []
+    if without := sum(study.plan.left for study in work.without_data):
+        names = dict.fromkeys(study.protocol.dataset for study in work.without_data)
+        total += f", {without:,} of them of data that are missing: {', '.join(names)}"
+    shown = [table(lines)] if all_studies else []
     return "\n".join([*shown, total, *_also_stored(work)])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 
 from softadlib._validation import UserError, choose
-from softadlib.methods import METHODS, PAPER, get_method
+from softadlib.methods import METHODS, PAPER
 from softadlib.workbook.studies.params import load, parse_yaml, write_profile
 from softadlib.workbook.studies.protocol import Protocol
 from softadlib.workbook.studies.work import derived_files
@@ -25,11 +25,13 @@ ASSIGNED = re.compile(r"^(\w+)(?:: \w+)? = ", re.MULTILINE)
 
 
 def parse(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read every `-p NAME=VALUE`. Raises UserError where the value is not YAML."""
+    """Read every `-p NAME=VALUE`. Raises UserError for an unknown name, and where the value is not YAML."""
     values = {}
     for pair in pairs:
         name, _, text = pair.partition("=")
-        _point_to_methods(name)
+        if name in ("dataset", "method"):
+            raise UserError(f"{name} is no parameter; give it as --{name}")
+        _refuse_unknown(name)
         values[name] = _parse_value(name, text)
     return values
 
@@ -43,12 +45,8 @@ def _parse_value(name: str, text: str) -> Any:
         raise UserError(f"parameter {name}: {text!r:.80} is not YAML") from None
 
 
-def _point_to_methods(name: str) -> None:
-    """Raise UserError for a method's hyperparameter without the method, and for what is an option."""
-    if name in ("dataset", "method"):
-        raise UserError(f"{name} is no parameter; give it as --{name}")
-    if name in Protocol.names():
-        return
+def _refuse_unknown(name: str) -> None:
+    """Raise UserError for what is no parameter, with the name to write where it can be told."""
     grids = [f"grids.{m.name}" for m in METHODS.values() if m.knob == name]
     settings = [f"settings.{m.name}.{name}" for m in METHODS.values() if name in m.settings]
     if grids or settings:
@@ -58,13 +56,21 @@ def _point_to_methods(name: str) -> None:
         raise UserError(
             f"{name} belongs to a method; give it as {', '.join(choices)}, such as -p {example}"
         )
+    names = [field for field in Protocol.names() if field not in ("profile", "dataset")]
+    try:
+        choose("parameter", name.partition(".")[0], names)
+    except UserError as error:
+        words = re.sub(r"[_-]", " ", name).lower()
+        for field, facts in Protocol.model_fields.items():
+            if "did you mean" not in str(error) and words in (facts.description or "").lower():
+                raise UserError(f"{error}; did you mean {field!r}?") from None
+        raise
 
 
 def changed_protocol(
     profile: str,
     dataset: str,
     method: str,
-    given: Mapping[str, Any],
     changes: Mapping[str, Any] | str | None = None,
     as_profile: str | None = None,
 ) -> Protocol:
@@ -76,21 +82,19 @@ def changed_protocol(
     Args:
         profile: the folder below `params/` to start from.
         dataset: the file in it.
-        method: the method to train; `theta` is its threshold.
-        given: parameters by name; those that are None stay as the profile has them.
-        changes: further parameters, a mapping or a line of YAML such as "{dtype: float32}".
+        method: the method to train.
+        changes: parameters by name, a mapping or a line of YAML such as "{lr: 0.01}".
         as_profile: where the results go. None: the profile itself without changes, else a name that
-            is made of them, such as quick-lr-0.01.
+            is made of them, such as try-quick-lr-0.01.
 
     Raises:
         UserError: for an unknown parameter, a bad value, or a name that has other parameters.
     """
-    wanted = {name: value for name, value in given.items() if value is not None}
-    wanted |= _as_mapping(changes)
-    if "theta" in wanted:
-        theta = wanted.pop("theta")
-        values = _parse_value("theta", theta) if isinstance(theta, str) else theta
-        wanted[_name_of_theta(method)] = values
+    wanted = _as_mapping(changes)
+    for parameter in wanted:
+        if parameter in ("profile", "dataset", "method"):
+            raise UserError(f"{parameter} is a parameter of the page, not one of its changes")
+        _refuse_unknown(parameter)
     protocol = load(profile, dataset, wanted)
     protocol.select_methods([method])
     name = as_profile or (name_of(profile, wanted) if wanted else profile)
@@ -102,15 +106,18 @@ def changed_protocol(
 
 
 def name_of(profile: str, changes: Mapping[str, Any]) -> str:
-    """Return a profile's name for these changes: the same changes have the same name."""
-    words = [profile]
+    """Return a name for these changes of a profile: the same changes have the same name.
+
+    git ignores the profiles of this name.
+    """
+    words = ["try", profile]
     for key, value in sorted(changes.items()):
         words += [key.rpartition(".")[2], json.dumps(value)]
     name = re.sub(r"[^\w.]+", "-", "-".join(words), flags=re.ASCII).strip("-")
     if len(name) <= LONGEST_NAME:
         return name
     content = json.dumps(changes, sort_keys=True)
-    return f"{profile}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    return f"try-{profile}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def _as_mapping(changes: Mapping[str, Any] | str | None) -> dict[str, Any]:
@@ -119,19 +126,6 @@ def _as_mapping(changes: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if not isinstance(values or {}, Mapping):
         raise UserError(f"changes must be {{NAME: VALUE}}, got {changes!r:.80}")
     return dict(values or {})
-
-
-def _name_of_theta(method: str) -> str:
-    """Return the parameter that holds a method's θ. Raises UserError where it has none."""
-    chosen = get_method(method)
-    if chosen.knob == "theta":
-        return f"grids.{method}"
-    if "theta" in chosen.settings:
-        return f"settings.{method}.theta"
-    if chosen.knob is None:
-        raise UserError(f"theta: {method} has no hyperparameter; leave theta out")
-    instead = f"changes={{grids.{method}: VALUES}}"
-    raise UserError(f"theta: {method} has {chosen.knob} in place of it; give {instead}")
 
 
 def check_parameters() -> None:
@@ -147,4 +141,8 @@ def check_parameters() -> None:
     own, injected = executed[0], executed[1]
     if injected.startswith(INJECTED):
         for name in ASSIGNED.findall(injected):
+            if name in Protocol.names() and name not in ASSIGNED.findall(own):
+                raise UserError(
+                    f"parameter {name!r} is of the profile; give changes={{{name}: VALUE}}"
+                )
             choose("parameter", name, ASSIGNED.findall(own))

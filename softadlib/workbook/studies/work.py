@@ -1,7 +1,7 @@
 """What a command is asked to do, checked before any of it starts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,29 @@ class Work:
     """Datasets whose data are missing, and how to get them."""
     changes: Mapping[str, Any]
     """Parameters that the profile's files do not have."""
+    new_files: Mapping[Path, Mapping[str, Any]]
+    """Files under `params/` that keep the changes as a profile of their own, and their values."""
+    is_named: bool
+    """Whether the datasets were named, so that none may be left out."""
+    without_data: Sequence[Study] = ()
+    """Studies of the datasets that are left out."""
 
     @property
     def protocols(self) -> dict[str, Protocol]:
         """The protocols by dataset."""
         return {study.protocol.dataset: study.protocol for study in self.studies}
 
+    def of(self, dataset: str) -> list[Study]:
+        """Return the studies of a dataset."""
+        return [study for study in self.studies if study.protocol.dataset == dataset]
 
-def prepare(
+    def write(self) -> None:
+        """Write the files of a new profile."""
+        for path, values in self.new_files.items():
+            write_profile(path, values)
+
+
+def plan_work(
     profile: str,
     datasets: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
@@ -47,58 +62,75 @@ def prepare(
     new_profile: str | None = None,
     shard: tuple[int, int] = (1, 1),
     fresh: bool = False,
-    stored: bool = False,
-    write: bool = True,
 ) -> Work:
-    """Check a part of a profile and return its studies; None stands for all datasets or methods.
-
-    A dataset that has runs left to train but no data here is left out; if `datasets` names it,
-    UserError is raised. Bad input, and a folder with results of another protocol, raise UserError too.
+    """Return the studies of a part of a profile; nothing is written, and the data need not be here.
 
     Args:
         profile: a folder under `params/`.
-        datasets: those to take.
-        methods: those to take.
+        datasets: those to take; None for all.
+        methods: those to take; None for all.
         changes: parameters on top of the profile's, as `params.merge` puts them.
-        new_profile: the name under which these parameters are written to `params/`, once all is
-            checked; None where they are not.
+        new_profile: the name under which `Work.write` keeps these parameters; None where it does not.
         shard: (i, N) takes every N-th trial, from the i-th on.
         fresh: stored results are going to be deleted, so a broken file is no error.
-        stored: nothing is going to be trained, so the data need not be here.
-        write: False for a dry run.
+
+    Raises UserError for bad input.
     """
     changes = changes or {}
     available = datasets_of(profile)
     for dataset in datasets or ():
         choose("dataset", dataset, available)
-    files: dict[Path, dict[str, Any]] = {}
-    if new_profile is not None:
-        files = derived_files(profile, new_profile, datasets or available, changes)
+    wanted = list(dict.fromkeys(datasets or available))
+    new_files = derived_files(profile, new_profile, wanted, changes) if new_profile else {}
     studies: list[Study] = []
     left_out: dict[str, str] = {}
-    for dataset in dict.fromkeys(datasets or available):
+    for dataset in wanted:
         try:
             protocol = load(profile, dataset, changes).replace(profile=new_profile or profile)
-            chosen = protocol.select_methods(methods)
-            of_dataset = [Study(protocol, method, shard, fresh) for method in chosen]
-            if not stored:
-                check(of_dataset)
-            studies += of_dataset
-        except MissingData as error:
-            if datasets is not None:
+        except MissingData as error:  # images of your own
+            if datasets:
                 raise
             left_out[dataset] = str(error)
-    if not studies and not (stored and stored_studies(profile)):
-        first, *others = left_out.values()
-        more = f"; and so for {len(others)} more" if others else ""
-        raise UserError(f"profile {profile!r} has no data here: {first}{more}")
-    if write:
-        for path, values in files.items():
-            write_profile(path, values)
-    return Work(new_profile or profile, studies, left_out, {} if new_profile else changes)
+            continue
+        studies += [Study(protocol, m, shard, fresh) for m in protocol.select_methods(methods)]
+    if not studies and not stored_studies(profile):
+        raise no_data(profile, left_out)
+    is_named = datasets is not None
+    unwritten = {} if new_profile else changes
+    return Work(new_profile or profile, studies, left_out, unwritten, new_files, is_named)
 
 
-def check(studies: Sequence[Study]) -> None:
+def check_work(work: Work) -> Work:
+    """Return the work that can be done: datasets with runs left to train but no data here are left out.
+
+    Raises UserError where none is left or one is missing that was named, for a folder with results of
+    another protocol, and for a device or network that cannot be used.
+    """
+    studies: list[Study] = []
+    without_data: list[Study] = []
+    left_out = dict(work.left_out)
+    for dataset in work.protocols:
+        try:
+            check_studies(work.of(dataset))
+            studies += work.of(dataset)
+        except MissingData as error:
+            if work.is_named:
+                raise
+            left_out[dataset] = str(error)
+            without_data += work.of(dataset)
+    if not studies:
+        raise no_data(work.profile, left_out)
+    return replace(work, studies=studies, left_out=left_out, without_data=without_data)
+
+
+def no_data(profile: str, left_out: Mapping[str, str]) -> UserError:
+    """Return the error to raise where no dataset of a profile is on this machine."""
+    first, *others = left_out.values()
+    more = f"; and so for {len(others)} more" if others else ""
+    return UserError(f"profile {profile!r} has no data here: {first}{more}")
+
+
+def check_studies(studies: Sequence[Study]) -> None:
     """Check that the studies of a dataset can be trained: protocol, device, data and network.
 
     Raises UserError, and MissingData where data are missing that a study needs.
@@ -116,10 +148,7 @@ def check(studies: Sequence[Study]) -> None:
 
 
 def derived_files(
-    profile: str,
-    name: str,
-    datasets: Sequence[str],
-    changes: Mapping[str, Any],
+    profile: str, name: str, datasets: Sequence[str], changes: Mapping[str, Any]
 ) -> dict[Path, dict[str, Any]]:
     """Return the files of a profile `name` that extends `profile` by the changes: path → values.
 
@@ -154,7 +183,7 @@ def notes(work: Work) -> list[str]:
     """Return what a user should know before the work starts, one line each."""
     lines = [f"left out: {words}" for words in work.left_out.values()]
     for dataset in work.protocols:
-        plans = [study.plan for study in work.studies if study.protocol.dataset == dataset]
+        plans = [study.plan for study in work.of(dataset)]
         trained = sum(plan.trained for plan in plans)
         total = sum(len(plan.runs) for plan in plans)
         if 0 < trained < total:
