@@ -20,12 +20,10 @@ __version__ = "0.2.0"
 NAMES = {
     "losses": (
         "ERM",
-        "AccumulatedFlooding",
         "AdaFlood",
         "CVaR",
         "CalibrationWarning",
         "ChiSquareDRO",
-        "DistributionWarning",
         "Flooding",
         "Focal",
         "IFlood",

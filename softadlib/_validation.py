@@ -1,10 +1,14 @@
-"""Errors for people, and the checks of choices and numbers that raise them. Imports no torch."""
+"""Errors and warnings for people, and the checks of choices and numbers. Imports no torch."""
 
 import difflib
+import inspect
 import math
 import operator
+import warnings
 from collections.abc import Iterable
 from typing import Any
+
+OURS = ("softadlib", "torch")
 
 
 class UserError(ValueError):
@@ -17,6 +21,16 @@ class UserError(ValueError):
 
 class MissingData(UserError):
     """A dataset that is not on this machine; the message says how to get it."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the caller's line outside of this package and torch."""
+    level = 1
+    frame = inspect.currentframe()
+    while frame and frame.f_back and frame.f_globals["__name__"].partition(".")[0] in OURS:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def choose(kind: str, value: object, choices: Iterable[object]) -> None:

@@ -1,6 +1,6 @@
 """The registry: method name → objective, gradient rule, swept hyperparameter, settings, label and colour.
 
-A new method is one entry here, over a function in `functional`. The hyperparameter that a grid sweeps
+A new method is a function, an entry here, a grid and a test. The hyperparameter that a grid sweeps
 is the column `knob` of every table.
 """
 
@@ -57,23 +57,6 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Ten
     return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
 
 
-def pointwise(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return (logits (n, C), knob, **settings) ↦ ln p of an objective whose weights, f′, are known."""
-
-    def log_probabilities(logits: Tensor, knob: Tensor, **settings: Any) -> Tensor:
-        def weight(losses: Tensor) -> Tensor:
-            return weights(losses, knob, **settings)
-
-        return F.class_log_probabilities(logits, weight)
-
-    return log_probabilities
-
-
-def smoothed_log_probabilities(logits: Tensor, knob: Tensor) -> Tensor:
-    """Return ln p (n, C) of a network trained on smoothed labels; α is the knob."""
-    return F.class_log_probabilities(logits, F.erm_weights, smoothing=knob)
-
-
 THETA = "θ (nats)"
 """Axis of a threshold."""
 GREY = "#8C8C8C"
@@ -101,6 +84,12 @@ class Method:
     """(losses (n,), knob, **settings) → (); what is differentiated."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """What the method takes beside its knob, by name."""
+    derivative: Callable[..., Tensor] | None = None
+    """(losses (n,), knob, **settings) → n·∂objective/∂ℓᵢ (n,), f′ of a mean of f(ℓ). Without it autograd is
+    used; the mean loss needs none."""
+    closed_form: bool = True
+    """Whether class probabilities follow from the derivative: not from that of a function of the whole
+    batch, nor where f is flat and many networks are at the minimum."""
     losses: Callable[[Tensor, Tensor, Tensor], Tensor] = cross_entropy
     """(logits (n, C), targets (n,), knob) → per-sample losses (n,)."""
     rule: Callable[..., F.Grads] = F.plain_gradient
@@ -109,8 +98,6 @@ class Method:
     """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
     decays_weights: bool = False
     """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
-    log_probabilities: Callable[..., Tensor] | None = None
-    """(logits (n, C), knob, **settings of the objective) → ln p (n, C), where p has a closed form."""
     low: float = 0.0
     """The knob is at least this."""
     high: float = math.inf
@@ -127,6 +114,27 @@ class Method:
     def defaults(self) -> dict[str, str | int | float]:
         """Every setting at its default."""
         return {name: setting.default for name, setting in self.settings.items()}
+
+    @property
+    def gradient_weights(self) -> Callable[..., Tensor] | None:
+        """(losses (n,), knob, **settings) → what multiplies the gradient of each sample; None if not known."""
+        return F.erm_derivative if self.objective is F.erm else self.derivative
+
+    @property
+    def log_probabilities(self) -> Callable[..., Tensor] | None:
+        """(logits (n, C), knob, **settings of the objective) → ln p (n, C); None without a closed form."""
+        derivative = self.gradient_weights
+        is_known = self.losses in (cross_entropy, smoothed_cross_entropy)
+        if derivative is None or not self.closed_form or not is_known:
+            return None
+
+        def log_probabilities(logits: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+            smoothing = knob if self.losses is smoothed_cross_entropy else 0.0
+            return F.class_log_probabilities(
+                logits, lambda losses: derivative(losses, knob, **settings), smoothing
+            )
+
+        return log_probabilities
 
     def settings_for(self, *users: str) -> tuple[str, ...]:
         """Return names of the settings that any of `users` is given: "objective", "rule"."""
@@ -161,9 +169,7 @@ class Method:
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method(
-            name="erm", label="ERM", colour="#000000", log_probabilities=pointwise(F.erm_weights)
-        ),
+        Method(name="erm", label="ERM", colour="#000000"),
         Method(
             name="flooding",
             label="Flooding",
@@ -171,6 +177,8 @@ METHODS: dict[str, Method] = {
             knob="theta",
             axis=THETA,
             objective=F.flooding,
+            derivative=F.flooding_derivative,
+            closed_form=False,
         ),
         Method(
             name="iflood",
@@ -179,7 +187,7 @@ METHODS: dict[str, Method] = {
             knob="theta",
             axis=THETA,
             objective=F.iflood,
-            log_probabilities=pointwise(F.iflood_weights),
+            derivative=F.iflood_derivative,
         ),
         Method(
             name="sam",
@@ -189,7 +197,6 @@ METHODS: dict[str, Method] = {
             axis="radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
-            log_probabilities=pointwise(F.erm_weights),
         ),
         Method(
             name="softad",
@@ -205,7 +212,7 @@ METHODS: dict[str, Method] = {
                     "code", "gradient weights σφ((ℓ−θ)/σ) (code) or φ((ℓ−θ)/σ) (text)", F.SCALES
                 ),
             },
-            log_probabilities=pointwise(F.softad_weights),
+            derivative=F.softad_derivative,
         ),
         Method(
             name="asam",
@@ -223,7 +230,6 @@ METHODS: dict[str, Method] = {
                 "eta": Setting(0.01, "added to every weight's size", low=0, used_by="rule"),
             },
             rule=F.asam_gradient,
-            log_probabilities=pointwise(F.erm_weights),
         ),
         Method(
             name="gnp",
@@ -238,7 +244,6 @@ METHODS: dict[str, Method] = {
                 ),
             },
             rule=F.gnp_gradient,
-            log_probabilities=pointwise(F.erm_weights),
         ),
         Method(
             name="fdgr",
@@ -253,16 +258,31 @@ METHODS: dict[str, Method] = {
                 "scheme": Setting("forward", "the difference's kind", F.FD_SCHEMES, used_by="rule"),
             },
             rule=F.fdgr_gradient,
-            log_probabilities=pointwise(F.erm_weights),
         ),
-        Method(name="cvar", label="CVaR", knob="beta", axis="β", objective=F.cvar, below=1.0),
-        Method(name="chi2", label="χ²-DRO", knob="radius", axis="χ² radius", objective=F.chi2_dro),
+        Method(
+            name="cvar",
+            label="CVaR",
+            knob="beta",
+            axis="β",
+            objective=F.cvar,
+            closed_form=False,
+            below=1.0,
+        ),
+        Method(
+            name="chi2",
+            label="χ²-DRO",
+            knob="radius",
+            axis="χ² radius",
+            objective=F.chi2_dro,
+            closed_form=False,
+        ),
         Method(
             name="tilted",
             label="Tilted",
             knob="t",
             axis="t per nat",
             objective=F.tilted,
+            closed_form=False,
             low=-math.inf,
         ),
         Method(
@@ -271,7 +291,6 @@ METHODS: dict[str, Method] = {
             knob="alpha",
             axis="α",
             losses=smoothed_cross_entropy,
-            log_probabilities=smoothed_log_probabilities,
             below=1.0,
         ),
         Method(
@@ -280,7 +299,7 @@ METHODS: dict[str, Method] = {
             knob="gamma",
             axis="γ",
             objective=F.focal,
-            log_probabilities=pointwise(F.focal_weights),
+            derivative=F.focal_derivative,
         ),
         Method(
             name="msam",
@@ -288,7 +307,6 @@ METHODS: dict[str, Method] = {
             knob="radius",
             axis="radius",
             rule=F.msam_gradient,
-            log_probabilities=pointwise(F.erm_weights),
             uses_momentum=True,
         ),
         Method(
@@ -297,7 +315,6 @@ METHODS: dict[str, Method] = {
             knob="decay",
             axis="decay",
             decays_weights=True,
-            log_probabilities=pointwise(F.erm_weights),
         ),
         Method(
             name="softad-width",
@@ -306,7 +323,7 @@ METHODS: dict[str, Method] = {
             axis="σ (nats)",
             objective=F.softad_width,
             settings={"theta": Setting(0.01, "threshold θ, in nats")},
-            log_probabilities=pointwise(F.softad_width_weights),
+            derivative=F.softad_width_derivative,
             low=MIN_SIGMA,
         ),
         Method(
@@ -315,7 +332,7 @@ METHODS: dict[str, Method] = {
             knob="theta",
             axis=THETA,
             objective=F.softad_logcosh,
-            log_probabilities=pointwise(F.softad_logcosh_weights),
+            derivative=F.softad_logcosh_derivative,
         ),
         # Below θ these two treat all losses alike, so no class probabilities follow from theirs.
         Method(
@@ -324,6 +341,8 @@ METHODS: dict[str, Method] = {
             knob="theta",
             axis=THETA,
             objective=F.softad_no_ascent,
+            derivative=F.softad_no_ascent_derivative,
+            closed_form=False,
         ),
         Method(
             name="iflood-no-ascent",
@@ -331,6 +350,8 @@ METHODS: dict[str, Method] = {
             knob="theta",
             axis=THETA,
             objective=F.iflood_no_ascent,
+            derivative=F.iflood_no_ascent_derivative,
+            closed_form=False,
         ),
     )
 }

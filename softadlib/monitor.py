@@ -1,11 +1,10 @@
 """What a criterion does to the losses of single samples: collected as they pass, for logs and pictures.
 
-Lightning, transformers and matplotlib are imported where they are used.
+Matplotlib is imported where it is used.
 """
 
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError, whole
-from softadlib.losses.criterion import PerSampleCriterion
+from softadlib.losses.criterion import Criterion
 from softadlib.losses.per_sample import uncompiled
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 QUANTILES = tuple(f"q{100 * level:02.0f}" for level in LEVELS)
 """Their names: q05 … q95."""
 _ONE_THREAD = threading.Lock()
-"""Threads that share a monitor add to it one at a time. A lock of its own could not be copied with it."""
+"""Module-level, because a lock on the monitor could not be copied or pickled."""
 
 
 class LossMonitor:
@@ -35,7 +34,8 @@ class LossMonitor:
     without gradients are left out, as are the later passes of SAM. A row holds, over its batches:
 
     - `loss`: the mean of the base, plain cross-entropy, as ERM would report it;
-    - `share_in_ascent`: the share of samples whose loss the criterion pushes up;
+    - `share_in_ascent`: the share of samples whose loss the criterion pushes up. 0 says that every loss
+      is above θ: nothing is flooded, and SoftAD differs from ERM by shorter steps near θ, `mean_weight`;
     - `mean_weight`: the mean of n·∂value/∂ℓ, which is 1 for ERM;
     - `q05` … `q95`: quantiles of the losses; `samples`; `batches`, of all rows so far; `theta`, of the last batch.
 
@@ -62,9 +62,9 @@ class LossMonitor:
         (2, 0.347, 0.5)
     """
 
-    def __init__(self, criterion: PerSampleCriterion, every: int = 100):
+    def __init__(self, criterion: Criterion, every: int = 100):
         criterion = uncompiled(criterion)
-        if not isinstance(criterion, PerSampleCriterion):
+        if not isinstance(criterion, Criterion):
             raise UserError(
                 f"LossMonitor takes a criterion of softadlib, got {type(criterion).__name__}; "
                 "ERM(base=loss) wraps any loss"
@@ -76,18 +76,18 @@ class LossMonitor:
         self.losses: np.ndarray | None = None
         """Losses of the single samples of the last row that count, (n,)."""
         self._batches: list[Tensor] = []
-        """Of each batch since the last row: losses, weights of their gradients, counts; (3, n)."""
+        """Of each batch since the last row: losses, weights of their gradients, and of the samples; (3, n)."""
         self._seen = 0
         self._theta: float | Tensor | None = None
         self._handle = criterion.register_losses_hook(self._record)
 
-    def _record(self, losses: Tensor, counts: Tensor | None, theta: float | Tensor | None) -> None:
+    def _record(self, losses: Tensor, weights: Tensor | None, theta: float | Tensor | None) -> None:
         if isinstance(theta, Tensor):  # AdaFlood: a level for each loss
-            weights = F.iflood_weights(losses, theta)
+            of_gradients = F.iflood_derivative(losses, theta)
         else:
-            weights = self.criterion.sample_weights(losses, counts)
-        counts = torch.ones_like(losses) if counts is None else counts
-        batch = torch.stack([losses.float(), weights.float(), counts.float()])
+            of_gradients = self.criterion.gradient_weights(losses, weights)
+        weights = torch.ones_like(losses) if weights is None else weights
+        batch = torch.stack([losses.float(), of_gradients.float(), weights.float()])
         with _ONE_THREAD:
             self._batches.append(batch)
             self._theta = theta
@@ -96,13 +96,13 @@ class LossMonitor:
 
     def _close(self) -> None:
         """Make a row of the batches so far."""
-        losses, weights, counts = torch.cat(self._batches, 1).cpu().double().numpy()
+        losses, of_gradients, weights = torch.cat(self._batches, 1).cpu().double().numpy()
         self._seen += len(self._batches)
         self._batches.clear()
-        counted = counts > 0
+        counted = weights > 0
         self.losses = losses[counted]
         row: dict[str, float] = {"batches": self._seen, "samples": len(self.losses)}
-        row |= _row(self.losses, weights[counted], counts[counted])
+        row |= _row(self.losses, of_gradients[counted], weights[counted])
         if isinstance(self._theta, Tensor):
             row["theta"] = self._theta.mean().item()
         elif self._theta is not None:
@@ -146,75 +146,19 @@ class LossMonitor:
         share.set_ylabel("share in ascent (dotted)", color="C3")
         return ax
 
-    def save(self, path: str | Path) -> None:
-        """Draw `plot` into a file, whose ending says the format."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        self.plot(figure.add_subplot())
-        figure.savefig(path)
-
     def remove(self) -> None:
         """Collect nothing more; rows stay."""
         self._handle.remove()
 
 
-def _row(losses: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+def _row(losses: np.ndarray, of_gradients: np.ndarray, weights: np.ndarray) -> dict[str, float]:
     """Return the mean loss and weight, the share in ascent and the quantiles; NaN of no sample."""
     if not len(losses):
         return dict.fromkeys(("loss", "share_in_ascent", "mean_weight", *QUANTILES), float("nan"))
     row = {
-        "loss": np.average(losses, weights=counts),
-        "share_in_ascent": np.mean(weights < 0),
-        "mean_weight": np.average(weights, weights=counts),
+        "loss": np.average(losses, weights=weights),
+        "share_in_ascent": np.mean(of_gradients < 0),
+        "mean_weight": np.average(of_gradients, weights=weights),
         **dict(zip(QUANTILES, np.quantile(losses, LEVELS))),
     }
-    if np.isnan(row["mean_weight"]):  # the weights are not known
-        row["share_in_ascent"] = np.nan
     return {name: float(value) for name, value in row.items()}
-
-
-def lightning_callback(monitor: LossMonitor, path: str | Path | None = None) -> Any:
-    """Return a Lightning callback that logs a row each epoch, and draws into `path` at the end.
-
-    >>> import lightning
-    >>> from softadlib import SoftAD
-    >>> isinstance(lightning_callback(LossMonitor(SoftAD(0.1))), lightning.Callback)
-    True
-    """
-    import lightning
-
-    class Callback(lightning.Callback):  # type: ignore[misc,unused-ignore]
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            pl_module.log_dict({f"losses/{k}": float(v) for k, v in monitor.summary().items()})
-
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            if path is not None and trainer.is_global_zero:
-                monitor.save(path)
-
-    return Callback()
-
-
-def trainer_callback(monitor: LossMonitor, path: str | Path | None = None) -> Any:
-    """Return a callback of Hugging Face's Trainer that adds a row to each log, and draws at the end.
-
-    >>> import transformers
-    >>> from softadlib import SoftAD
-    >>> callback = trainer_callback(LossMonitor(SoftAD(0.1)))
-    >>> isinstance(callback, transformers.TrainerCallback)
-    True
-    """
-    import transformers
-
-    class Callback(transformers.TrainerCallback):  # type: ignore[misc,unused-ignore]
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if logs is not None and "loss" in logs:
-                row = {f"losses/{k}": v for k, v in monitor.summary().items()}
-                logs.update(row)
-                state.log_history[-1].update(row)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if path is not None and state.is_world_process_zero:
-                monitor.save(path)
-
-    return Callback()

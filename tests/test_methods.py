@@ -45,6 +45,18 @@ def test_class_probabilities_are_those_at_the_minimum_of_the_objective(name, kno
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if method.gradient_weights]
+)
+def test_the_registered_derivative_is_that_of_the_objective(name):
+    """By automatic differentiation: what the engine of perceptrons trains with is what is differentiated."""
+    method, knob = METHODS[name], torch.tensor(0.3, dtype=torch.float64)
+    settings = {k: method.defaults[k] for k in method.settings_for("objective")}
+    losses = torch.tensor([0.05, 0.2, 0.7, 3.0], dtype=torch.float64)
+    slope = torch.func.grad(lambda v: method.objective(v, knob, **settings))(losses)
+    torch.testing.assert_close(method.gradient_weights(losses, knob, **settings), 4 * slope)
+
+
 def test_a_whole_number_is_at_least_0_unless_low_says_otherwise():
     assert Setting(5, "folds").check("folds", 0) == 0
     assert Setting(5, "shift", low=-2).check("shift", -2) == -2

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from softadlib import (
     ERM,
     SAM,
-    AccumulatedFlooding,
     AdaFlood,
     CVaR,
     Flooding,
@@ -21,7 +21,7 @@ from softadlib import (
     LossMonitor,
     SoftAD,
 )
-from softadlib.monitor import LEVELS, lightning_callback, trainer_callback
+from softadlib.monitor import LEVELS
 
 LEVEL = torch.linspace(0.1, 2, 6, dtype=torch.float64)
 GENERATOR = torch.Generator().manual_seed(0)
@@ -123,19 +123,12 @@ def test_a_theta_that_moves_is_the_one_of_each_batch():
     assert (monitor.summary()["theta"], criterion.theta) == (0.5, 99.0)
 
 
-def test_adaflood_by_its_levels_and_parts_of_flooding_without_weights():
+def test_adaflood_ascends_below_its_own_levels():
     criterion = AdaFlood(LEVEL)
     monitor = LossMonitor(criterion)
     train(criterion, BATCHES[:1], torch.arange(6))
     share = (losses_of(*BATCHES[0]) < LEVEL.numpy()).mean()
     assert monitor.summary()["share_in_ascent"] == pytest.approx(share)
-    parts = AccumulatedFlooding(0.4)
-    monitor = LossMonitor(parts)
-    train(parts, BATCHES)
-    assert np.isnan([monitor.summary()[name] for name in ("mean_weight", "share_in_ascent")]).all()
-    assert monitor.summary()["loss"] == pytest.approx(
-        np.concatenate([losses_of(*b) for b in BATCHES]).mean()
-    )
 
 
 @pytest.mark.parametrize("form", ["closure", "halves"])
@@ -164,6 +157,16 @@ def test_validation_and_later_passes_of_sam_are_left_out(form):
         optimizer.second_step()
     assert monitor.summary()["batches"] == 1
     assert monitor.summary()["loss"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_monitored_criterion_outside_of_a_checkpoint_is_seen_once(reentrant):
+    model = nn.Linear(3, 3).double()
+    criterion = SoftAD(0.4)
+    monitor = LossMonitor(criterion)
+    inputs = BATCHES[0][0].clone().requires_grad_()
+    criterion(checkpoint(model, inputs, use_reentrant=reentrant), BATCHES[0][1]).backward()
+    assert monitor.summary()["batches"] == 1
 
 
 def test_training_is_the_same_to_the_bit_and_needs_no_second_forward():
@@ -197,49 +200,6 @@ def test_a_monitored_criterion_can_be_copied_and_the_copy_has_its_own_rows():
     train(copy.deepcopy(criterion), BATCHES)
     with pytest.raises(ValueError, match="has seen no batch"):
         monitor.summary()
-
-
-def test_lightning_logs_a_row_an_epoch_and_draws(tmp_path):
-    lightning = pytest.importorskip("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model, self.criterion = nn.Linear(3, 3).double(), SoftAD(0.6)
-
-        def training_step(self, batch, _):
-            return self.criterion(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    module = Module()
-    monitor = LossMonitor(module.criterion)
-    data = torch.utils.data.TensorDataset(*BATCHES[0])
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[lightning_callback(monitor, tmp_path / "losses.png")],
-    )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=2))
-    assert [row["batches"] for row in monitor.history] == [3, 6]
-    assert trainer.logged_metrics["losses/loss"] == pytest.approx(monitor.summary()["loss"])
-    assert (tmp_path / "losses.png").exists()
-
-
-def test_the_trainer_logs_a_row_with_each_log_and_draws(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    monitor = LossMonitor(SoftAD(0.6))
-    callback = trainer_callback(monitor, tmp_path / "losses.png")
-    train(monitor.criterion, BATCHES)
-    state = transformers.TrainerState(log_history=[{"loss": 1.0}])
-    logs = {"loss": 1.0}
-    callback.on_log(None, state, None, logs=logs)
-    assert logs == state.log_history[-1]
-    assert logs["losses/share_in_ascent"] == monitor.summary()["share_in_ascent"]
-    callback.on_log(None, state, None, logs={"eval_loss": 1.0})
-    callback.on_train_end(None, state, None)
-    assert (tmp_path / "losses.png").exists()
 
 
 def test_no_sample_is_lost_or_counted_twice_in_four_threads():

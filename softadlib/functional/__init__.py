@@ -1,15 +1,29 @@
 """Objectives on per-sample losses, and gradient rules: pure functions of tensors, without state.
 
-`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM, `sample_weights` how much
-each sample counts in their gradients; `class_probabilities` what logits say of the classes, given the
-criterion; `robust` CVaR, chi-square DRO and tilted losses; `gradient_rules` SAM, ASAM, MSAM, GNP and
-FD-GR as functions of a gradient function.
+`objectives` holds SoftAD, Flooding, iFlood, AdaFlood, focal loss and ERM, `derivatives` their
+derivatives in the losses; `class_probabilities` what logits say of the classes, given the criterion,
+and the temperature that it asks for; `robust` CVaR, chi-square DRO and tilted losses; `gradient_rules`
+SAM, ASAM, MSAM, GNP and FD-GR as functions of a gradient function.
 """
 
 from softadlib.functional.class_probabilities import (
     class_log_probabilities as class_log_probabilities,
 )
 from softadlib.functional.class_probabilities import class_probabilities as class_probabilities
+from softadlib.functional.class_probabilities import temperature_asked as temperature_asked
+from softadlib.functional.derivatives import erm_derivative as erm_derivative
+from softadlib.functional.derivatives import flooding_derivative as flooding_derivative
+from softadlib.functional.derivatives import focal_derivative as focal_derivative
+from softadlib.functional.derivatives import iflood_derivative as iflood_derivative
+from softadlib.functional.derivatives import (
+    iflood_no_ascent_derivative as iflood_no_ascent_derivative,
+)
+from softadlib.functional.derivatives import softad_derivative as softad_derivative
+from softadlib.functional.derivatives import softad_logcosh_derivative as softad_logcosh_derivative
+from softadlib.functional.derivatives import (
+    softad_no_ascent_derivative as softad_no_ascent_derivative,
+)
+from softadlib.functional.derivatives import softad_width_derivative as softad_width_derivative
 from softadlib.functional.gradient_rules import ASAM_VARIANTS as ASAM_VARIANTS
 from softadlib.functional.gradient_rules import BN_UPDATES as BN_UPDATES
 from softadlib.functional.gradient_rules import FD_SCHEMES as FD_SCHEMES
@@ -43,13 +57,10 @@ from softadlib.functional.reduction import REDUCTIONS as REDUCTIONS
 from softadlib.functional.robust import chi2_dro as chi2_dro
 from softadlib.functional.robust import cvar as cvar
 from softadlib.functional.robust import tilted as tilted
-from softadlib.functional.sample_weights import WEIGHTS as WEIGHTS
-from softadlib.functional.sample_weights import erm_weights as erm_weights
-from softadlib.functional.sample_weights import flooding_weights as flooding_weights
-from softadlib.functional.sample_weights import focal_weights as focal_weights
-from softadlib.functional.sample_weights import iflood_no_ascent_weights as iflood_no_ascent_weights
-from softadlib.functional.sample_weights import iflood_weights as iflood_weights
-from softadlib.functional.sample_weights import softad_logcosh_weights as softad_logcosh_weights
-from softadlib.functional.sample_weights import softad_no_ascent_weights as softad_no_ascent_weights
-from softadlib.functional.sample_weights import softad_weights as softad_weights
-from softadlib.functional.sample_weights import softad_width_weights as softad_width_weights
+
+
+def __getattr__(name: str) -> object:
+    renamed = name.removesuffix("_weights") + "_derivative"
+    if renamed in globals():
+        raise AttributeError(f"functional.{name} of 0.2.0 is now functional.{renamed}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

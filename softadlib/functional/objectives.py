@@ -2,9 +2,9 @@
 
 Every objective takes `losses` of shape (n,) and returns a 0-d tensor. All of them are traceable by
 `torch.func` (grad, vmap) and `torch.compile`. Half-precision losses are computed in float32.
-`weights` (n,) say how much each sample counts: the mean is Σ wᵢvᵢ/Σ wᵢ of the transformed losses vᵢ.
+`sample_weight` (n,) says how much each sample counts: the mean is Σ wᵢvᵢ/Σ wᵢ of the transformed losses vᵢ.
 It is NaN for an empty batch and where nothing counts, as torch's. `reduction` "sum" gives Σ wᵢvᵢ,
-"none" gives wᵢvᵢ, (n,). `UserError` (a ValueError) for weights of another shape.
+"none" gives wᵢvᵢ, (n,). `UserError` (a ValueError) for a weight of another shape.
 """
 
 import math
@@ -63,7 +63,7 @@ def phi(x: Tensor) -> Tensor:
 
 
 def erm(
-    losses: Tensor, knob: object = None, *, weights: Weights = None, reduction: str = "mean"
+    losses: Tensor, knob: object = None, *, sample_weight: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean ℓ, (n,) → (). `knob` is ignored; every method is called the same way. Vapnik (1992).
 
@@ -72,10 +72,10 @@ def erm(
     >>> erm(torch.tensor([1.0, 2.0]))
     tensor(1.5000)
     """
-    return reduce(check_losses(losses), weights, reduction)
+    return reduce(check_losses(losses), sample_weight, reduction)
 
 
-def flooding(losses: Tensor, theta: Number, *, weights: Weights = None) -> Tensor:
+def flooding(losses: Tensor, theta: Number, *, sample_weight: Weights = None) -> Tensor:
     """θ + |mean ℓ − θ|, (n,) → (). Gradient: sign(mean ℓ − θ)·∇mean ℓ.
 
     The sign is taken once per batch, so the value does not decompose over micro-batches.
@@ -84,11 +84,13 @@ def flooding(losses: Tensor, theta: Number, *, weights: Weights = None) -> Tenso
     >>> flooding(torch.tensor([1.0, 2.0]), 2.0)  # 2 + |1.5 − 2|
     tensor(2.5000)
     """
-    return theta + (reduce(check_losses(losses, theta, per_sample=False), weights) - theta).abs()
+    return (
+        theta + (reduce(check_losses(losses, theta, per_sample=False), sample_weight) - theta).abs()
+    )
 
 
 def iflood(
-    losses: Tensor, theta: Number, *, weights: Weights = None, reduction: str = "mean"
+    losses: Tensor, theta: Number, *, sample_weight: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean(θ + |ℓ − θ|), (n,) → (). Gradient: mean sign(ℓ − θ)·∇ℓ.
 
@@ -97,7 +99,7 @@ def iflood(
     >>> iflood(torch.tensor([1.0, 2.0]), 1.25)  # (1.5 + 2)/2
     tensor(1.7500)
     """
-    return reduce(theta + (check_losses(losses, theta) - theta).abs(), weights, reduction)
+    return reduce(theta + (check_losses(losses, theta) - theta).abs(), sample_weight, reduction)
 
 
 def softad(
@@ -107,12 +109,12 @@ def softad(
     eta: float = 1.0,
     scale: str = "code",
     *,
-    weights: Weights = None,
+    sample_weight: Weights = None,
     reduction: str = "mean",
 ) -> Tensor:
     """η·θ + s·mean ρ((ℓ − θ)/σ) with s = σ² ("code") or σ ("text"), (n,) → ().
 
-    Per-sample gradient weights are σφ((ℓ−θ)/σ) under "code", the authors' implementation, and
+    The derivative in a loss is σφ((ℓ−θ)/σ) under "code", the authors' implementation, and
     φ((ℓ−θ)/σ) under "text", the paper's figures; they coincide at σ = 1. `theta` in nats, float, ()
     or (n,); `sigma` > 0 in nats, likewise. η moves the value only, never the gradient in the weights.
     Raises ValueError for σ below 1e-12 or an unknown scale. A tensor σ that cannot be read (under
@@ -138,7 +140,7 @@ def softad(
         spread = _scaled_rho(gap, gap / sigma)
         if scale == "text":
             spread = spread / sigma
-    return reduce(eta * theta + spread, weights, reduction)
+    return reduce(eta * theta + spread, sample_weight, reduction)
 
 
 def is_one(sigma: Number) -> bool:
@@ -200,7 +202,7 @@ def iflood_no_ascent(losses: Tensor, theta: Number) -> Tensor:
 
 
 def focal(
-    losses: Tensor, gamma: Number, *, weights: Weights = None, reduction: str = "mean"
+    losses: Tensor, gamma: Number, *, sample_weight: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean((1 − p)^γ·ℓ) with p = e^−ℓ, (n,) → (): the focal loss of cross-entropies ℓ.
 
@@ -211,7 +213,7 @@ def focal(
     """
     check_number("gamma", gamma, low=0)
     losses = check_losses(losses, gamma, name="gamma")
-    return reduce(power_of_miss(losses, gamma)[1] * losses, weights, reduction)
+    return reduce(power_of_miss(losses, gamma)[1] * losses, sample_weight, reduction)
 
 
 def power_of_miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
@@ -223,7 +225,7 @@ def power_of_miss(losses: Tensor, gamma: Number) -> tuple[Tensor, Tensor]:
 
 
 def adaflood(
-    losses: Tensor, theta: Tensor, *, weights: Weights = None, reduction: str = "mean"
+    losses: Tensor, theta: Tensor, *, sample_weight: Weights = None, reduction: str = "mean"
 ) -> Tensor:
     """mean(θ_i + |ℓ_i − θ_i|), (n,) → (): iFlood with one level for each sample.
 
@@ -237,7 +239,7 @@ def adaflood(
         raise UserError(
             f"theta must have shape {tuple(losses.shape)}, one per loss, got {kind_of(theta)}"
         )
-    return iflood(losses, theta, weights=weights, reduction=reduction)
+    return iflood(losses, theta, sample_weight=sample_weight, reduction=reduction)
 
 
 def flood_levels(

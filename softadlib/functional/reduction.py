@@ -56,10 +56,10 @@ def check_weights(weights: Tensor, losses: Tensor) -> Tensor:
     """Return the weights in float32 at least; raise `UserError` unless there is one ≥ 0 for each loss."""
     if not isinstance(weights, Tensor) or weights.shape != losses.shape:
         raise UserError(
-            f"weights must be a tensor of shape {tuple(losses.shape)}, one per loss, got {kind_of(weights)}"
+            f"sample_weight must be a tensor of shape {tuple(losses.shape)}, one per loss, got {kind_of(weights)}"
         )
     if weights.dtype != torch.bool:
-        check_number("weights", weights, low=0)
+        check_number("sample_weight", weights, low=0)
     return in_float32(weights)
 
 

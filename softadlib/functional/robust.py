@@ -1,6 +1,6 @@
 """Robust objectives of per-sample losses: CVaR, χ²-DRO and tilted. Each is monotone in every loss.
 
-`weights` (n,) of at least 0 say how much each sample counts, as if it were there that many times.
+`sample_weight` (n,) of at least 0 says how much each sample counts, as if it were there that many times.
 A sample of weight 0 changes nothing. NaN for an empty batch and where nothing counts, as torch's mean.
 Raises ValueError for a weight below 0.
 """
@@ -21,7 +21,7 @@ from softadlib.functional.reduction import (
 )
 
 
-def cvar(losses: Tensor, beta: Number, *, weights: Weights = None) -> Tensor:
+def cvar(losses: Tensor, beta: Number, *, sample_weight: Weights = None) -> Tensor:
     """min over θ of θ + mean(ℓ − θ)₊/(1−β), (n,) → (): the mean of the worst (1−β)n losses.
 
     `beta` in [0, 1), float or (); 0 is the mean. Where (1−β)n is not whole, the last of the worst
@@ -35,7 +35,7 @@ def cvar(losses: Tensor, beta: Number, *, weights: Weights = None) -> Tensor:
     losses = check_losses(losses, beta, per_sample=False, name="beta")
     if not losses.numel():
         return losses.mean()
-    ranked = _rank(losses, weights)
+    ranked = _rank(losses, sample_weight)
     total = (1 - beta) * ranked.total
     total = losses.new_zeros(()) + total
     share = (total - ranked.before).clamp(min=0).minimum(ranked.weights) / total
@@ -61,7 +61,7 @@ def _rank(losses: Tensor, weights: Weights) -> Ranked:
         before = torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
         worst_first = losses.sort(descending=True).values
         return Ranked(worst_first, torch.ones_like(before), before, len(losses))
-    weights, losses = _counts(weights, losses), losses.flatten()
+    weights, losses = _flat_weights(weights, losses), losses.flatten()
     minimum = torch.where(weights > 0, losses, math.inf).amin().detach()
     counted = torch.where(weights > 0, losses, minimum)
     worst_first, order = counted.sort(descending=True, stable=True)
@@ -69,12 +69,12 @@ def _rank(losses: Tensor, weights: Weights) -> Ranked:
     return Ranked(worst_first, weights, weights.cumsum(0) - weights, weights.sum())
 
 
-def _counts(weights: Tensor, losses: Tensor) -> Tensor:
+def _flat_weights(weights: Tensor, losses: Tensor) -> Tensor:
     """Return the weights (n,) in the losses' dtype; `UserError` for one below 0, where it can be read."""
     return check_weights(weights, losses).flatten().to(losses.dtype)
 
 
-def chi2_dro(losses: Tensor, radius: Number, *, weights: Weights = None) -> Tensor:
+def chi2_dro(losses: Tensor, radius: Number, *, sample_weight: Weights = None) -> Tensor:
     """min over θ of θ + √((1+2r)·mean(ℓ − θ)₊²), (n,) → (): the worst mean over a χ² ball.
 
     The ball holds the weights q on the samples with ½·mean (nq − 1)² ≤ r. `radius` ≥ 0, float or ();
@@ -89,7 +89,7 @@ def chi2_dro(losses: Tensor, radius: Number, *, weights: Weights = None) -> Tens
     losses = check_losses(losses, radius, per_sample=False, name="radius")
     if not losses.numel():
         return losses.mean()
-    worst, each, before, n = _rank(losses, weights)
+    worst, each, before, n = _rank(losses, sample_weight)
     top = worst[0].detach()  # subtracted, so that losses which share the maximum are exactly 0
     worst = worst - top
     # The dual θ + √((1+2r)·S(θ)/n), S(θ) = Σ wᵢ(ℓᵢ − θ)₊², is convex. Between two neighbouring
@@ -114,10 +114,10 @@ def chi2_dro(losses: Tensor, radius: Number, *, weights: Weights = None) -> Tens
     return top + mean + root
 
 
-def tilted(losses: Tensor, t: Number, *, weights: Weights = None) -> Tensor:
+def tilted(losses: Tensor, t: Number, *, sample_weight: Weights = None) -> Tensor:
     """ln(mean exp(tℓ))/t, (n,) → (): from the minimum (t → −∞) by the mean (0) to the maximum.
 
-    Gradient weights are softmax(tℓ). `t` per nat, float or (). Stable for large tℓ and for small t.
+    The derivative in the losses is softmax(tℓ). `t` per nat, float or (). Stable for large tℓ and for small t.
     Raises ValueError for a t that is not finite. NaN for a loss of ∞. Li et al. (2021).
 
     >>> tilted(torch.tensor([0.0, math.log(3)]), 1.0)  # ln((1 + 3)/2)
@@ -128,11 +128,11 @@ def tilted(losses: Tensor, t: Number, *, weights: Weights = None) -> Tensor:
     if not losses.numel():
         return losses.mean()
     t = number_like(losses, t)
-    if weights is None:
+    if sample_weight is None:
         losses = losses.flatten()
         mean, share = losses.mean(), None
     else:
-        share = _counts(weights, losses)
+        share = _flat_weights(sample_weight, losses)
         share = share / share.sum()
         losses = losses.flatten()
         losses = torch.where(share > 0, losses, 0)

@@ -9,11 +9,11 @@ from torch import Tensor
 from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.reduction import Weights, as_tensor, is_hidden, kind_of
-from softadlib.losses.criterion import PerSampleCriterion
+from softadlib.losses.criterion import Criterion
 from softadlib.losses.per_sample import Base
 
 
-class AdaFlood(PerSampleCriterion):
+class AdaFlood(Criterion):
     """mean(θ_i + |ℓ_i − θ_i|): flooding with one level for each sample, found by the sample's index.
 
     With the classes as index, `AdaFlood(levels)(logits, targets, targets)`, it has a level per class.
@@ -56,15 +56,26 @@ class AdaFlood(PerSampleCriterion):
         super().__init__(base, reduction=reduction)
         self.register_buffer("theta", _levels(theta))
 
-    def forward(
-        self, input: Tensor, target: Tensor, index: Tensor, weights: Weights = None
+    def forward(  # type: ignore[override]
+        self, input: Any, target: Any, index: Tensor, sample_weight: Weights = None
     ) -> Tensor:
         """Map logits, targets and the samples' indices (n,), in whatever order, to ()."""
-        losses, counts = self._losses(input, target, weights)
+        return self._value_at(input, target, index, sample_weight, self.reduction)
+
+    def per_sample(  # type: ignore[override]
+        self, input: Any, target: Any, index: Tensor, sample_weight: Weights = None
+    ) -> Tensor:
+        """Return w·(θ_i + |ℓ_i − θ_i|) in the shape of the per-sample losses."""
+        return self._value_at(input, target, index, sample_weight, "none")
+
+    def _value_at(
+        self, input: Any, target: Any, index: Tensor, sample_weight: Weights, reduction: str
+    ) -> Tensor:
+        losses, weights = self._losses(input, target, sample_weight)
         levels = self._levels_of(index, losses)
         if self._losses_hooks:
-            self._notify(losses, counts, levels.flatten())
-        return F.adaflood(losses, levels, weights=counts, reduction=self.reduction)
+            self._notify(losses, weights, levels.flatten())
+        return F.adaflood(losses, levels, sample_weight=weights, reduction=reduction)
 
     def _levels_of(self, index: Tensor, losses: Tensor) -> Tensor:
         """Return the level of each loss, in float32 at least."""

@@ -3,6 +3,9 @@
 Raising a loss never lowers them and no sample gets a negative weight: they never ascend.
 """
 
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
 
 from softadlib import functional as F
@@ -11,6 +14,9 @@ from softadlib.functional.reduction import Weights
 from softadlib.losses.criterion import Criterion
 from softadlib.losses.per_sample import Base
 
+if TYPE_CHECKING:  # absent where torch was built without it
+    from torch.distributed import ProcessGroup
+
 
 class BatchCriterion(Criterion):
     """A function of the whole batch.
@@ -18,7 +24,7 @@ class BatchCriterion(Criterion):
     Class weights are refused: it is unclear whether they weigh samples before or after the maximum.
     """
 
-    decomposes = False
+    additive = False
     no_closed_form = (
         "how much a sample counts depends on the other losses of its batch; "
         "for a trained network fit a temperature (softadlib.fit_temperature)"
@@ -29,7 +35,7 @@ class BatchCriterion(Criterion):
         if self.base.class_weights is not None:
             raise UserError(
                 f"{type(self).__name__} takes no class weights; leave out weight= of the base, and give "
-                "criterion(logits, targets, weights=…) to count a sample several times"
+                "criterion(logits, targets, sample_weight=…) to count a sample several times"
             )
 
 
@@ -61,7 +67,7 @@ class CVaR(BatchCriterion):
         self.beta = real("beta", beta, low=0, below=1)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.cvar(losses, self.beta, weights=weights)
+        return F.cvar(losses, self.beta, sample_weight=weights)
 
 
 class ChiSquareDRO(BatchCriterion):
@@ -92,7 +98,7 @@ class ChiSquareDRO(BatchCriterion):
         self.radius = real("radius", radius, low=0)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.chi2_dro(losses, self.radius, weights=weights)
+        return F.chi2_dro(losses, self.radius, sample_weight=weights)
 
 
 class Tilted(BatchCriterion):
@@ -123,4 +129,33 @@ class Tilted(BatchCriterion):
         self.t = real("t", t)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.tilted(losses, self.t, weights=weights)
+        return F.tilted(losses, self.t, sample_weight=weights)
+
+
+def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor:
+    """Return the losses of all processes, (n,) → (N,), for `functional.cvar` and its like.
+
+    N = Σ n over the processes of `group`, default all, each of which must call it. n may differ. Only
+    the losses of this process carry a gradient, times the number of processes, by which DDP divides:
+    the average is then the gradient of the whole batch. One process gets `losses` back.
+
+    >>> from softadlib import functional
+    >>> functional.cvar(gather_losses(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
+    tensor(3.5000)
+    """
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return losses
+    world = dist.get_world_size(group)
+    losses = losses.flatten()
+    values, n = losses.detach(), torch.tensor([len(losses)], device=losses.device)
+    lengths = [torch.zeros_like(n) for _ in range(world)]
+    dist.all_gather(lengths, n, group=group)
+    counts = [int(length) for length in lengths]
+    padded = torch.zeros(max(counts), dtype=values.dtype, device=values.device)
+    padded[: len(values)] = values
+    parts = [torch.zeros_like(padded) for _ in range(world)]
+    dist.all_gather(parts, padded, group=group)
+    parts = [part[:count] for part, count in zip(parts, counts)]
+    parts[dist.get_rank(group)] = values + world * (losses - values)
+    return torch.cat(parts)

@@ -6,8 +6,9 @@ from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.objectives import MIN_SIGMA
 from softadlib.functional.reduction import Weights
-from softadlib.losses.criterion import Criterion, Thresholded
+from softadlib.losses.criterion import Criterion
 from softadlib.losses.per_sample import Base
+from softadlib.losses.thresholded import Thresholded
 
 
 class ERM(Criterion):
@@ -32,10 +33,7 @@ class ERM(Criterion):
     """
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.erm(losses, weights=weights, reduction=reduction)
-
-    def gradient_weights(self, losses: Tensor) -> Tensor:
-        return F.erm_weights(losses)
+        return F.erm(losses, sample_weight=weights, reduction=reduction)
 
 
 class Focal(Criterion):
@@ -67,17 +65,14 @@ class Focal(Criterion):
         self.gamma = real("gamma", gamma, low=0)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.focal(losses, self.gamma, weights=weights, reduction=reduction)
-
-    def gradient_weights(self, losses: Tensor) -> Tensor:
-        return F.focal_weights(losses, self.gamma)
+        return F.focal(losses, self.gamma, sample_weight=weights, reduction=reduction)
 
 
 class Flooding(Thresholded):
     """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, the whole batch at once.
 
-    Values of parts of a batch do not add up. Over micro-batches and processes use
-    `AccumulatedFlooding`; in a process group this warns (`DistributionWarning`).
+    Values of parts of a batch do not add up: over micro-batches and processes add up gradients of the
+    mean loss, and turn their sign once. The page `recipes` shows it in eight lines.
 
     Args:
         theta: flood level in nats, any finite number. If no loss is below 0, a level of 0 or less
@@ -89,7 +84,7 @@ class Flooding(Thresholded):
 
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
-        InertWarning: θ below the smallest loss of smoothed or mixed targets.
+        InertWarning: θ below the smallest loss of smoothed targets.
 
     Ishida et al. (2020).
 
@@ -99,7 +94,7 @@ class Flooding(Thresholded):
         tensor(0.7069)
     """
 
-    decomposes = False
+    additive = False
     no_closed_form = (
         "it holds the mean loss at theta, and many networks have that mean; "
         "for a trained one fit a temperature (softadlib.fit_temperature)"
@@ -109,7 +104,7 @@ class Flooding(Thresholded):
         super().__init__(theta, base=base)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.flooding(losses, self.theta, weights=weights)
+        return F.flooding(losses, self.theta, sample_weight=weights)
 
 
 class IFlood(Thresholded):
@@ -125,9 +120,9 @@ class IFlood(Thresholded):
 
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, or above the level of a
-            smoothed one.
-        InertWarning: θ below the smallest loss of smoothed or mixed targets.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's unweighted cross-entropies, or above the level
+            of a smoothed one.
+        InertWarning: θ below the smallest loss of smoothed targets.
 
     Xie et al. (2022).
 
@@ -137,22 +132,18 @@ class IFlood(Thresholded):
         tensor(0.6000)
     """
 
-    pointwise = True
-
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        return F.iflood(losses, self.theta, weights=weights, reduction=reduction)
-
-    def gradient_weights(self, losses: Tensor) -> Tensor:
-        return F.iflood_weights(losses, self.theta)
+        return F.iflood(losses, self.theta, sample_weight=weights, reduction=reduction)
 
 
 class SoftAD(Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move. At the minimum the softmax is less confident than
-    the true probabilities; `criterion.probabilities(logits)` undoes that. Compare the two on validation
-    data: where the network was over-confident, the softmax is better.
+    samples below ascend, those near θ hardly move. A network is trained as if its logits were divided by
+    about two: `criterion.temperature()`. At the minimum the softmax is less confident than the true
+    probabilities; `criterion.probabilities(logits)` undoes that. Compare the two on validation data:
+    where the network was over-confident, the softmax is better.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
@@ -169,9 +160,9 @@ class SoftAD(Thresholded):
 
     Raises:
         ValueError: for numbers out of range, an unknown scale, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, or above the level of a
-            smoothed one.
-        InertWarning: θ below the smallest loss of smoothed or mixed targets.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's unweighted cross-entropies, or above the level
+            of a smoothed one.
+        InertWarning: θ below the smallest loss of smoothed targets.
 
     Holland & Nakatani (2024).
 
@@ -185,7 +176,6 @@ class SoftAD(Thresholded):
     """
 
     settings = ("theta", "sigma", "eta", "scale")
-    pointwise = True
 
     def __init__(
         self,
@@ -204,8 +194,12 @@ class SoftAD(Thresholded):
         self.scale = scale
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        settings = (self.theta, self.sigma, self.eta, self.scale)
-        return F.softad(losses, *settings, weights=weights, reduction=reduction)
-
-    def gradient_weights(self, losses: Tensor) -> Tensor:
-        return F.softad_weights(losses, self.theta, self.sigma, self.scale)
+        return F.softad(
+            losses,
+            self.theta,
+            self.sigma,
+            self.eta,
+            self.scale,
+            sample_weight=weights,
+            reduction=reduction,
+        )

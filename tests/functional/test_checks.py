@@ -43,7 +43,11 @@ every = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES
     ],
 )
 def test_weights_of_another_shape_or_below_0_are_refused(objective, weights, word):
-    refused(lambda: objective(torch.rand(2), 0.1, weights=weights), "weights must be a ", word)
+    refused(
+        lambda: objective(torch.rand(2), 0.1, sample_weight=weights),
+        "sample_weight must be a ",
+        word,
+    )
 
 
 @every
@@ -57,7 +61,7 @@ def test_anything_but_a_vector_of_losses_is_refused(objective, bad):
 @pytest.mark.parametrize("weights", [None, torch.ones(0)], ids=["plain", "weights"])
 def test_an_empty_batch_is_nan_as_torchs(objective, weights):
     assert nn.CrossEntropyLoss()(torch.ones(0, 3), torch.ones(0).long()).isnan()
-    assert objective(torch.ones(0), 0.1, weights=weights).isnan()
+    assert objective(torch.ones(0), 0.1, sample_weight=weights).isnan()
 
 
 def test_sums_of_an_empty_batch_are_zero_as_torchs():
@@ -71,7 +75,7 @@ def test_sums_of_an_empty_batch_are_zero_as_torchs():
 NUMBERS = {  # name in the message → functions of a number, and values out of its range
     "theta": ([partial(f, SPREAD) for f in (F.softad, F.flooding, F.iflood)], []),
     "sigma": (
-        [partial(F.softad, SPREAD, 0.1), partial(F.softad_weights, SPREAD, 0.1)],
+        [partial(F.softad, SPREAD, 0.1), partial(F.softad_derivative, SPREAD, 0.1)],
         [-1.0, 0.0],
     ),
     "eta": ([lambda eta: F.softad(SPREAD, 0.1, eta=eta)], []),
@@ -80,7 +84,10 @@ NUMBERS = {  # name in the message → functions of a number, and values out of 
     "radius": ([partial(F.chi2_dro, SPREAD)], [-0.1]),
     "t": ([partial(F.tilted, SPREAD)], []),
     "alpha": ([lambda alpha: F.flood_levels(SPREAD, 0.5, alpha)], []),
-    "smoothing": ([partial(F.class_probabilities, torch.zeros(1, 2), F.erm_weights)], [-0.1, 1.0]),
+    "smoothing": (
+        [partial(F.class_probabilities, torch.zeros(1, 2), F.erm_derivative)],
+        [-0.1, 1.0],
+    ),
 }
 BAD = [math.nan, math.inf, "0.1", True, None]
 
@@ -106,7 +113,7 @@ def test_flood_levels_take_a_gamma_of_0_to_1(bad):
 def test_tensor_sigma_that_is_not_positive_is_refused_or_nan(sigma, scale):
     """Read on a CPU it is refused; under `vmap` it gives NaN and never another sign."""
     losses = torch.tensor([0.0, 0.5, 3.0])
-    for function in (F.softad, F.softad_weights):
+    for function in (F.softad, F.softad_derivative):
         each = vmap(lambda s, f=function: f(losses, 0.1, s, scale=scale))(torch.tensor([sigma]))
         if sigma >= 1e-12:
             value = function(losses, 0.1, torch.tensor(sigma), scale=scale)
@@ -133,20 +140,20 @@ def gradient(params, track=True):
 
 
 def logits(values):
-    return F.class_probabilities(values, F.erm_weights)
+    return F.class_probabilities(values, F.erm_derivative)
 
 
 REFUSALS = {
     "theta": (lambda: F.softad(SPREAD, torch.zeros(5, 1)), "theta", "() or (5,)", "(5, 1)"),
-    "theta of weights": (lambda: F.softad_weights(SPREAD, torch.zeros(5, 1)), "theta", "(5, 1)"),
+    "theta of weights": (lambda: F.softad_derivative(SPREAD, torch.zeros(5, 1)), "theta", "(5, 1)"),
     "sigma": (lambda: F.softad(SPREAD, 0.1, torch.ones(5, 1)), "sigma", "() or (5,)", "(5, 1)"),
-    "sigma of weights": (lambda: F.softad_weights(SPREAD, 0.1, torch.ones(5, 1)), "(5, 1)"),
+    "sigma of weights": (lambda: F.softad_derivative(SPREAD, 0.1, torch.ones(5, 1)), "(5, 1)"),
     "flooding": (lambda: F.flooding(torch.ones(3), torch.ones(3)), "theta", "()", "(3,)"),
     "cvar": (lambda: F.cvar(SPREAD, torch.full((5,), 0.1)), "beta must have shape ()", "(5,)"),
     "adaflood, number": (lambda: F.adaflood(SPREAD, 0.1), "theta", "(5,)", "float"),
     "adaflood, one": (lambda: F.adaflood(SPREAD, torch.tensor(0.1)), "(5,)", "()"),
     "adaflood, four": (lambda: F.adaflood(SPREAD, torch.ones(4)), "(5,)", "(4,)"),
-    "scale": (lambda: F.softad_weights(SPREAD, 0.1, scale="txt"), "'txt'", "code, text"),
+    "scale": (lambda: F.softad_derivative(SPREAD, 0.1, scale="txt"), "'txt'", "code, text"),
     "reduction": (lambda: F.erm(SPREAD, reduction="average"), "'average'", "mean, sum, none"),
     "perturb": (lambda: F.perturb(HALF, HALF, 0.1), "weight is float16", "use float32"),
     "asam": (lambda: F.asam_perturb(HALF, HALF, 0.1), "weight is float16", "use float32"),
@@ -196,7 +203,9 @@ def test_float32_gradients_are_those_of_float64_at_every_sigma(exponent, scale):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_in_half_precision_weigh_as_exactly_as_others(dtype):
     losses = torch.full((70_000,), 10.0)
-    assert F.erm(losses, weights=torch.ones(70_000, dtype=dtype)).item() == pytest.approx(10, 1e-6)
+    assert F.erm(losses, sample_weight=torch.ones(70_000, dtype=dtype)).item() == pytest.approx(
+        10, 1e-6
+    )
 
 
 # One name for a knob

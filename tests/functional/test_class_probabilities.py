@@ -65,7 +65,7 @@ def assert_is(found, p, atol=1e-6):
 def test_softad_gives_back_the_probabilities_at_its_minimum(p, theta, sigma):
     logits = minimiser(p, lambda losses: softad(losses, theta, sigma))
     for scale in F.SCALES:
-        weight = partial(F.softad_weights, theta=theta, sigma=sigma, scale=scale)
+        weight = partial(F.softad_derivative, theta=theta, sigma=sigma, scale=scale)
         assert_is(F.class_probabilities(logits, weight), p)
 
 
@@ -73,7 +73,7 @@ def test_softad_gives_back_the_probabilities_at_its_minimum(p, theta, sigma):
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 5.0])
 def test_focal_gives_back_the_probabilities_at_its_minimum(p, gamma):
     logits = minimiser(p, lambda losses: focal(losses, gamma))
-    assert_is(F.class_probabilities(logits, partial(F.focal_weights, gamma=gamma)), p)
+    assert_is(F.class_probabilities(logits, partial(F.focal_derivative, gamma=gamma)), p)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 5.0])
@@ -82,7 +82,7 @@ def test_focal_is_the_published_closed_form(gamma):
     v = torch.softmax(torch.randn(200, 5, generator=torch.manual_seed(1), dtype=torch.float64), 1)
     phi = (1 - v) ** gamma - gamma * (1 - v) ** (gamma - 1) * v * v.log()
     published = (v / phi) / (v / phi).sum(1, keepdim=True)
-    found = F.class_probabilities(v.log(), partial(F.focal_weights, gamma=gamma))
+    found = F.class_probabilities(v.log(), partial(F.focal_derivative, gamma=gamma))
     torch.testing.assert_close(found, published, rtol=1e-12, atol=0)
 
 
@@ -92,50 +92,50 @@ def test_smoothed_labels_give_back_the_probabilities(p, alpha):
     logits = minimiser(p, lambda losses: losses, alpha)
     smoothed = (1 - alpha) * FLOAT64(p) + alpha / len(p)
     torch.testing.assert_close(logits.softmax(0), smoothed, rtol=0, atol=1e-10)
-    assert_is(F.class_probabilities(logits, F.erm_weights, smoothing=alpha), p)
+    assert_is(F.class_probabilities(logits, F.erm_derivative, smoothing=alpha), p)
 
 
 @pytest.mark.parametrize("p", [TWO[2], THREE[0], TEN[1]], ids=str)
 @pytest.mark.parametrize("alpha", [0.05, 0.3])
 def test_softad_of_smoothed_labels_gives_back_the_probabilities(p, alpha):
     logits = minimiser(p, lambda losses: softad(losses, 0.01, 0.5), alpha)
-    weight = partial(F.softad_weights, theta=0.01, sigma=0.5)
+    weight = partial(F.softad_derivative, theta=0.01, sigma=0.5)
     assert_is(F.class_probabilities(logits, weight, smoothing=alpha), p)
     plain = F.class_probabilities(logits, weight)
     assert abs(plain - FLOAT64(p)).max() > 1e-3, "the targets count"
 
 
-@pytest.mark.parametrize("weight", [F.iflood_weights, F.softad_weights])
+@pytest.mark.parametrize("weight", [F.iflood_derivative, F.softad_derivative])
 def test_beyond_theta_all_that_is_left_goes_to_the_class(weight):
     q = FLOAT64([[0.97, 0.02, 0.01], [0.6, 0.3, 0.1]])
     p = F.class_probabilities(q.log(), partial(weight, theta=0.1))
     assert p[0, 0] > 1 - 1e-6
     assert (p > 0).all()
-    if weight is F.iflood_weights:  # no q exceeds e^−0.1: all weigh 1
+    if weight is F.iflood_derivative:  # no q exceeds e^−0.1: all weigh 1
         torch.testing.assert_close(p[1], q[1])
 
 
 def test_the_least_weight_is_by_hand():
     """1e-6 of the largest: p = (0.97, 1e-6·0.03)/(0.97 + 3e-8)."""
     q = FLOAT64([0.97, 0.03])
-    p = F.class_probabilities(q.log(), partial(F.iflood_weights, theta=0.1))
+    p = F.class_probabilities(q.log(), partial(F.iflood_derivative, theta=0.1))
     torch.testing.assert_close(p[1], FLOAT64(3e-8 / (0.97 + 3e-8)), rtol=1e-9, atol=0)
 
 
 def test_a_constant_weight_and_a_factor_change_nothing():
     logits = torch.randn(50, 4, generator=torch.manual_seed(0))
-    torch.testing.assert_close(F.class_probabilities(logits, F.erm_weights), logits.softmax(1))
+    torch.testing.assert_close(F.class_probabilities(logits, F.erm_derivative), logits.softmax(1))
     one = F.class_probabilities(logits, lambda losses: losses)
     torch.testing.assert_close(F.class_probabilities(logits, lambda losses: 1e-9 * losses), one)
 
 
 WEIGHTS = {
-    "erm": F.erm_weights,
-    "softad": partial(F.softad_weights, theta=0.01),
-    "narrow": partial(F.softad_weights, theta=0.01, sigma=1e-3, scale="text"),
-    "iflood": partial(F.iflood_weights, theta=0.01),
-    "focal": partial(F.focal_weights, gamma=2.0),
-    "above ln 2": partial(F.iflood_weights, theta=5.0),
+    "erm": F.erm_derivative,
+    "softad": partial(F.softad_derivative, theta=0.01),
+    "narrow": partial(F.softad_derivative, theta=0.01, sigma=1e-3, scale="text"),
+    "iflood": partial(F.iflood_derivative, theta=0.01),
+    "focal": partial(F.focal_derivative, gamma=2.0),
+    "above ln 2": partial(F.iflood_derivative, theta=5.0),
 }
 
 
@@ -159,7 +159,7 @@ def test_vmap_takes_a_theta_for_each_run():
     theta, sigma = torch.tensor([0.0, 0.1, 0.3]), torch.tensor([1.0, 0.3, 3.0])
 
     def of_run(logits, theta, sigma):
-        return F.class_probabilities(logits, lambda v: F.softad_weights(v, theta, sigma))
+        return F.class_probabilities(logits, lambda v: F.softad_derivative(v, theta, sigma))
 
     expected = torch.stack([of_run(*run) for run in zip(logits, theta, sigma)])
     torch.testing.assert_close(vmap(of_run)(logits, theta, sigma), expected)
@@ -169,7 +169,7 @@ def test_it_compiles_whole():
     logits = torch.randn(20, 4, generator=torch.manual_seed(0))
 
     def function(logits):
-        weight = partial(F.softad_weights, theta=0.1, sigma=0.5)
+        weight = partial(F.softad_derivative, theta=0.1, sigma=0.5)
         return F.class_probabilities(logits, weight, smoothing=0.05)
 
     compiled = torch.compile(function, fullgraph=True, backend="eager")
@@ -178,7 +178,7 @@ def test_it_compiles_whole():
 
 def test_a_batch_of_any_shape():
     logits = torch.randn(2, 3, 4, generator=torch.manual_seed(0))
-    weight = partial(F.softad_weights, theta=0.1)
+    weight = partial(F.softad_derivative, theta=0.1)
     flat = F.class_probabilities(logits.view(6, 4), weight)
     torch.testing.assert_close(F.class_probabilities(logits, weight), flat.view(2, 3, 4))
 

@@ -47,9 +47,9 @@ def test_rho_and_its_slope_and_the_weights_at_infinity(dtype):
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.75], dtype=dtype, requires_grad=True)
     (slope,) = torch.autograd.grad(F.rho(x).sum(), x)
     close(F.rho(x), [math.inf, math.inf, math.nan, 0.25], equal_nan=True)
-    for found in (slope, F.phi(x), F.softad_weights(x, 0.0, scale="text")):
+    for found in (slope, F.phi(x), F.softad_derivative(x, 0.0, scale="text")):
         close(found, [1.0, -1.0, math.nan, 0.6], rtol=1e-6, equal_nan=True)
-    lost = F.softad_weights(x, 0.0, 0.5)
+    lost = F.softad_derivative(x, 0.0, 0.5)
     close(lost[:3], [0.5, -0.5, math.nan], equal_nan=True)
 
 
@@ -71,12 +71,12 @@ def test_softad_weights_are_phi_scaled(values, theta, sigma):
     phi = z / np.sqrt(1 + z * z)
     for scale, expected in (("code", sigma * phi), ("text", phi)):
         close(weights(F.softad, values, theta, sigma, scale=scale), expected)
-        close(F.softad_weights(values, theta, sigma, scale), expected)
+        close(F.softad_derivative(values, theta, sigma, scale), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    "function", [F.erm_weights, F.flooding_weights, F.iflood_weights, F.softad_weights]
+    "function", [F.erm_derivative, F.flooding_derivative, F.iflood_derivative, F.softad_derivative]
 )
 def test_weights_of_half_precision_are_those_of_the_criterion(function, dtype):
     """In float32, as the criteria are: 0.7 lies 0.004 from the nearest bfloat16."""
@@ -120,14 +120,14 @@ def test_for_a_small_sigma_text_is_iflood(values, theta, sigma):
 @given(losses, thetas)
 def test_log_cosh_weighs_by_tanh(values, theta):
     close(weights(F.softad_logcosh, values, theta), np.tanh(values.numpy() - theta))
-    close(F.softad_logcosh_weights(values, theta), np.tanh(values.numpy() - theta))
+    close(F.softad_logcosh_derivative(values, theta), np.tanh(values.numpy() - theta))
 
 
 @pytest.mark.parametrize(
     ("objective", "weights_of", "parent"),
     [
-        (F.softad_no_ascent, F.softad_no_ascent_weights, F.softad_weights),
-        (F.iflood_no_ascent, F.iflood_no_ascent_weights, F.iflood_weights),
+        (F.softad_no_ascent, F.softad_no_ascent_derivative, F.softad_derivative),
+        (F.iflood_no_ascent, F.iflood_no_ascent_derivative, F.iflood_derivative),
     ],
 )
 @given(values=losses, theta=thetas)
@@ -289,9 +289,8 @@ def test_focal_and_its_weights_are_the_formulas(values, gamma):
         slopes.append(miss**gamma * (1 + gamma * inner))
     close(F.focal(values, gamma), np.mean(expected))
     close(F.focal(values, gamma, reduction="none"), expected)
-    close(F.focal_weights(values, gamma), slopes)
+    close(F.focal_derivative(values, gamma), slopes)
     close(weights(F.focal, values, gamma), slopes)
-    assert F.WEIGHTS[F.focal] is F.focal_weights
 
 
 def test_focal_at_the_ends():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from softadlib.losses import AccumulatedFlooding, AdaFlood, Flooding, Focal, IFlood, SoftAD
+from softadlib.losses import AdaFlood, Flooding, Focal, IFlood, SoftAD
 
 LOGITS = torch.tensor([[0.2, -1.0, 0.5], [2.0, 0.1, -0.3], [-0.4, 0.0, 0.4], [1.0, 1.0, 1.0]])
 TARGETS = torch.tensor([0, 0, 1, 2])
@@ -30,7 +30,7 @@ def test_softad_options_reach_the_formula():
 # The state
 
 
-@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD, AccumulatedFlooding])
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
 def test_theta_is_in_the_state_of_a_model(make):
     model = nn.ModuleDict({"loss": make(0.3)})
     other = nn.ModuleDict({"loss": make(0.1)})

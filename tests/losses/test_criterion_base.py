@@ -1,7 +1,9 @@
-"""What the criteria make of torch's losses: ignored targets, class weights, shapes, reductions, half precision."""
+"""What the criteria make of torch's losses: shapes, reductions, half precision, transforms, threads."""
 
 import copy
+import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -36,61 +38,6 @@ def slope(criterion, logits, targets):
     return torch.autograd.grad(criterion(leaf, targets), leaf)[0]
 
 
-# Ignored targets
-
-
-@pytest.mark.parametrize("ignored", [-100, 7, 1])
-@pytest.mark.parametrize("name", EVERY)
-def test_ignored_targets_are_no_samples(name, ignored):
-    """Value and gradient are those of the batch without them, whatever their logits are."""
-    targets = TARGETS.masked_fill(~KEPT, ignored)
-    kept = targets != ignored
-    criterion = EVERY[name](base=nn.CrossEntropyLoss(ignore_index=ignored))
-    alone = EVERY[name]()
-    torch.testing.assert_close(criterion(LOGITS, targets), alone(LOGITS[kept], targets[kept]))
-    found = slope(criterion, LOGITS, targets)
-    torch.testing.assert_close(found[kept], slope(alone, LOGITS[kept], targets[kept]))
-    assert not found[~kept].any()
-
-
-def test_ignored_targets_are_no_samples_of_nll_and_adaflood():
-    log_probs = LOGITS.log_softmax(1)
-    one = SoftAD(0.4, base=nn.NLLLoss())(log_probs, HOLES)
-    torch.testing.assert_close(one, SoftAD(0.4)(LOGITS[KEPT], HOLES[KEPT]))
-    index = torch.arange(6)
-    criterion = AdaFlood(torch.linspace(0, 1, 6, dtype=torch.float64))
-    whole = criterion(LOGITS, HOLES, index)
-    torch.testing.assert_close(whole, criterion(LOGITS[KEPT], HOLES[KEPT], index[KEPT]))
-
-
-def test_nothing_but_ignored_targets_is_nan_as_in_torch():
-    none = torch.full((6,), -100)
-    assert nn.CrossEntropyLoss()(LOGITS, none).isnan()
-    for make in EVERY.values():
-        assert make()(LOGITS, none).isnan()
-    assert SoftAD(0.4, reduction="sum")(LOGITS, none) == 0
-
-
-# Class weights, by hand
-
-
-@pytest.mark.parametrize("name", SMOOTH)
-def test_class_weights_weigh_the_transformed_losses(name):
-    make, transform = SMOOTH[name]
-    values = tf.cross_entropy(LOGITS, TARGETS, reduction="none")
-    each = WEIGHT[TARGETS] * transform(values)
-    base = nn.CrossEntropyLoss(weight=WEIGHT)
-    expected = {"mean": each.sum() / WEIGHT[TARGETS].sum(), "sum": each.sum(), "none": each}
-    for reduction, value in expected.items():
-        torch.testing.assert_close(make(base=base, reduction=reduction)(LOGITS, TARGETS), value)
-
-
-def test_flooding_with_class_weights_is_of_the_weighted_mean():
-    base = nn.CrossEntropyLoss(weight=WEIGHT)
-    expected = 9 + (base(LOGITS, TARGETS) - 9).abs()
-    torch.testing.assert_close(Flooding(9.0, base=base)(LOGITS, TARGETS), expected)
-
-
 @pytest.mark.parametrize("targets", [TARGETS, HOLES], ids=["all", "holes"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weight"])
@@ -104,7 +51,6 @@ def test_erm_is_cross_entropy_with_its_options(targets, reduction, weight):
         torch.testing.assert_close(*slopes)
 
 
-@pytest.mark.filterwarnings("ignore::softadlib.InertWarning")
 def test_class_probabilities_count_alike():
     chances = torch.rand(6, 3, generator=SEED, dtype=torch.float64).softmax(1)
     values = -(chances * LOGITS.log_softmax(1)).sum(1)
@@ -148,50 +94,6 @@ def test_reduction_none_has_the_shape_of_the_target_and_adds_up(name):
     torch.testing.assert_close(each.sum(), make(reduction="sum")(logits, targets))
     torch.testing.assert_close(each.mean(), make()(logits, targets))
     assert make(reduction="none")(LOGITS[0], TARGETS[0]).shape == ()
-
-
-# Weights of single samples
-
-
-@pytest.mark.parametrize(
-    ("name", "weight"),
-    [(name, None) for name in (*EVERY, "focal", "adaflood")]
-    + [(name, WEIGHT) for name in (*SMOOTH, "flooding", "focal", "adaflood")],
-)
-def test_whole_weights_are_repeated_samples(name, weight):
-    """Beside ignored targets and class weights, in value and gradient."""
-    times = torch.tensor([1, 5, 2, 0, 3, 1])
-    levels = torch.linspace(0, 1, 6, dtype=torch.float64)
-    make = {**EVERY, "focal": partial(Focal, 2.0), "adaflood": partial(AdaFlood, levels)}[name]
-    criterion = make(base=nn.CrossEntropyLoss(weight=weight))
-    args = [HOLES, torch.arange(6)] if name == "adaflood" else [HOLES]
-    rows = torch.arange(6).repeat_interleave(times)
-    weighed, repeated = (LOGITS.clone().requires_grad_() for _ in range(2))
-    found = criterion(weighed, *args, weights=times.double())
-    expected = criterion(repeated[rows], *(a[rows] for a in args))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    found.backward()
-    expected.backward()
-    torch.testing.assert_close(weighed.grad, repeated.grad, rtol=0, atol=1e-12)
-
-
-def test_weights_of_pixels():
-    w = torch.tensor([1.0, 0.0, 2.0, 1.0, 3.0, 1.0], dtype=torch.float64)
-    whole = Flooding(0.4)(LOGITS, TARGETS, w)
-    pixels = Flooding(0.4)(LOGITS.T.reshape(1, 3, 2, 3), TARGETS.view(1, 2, 3), w.view(1, 2, 3))
-    torch.testing.assert_close(pixels, whole, rtol=0, atol=1e-12)
-
-
-def test_weights_by_class_are_the_recipe_for_smoothing_and_soft_targets():
-    """Σ w_y·ℓ/Σ w_y with ℓ smoothed, by a loop."""
-    criterion = ERM(base=nn.CrossEntropyLoss(label_smoothing=0.2))
-    total = norm = 0.0
-    for z, y in zip(LOGITS, TARGETS):
-        logp = z.log_softmax(0)
-        loss = -(0.8 * logp[y] + 0.2 * logp.mean())
-        total, norm = total + WEIGHT[y] * loss, norm + WEIGHT[y]
-    found = criterion(LOGITS, TARGETS, weights=WEIGHT[TARGETS])
-    torch.testing.assert_close(found, total / norm, rtol=0, atol=1e-12)
 
 
 # Precision
@@ -255,7 +157,15 @@ def test_no_more_tensors_of_the_logits_size_are_kept_than_by_cross_entropy(name,
     assert kept(EVERY[name]()) == kept(nn.CrossEntropyLoss()) == 1
 
 
-# Transforms and copies
+def test_an_infinitely_wrong_logit_is_nan_for_softad_and_infinite_for_others():
+    logits = torch.tensor([[-math.inf, 0.0], [1.0, 0.0]])
+    targets = torch.tensor([0, 0])
+    assert SoftAD(0.1)(logits, targets).isnan()
+    for criterion in (ERM(), IFlood(0.1), Flooding(0.1), Focal(2.0), CVaR(0.5)):
+        assert criterion(logits, targets) == math.inf
+
+
+# Transforms, copies and threads
 
 
 @pytest.mark.parametrize(
@@ -313,7 +223,16 @@ def test_options_survive_copies_pickles_and_states(name):
     assert base.reduction == "mean"
 
 
-def test_a_sample_that_does_not_count_has_no_weight():
-    counts = torch.tensor([1.0, 0.0, 3.0])
-    weights = Flooding(0.1).sample_weights(torch.tensor([1.0, 9.0, 2.0]), counts)
-    torch.testing.assert_close(weights, torch.tensor([1.0, 0.0, 1.0]))  # the mean is above θ
+def test_eight_threads_share_a_criterion_with_class_weights():
+    base = nn.CrossEntropyLoss(weight=WEIGHT.float())
+    criterion = SoftAD(0.4, base=base)
+    batches = [torch.randn(8, 3, generator=SEED) for _ in range(50)]
+    targets = torch.arange(8) % 3
+    expected = [criterion(logits, targets).item() for logits in batches]
+
+    def work(_):
+        return [criterion(logits, targets).item() for _ in range(8) for logits in batches]
+
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(work, range(8)):
+            assert found == 8 * expected

@@ -10,7 +10,7 @@ from helpers.steps import closure_from
 from torch import nn
 
 from softadlib import IFlood, SoftAD
-from softadlib.losses.levels import cross_entropy_levels
+from softadlib.losses.thresholded import cross_entropy_levels
 
 
 def least(loss, classes, wrong):

@@ -33,7 +33,7 @@ def minimum(criterion):
     logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     precise = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
     optimizer = torch.optim.LBFGS([logits], max_iter=500, line_search_fn="strong_wolfe", **precise)
-    of_each = partial(criterion, target=torch.arange(3), weights=P)
+    of_each = partial(criterion, target=torch.arange(3), sample_weight=P)
     optimizer.step(closure_from(optimizer, lambda: of_each(logits.expand(3, 3))))
     return logits.detach()
 
@@ -76,10 +76,22 @@ def test_a_binary_loss_with_its_own_forward_has_no_closed_form():
         SoftAD(0.1, base=OfTwice()).probabilities(torch.zeros(4))
 
 
-def test_a_weighted_binary_loss_has_no_closed_form():
-    base = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0))
-    with pytest.raises(ValueError, match="without weights"):
-        SoftAD(0.1, base=base).probabilities(torch.zeros(4))
+@pytest.mark.parametrize("make", [ERM, partial(SoftAD, 0.01), partial(Focal, 2.0)])
+@pytest.mark.parametrize(
+    "inside", [{"pos_weight": 3.0}, {"weight": 0.5}, {"weight": 2.0, "pos_weight": 0.7}], ids=str
+)
+def test_weights_inside_a_binary_loss_are_undone(make, inside):
+    """The logit at the minimum over cases of which 0.7 are positive stands for 0.7."""
+    inside = {name: torch.tensor(value, dtype=torch.float64) for name, value in inside.items()}
+    criterion = make(base=nn.BCEWithLogitsLoss(**inside))
+    logit = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    precise = {"tolerance_grad": 1e-12, "tolerance_change": 1e-16}
+    optimizer = torch.optim.LBFGS([logit], max_iter=500, line_search_fn="strong_wolfe", **precise)
+    share, labels = torch.tensor([0.7, 0.3]).double(), torch.tensor([1.0, 0.0]).double()
+    optimizer.step(closure_from(optimizer, lambda: criterion(logit.expand(2), labels, share)))
+    found = criterion.probabilities(logit.detach().view(1, 1))
+    assert found.item() == pytest.approx(0.7, abs=1e-6)
+    assert abs(logit.sigmoid().item() - 0.7) > 0.01 or make is ERM
 
 
 def test_pixels_have_their_classes_second():
@@ -89,13 +101,10 @@ def test_pixels_have_their_classes_second():
     torch.testing.assert_close(p[1, :, 3, 2], SoftAD(0.01).probabilities(logits[1, :, 3, 2]))
 
 
-def test_a_users_criterion_gives_its_weights():
+def test_a_users_criterion_needs_its_value_alone():
     class Squared(ERM):
         def reduce(self, losses, weights=None, reduction="mean"):
             return super().reduce(losses**2, weights, reduction)
-
-        def gradient_weights(self, losses):
-            return 2 * losses
 
     logits = minimum(Squared())
     torch.testing.assert_close(Squared().probabilities(logits), P, rtol=0, atol=1e-6)

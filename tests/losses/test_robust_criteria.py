@@ -193,5 +193,5 @@ def test_criteria_are_their_functions_over_the_base(name):
 @pytest.mark.parametrize("t", [0.5, 4.0])
 def test_tilted_weighs_each_term_of_its_mean(t):
     """(1/t)·ln(¼ + ¾·e^(t/2)): at t = 0.5 all exponents are below 1, at t = 4 they are not."""
-    found = F.tilted(torch.tensor([0.0, 0.5]), t, weights=torch.tensor([1.0, 3.0]))
+    found = F.tilted(torch.tensor([0.0, 0.5]), t, sample_weight=torch.tensor([1.0, 3.0]))
     assert found.item() == pytest.approx(math.log(0.25 + 0.75 * math.exp(t / 2)) / t)

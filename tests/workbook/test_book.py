@@ -209,10 +209,10 @@ def test_the_explorers_criteria_are_the_librarys(explorer, theta, sigma, scale):
         "softad": F.softad(losses, theta, sigma, scale=scale, reduction="none"),
     }
     weights = {
-        "erm": F.erm_weights(losses),
-        "flooding": F.flooding_weights(losses, theta),
-        "iflood": F.iflood_weights(losses, theta),
-        "softad": F.softad_weights(losses, theta, sigma, scale),
+        "erm": F.erm_derivative(losses),
+        "flooding": F.flooding_derivative(losses, theta),
+        "iflood": F.iflood_derivative(losses, theta),
+        "softad": F.softad_derivative(losses, theta, sigma, scale),
     }
     given = [LOSSES, theta, sigma, scale]
     for method, wanted in values.items():

@@ -135,6 +135,21 @@ def test_accumulation_of_the_recipe_with_class_weights_is_the_whole_batch():
     torch.testing.assert_close(weights(defined["model"]), weights(model), rtol=0, atol=1e-12)
 
 
+def test_accumulation_of_the_recipe_for_flooding_is_flooding_of_the_whole_batch():
+    """At a level that the mean loss crosses: it descends at first, and ascends later."""
+    values = []
+
+    def flooding(logits, targets):
+        mean = nn.functional.cross_entropy(logits, targets)
+        values.append(mean.item())
+        return 2.0 + (mean - 2.0).abs()
+
+    expected = by_hand(network(), flooding, epochs=8)
+    assert min(values) < 2.0 < max(values)
+    found = weights(recipe("flooding", theta=2.0, epochs=8)["model"])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def test_the_probabilities_of_the_recipe_are_those_for_which_softad_is_smallest():
     """Found by descent: of probabilities p the criterion asks for a softmax, which asks back for p."""
     p = torch.tensor([0.7, 0.2, 0.1])
@@ -613,12 +628,6 @@ def test_the_evaluation_loss_is_cross_entropy(tmp_path):
         logits = trainer.model.eval()(**batch).logits[:, :-1]
         expected = nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100])
     assert found == pytest.approx(expected.item(), rel=1e-9)
-
-
-def test_a_micro_batch_without_a_counted_label_gives_zero():
-    logits = torch.zeros(2, 3, requires_grad=True)
-    value = hf_loss(SoftAD(0.1))({"logits": logits}, torch.tensor([-100, -100]), 7)
-    assert value == 0
 
 
 def test_an_optimizer_of_sam_in_the_trainer_is_refused_with_the_mixin(tmp_path):

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softadlib.functional import WEIGHTS
 from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method, cross_entropy
 from softadlib.trainer.engines.base import Engine, RunGroup
@@ -55,10 +54,9 @@ def logit_gradient(
     """Return the gradient of the method's objective in the logits (n, C).
 
     For objectives of cross-entropy in closed form, through the kernels that autograd would call,
-    where (losses, knob, **settings) ↦ n ∂objective/∂lossᵢ, (n,) → (n,), is known: from `WEIGHTS`, or
-    as the objective's own attribute `weights`. Otherwise by autograd.
+    where the method's `gradient_weights` are known. Otherwise by autograd.
     """
-    weights_of = getattr(method.objective, "weights", None) or WEIGHTS.get(method.objective)
+    weights_of = method.gradient_weights
     if weights_of is None or method.losses is not cross_entropy:
         logits.requires_grad_()
         with torch.enable_grad():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from softadlib.functional import softad_weights
+from softadlib.functional import softad_derivative
 
 Oracle = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """v (…, d) → losses (…, n) whose Hessian is the identity, and their gradients (…, n, d)."""
@@ -127,12 +127,12 @@ def mean_gradient(
 ) -> np.ndarray:
     """Return mean (weight of ℓ_i)·∇ℓ_i, (…, d) → (…, d): the direction of a full batch.
 
-    The weight is sign(ℓ_i − θ) for "iflood", sign(mean ℓ − θ) for "flooding", `softad_weights`
+    The weight is sign(ℓ_i − θ) for "iflood", sign(mean ℓ − θ) for "flooding", `softad_derivative`
     for "softad".
     """
     losses, gradients = problem(w)
     if kind == "softad":
-        weights = softad_weights(torch.as_tensor(losses), theta, sigma, scale).numpy()
+        weights = softad_derivative(torch.as_tensor(losses), theta, sigma, scale).numpy()
     else:
         level = losses if kind == "iflood" else losses.mean(-1, keepdims=True)
         weights = np.sign(level - theta)

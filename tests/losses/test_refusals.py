@@ -1,4 +1,4 @@
-"""What criteria and `hf_loss` refuse: each message has the value and the way out, in one line."""
+"""What the criteria refuse: each message has the value and the way out, in one line."""
 
 import math
 from functools import partial
@@ -13,7 +13,6 @@ from torch import nn
 
 from softadlib import (
     ERM,
-    AccumulatedFlooding,
     AdaFlood,
     ChiSquareDRO,
     CVaR,
@@ -24,7 +23,6 @@ from softadlib import (
     SoftAD,
     Tilted,
     cross_entropy_levels,
-    hf_loss,
 )
 
 LOGITS = torch.zeros(2, 3)
@@ -70,8 +68,6 @@ def on_two(criterion, target=TWO, **settings):
 ANSWERS = SimpleNamespace(start_logits=LOGITS, end_logits=LOGITS)
 MASKS = {"logits": torch.zeros(2, 4, 8, 8)}
 REFUSALS = {
-    "levels": (lambda: SoftAD(LEVELS), "[0.1, 0.2]", "AdaFlood(levels)(logits, targets, targets)"),
-    "tensor": (lambda: IFlood(torch.ones(2)), "AdaFlood(levels)(logits, targets, targets)"),
     "sigma": (lambda: SoftAD(0.1, 1e-13), "sigma", "at least 1e-12", "1e-13"),
     "scale": (lambda: SoftAD(0.1, scale="paper"), "'paper'", "code, text"),
     "reduction": (lambda: SoftAD(0.1, reduction="average"), "'average'", "mean, sum, none"),
@@ -80,51 +76,39 @@ REFUSALS = {
     # bases
     "no callable": (lambda: SoftAD(0.1, base="mean"), "base must be a callable", "'mean'"),
     "a class": (lambda: SoftAD(0.1, base=nn.MSELoss), "nn.MSELoss()", "the class MSELoss"),
-    "a criterion": (lambda: SoftAD(0.1, base=Flooding(0.1)), "base must be a callable", "Flooding"),
-    "one class": (lambda: ERM()(LOGITS[:, :1], TWO), "one class", "nn.BCEWithLogitsLoss()"),
     "parameters": (lambda: SoftAD(0.1, base=Trained()), "'mean'", "reduction='none'"),
-    "tuple": (lambda: on_two(ERM(lambda x, y: (x, y))), "got tuple", "one loss per sample"),
     "mean of shape (1,)": (lambda: on_two(ERM(lambda x, y: x.mean().view(1))), "a single value"),
     "mean": (lambda: on_two(ERM(lambda x, y: x.mean())), "a single value", "reduction='none'"),
-    "weight, parameters": (lambda: ERM(Scaled(torch.ones(3))), "Scaled", "weights=w[targets]"),
-    "weight, own": (lambda: ERM(Own(torch.ones(3))), "Own", "weights=w[targets]"),
+    "weight, parameters": (lambda: ERM(Scaled(torch.ones(3))), "Scaled", "sample_weight=w[targets]"),
     "weight, smoothing": (
-        lambda: ERM(WEIGHTED(label_smoothing=0.2)), "label_smoothing=", "weights=w[targets]"
+        lambda: ERM(WEIGHTED(label_smoothing=0.2)), "with label smoothing", "sample_weight=w[targets]"
     ),
     "weight, chances": (
-        lambda: on_two(ERM(WEIGHTED()), torch.ones(2, 3)), "class probabilities", "weights=w[targets]"
+        lambda: on_two(ERM(WEIGHTED()), torch.ones(2, 3)), "class probabilities", "sample_weight=w[targets]"
     ),
     "weight of another length": (
         lambda: on_two(ERM(nn.CrossEntropyLoss(torch.ones(5)))), "shape (3,)", "got (5,)"
     ),
     "weight below 0": (lambda: on_two(ERM(nn.CrossEntropyLoss(-torch.ones(3)))), "at least 0", "-1"),
-    "weight, cvar": (lambda: CVaR(0.5, base=WEIGHTED()), "CVaR", "leave out weight=", "weights="),
-    "weight, chi2": (lambda: ChiSquareDRO(0.5, base=WEIGHTED()), "leave out weight=", "weights="),
-    "weight, tilted": (lambda: Tilted(0.5, base=WEIGHTED()), "leave out weight=", "weights="),
-    "three inputs": (
-        lambda: ERM(nn.TripletMarginLoss()), "anchor, positive, negative", "a function of two"
-    ),
-    "four inputs": (lambda: SoftAD(0.1, base=nn.CTCLoss()), "input_lengths", "a function of two"),
+    "weight, cvar": (lambda: CVaR(0.5, base=WEIGHTED()), "CVaR", "leave out weight=", "sample_weight="),
+    "weight, chi2": (lambda: ChiSquareDRO(0.5, base=WEIGHTED()), "leave out weight=", "sample_weight="),
+    "weight, tilted": (lambda: Tilted(0.5, base=WEIGHTED()), "leave out weight=", "sample_weight="),
     # calls
-    "float classes": (lambda: on_two(ERM(), TWO.float()), "(2,)", "(2, 3)", "targets.long()"),
-    "no labels": (
-        lambda: hf_loss(SoftAD(0.1))(SimpleNamespace(logits=LOGITS), None), "labels", "NoneType"
+    "weight of the sample": (lambda: on_two(ERM(), sample_weight=torch.ones(3)), "(2,)", "(3,)"),
+    "weight of the sample below 0": (
+        lambda: on_two(ERM(), sample_weight=-torch.ones(2)), "sample_weight", "at least 0", "-1"
     ),
-    "dict": (lambda: SoftAD(0.1)({"logits": LOGITS}, TWO), "input", "got dict", "its logits"),
-    "list": (lambda: on_two(SoftAD(0.1), [0, 1]), "target", "got list"),
-    "weights": (lambda: on_two(ERM(), weights=torch.ones(3)), "weights", "(2,)", "(3,)"),
-    "weights below 0": (lambda: on_two(ERM(), weights=-torch.ones(2)), "weights", "at least 0", "-1"),
-    "classes last": (
-        lambda: SoftAD(0.1)(torch.zeros(2, 5, 7), torch.zeros(2, 5).long()),
-        "(2, 5, 7)", "(2, 5)", "logits.movedim(-1, 1)", "flatten(0, -2)",
+    "the old name": (lambda: on_two(ERM(), weights=torch.ones(2)), "now sample_weight="),
+    "weight= of a criterion": (
+        lambda: SoftAD(0.01, weight=torch.ones(3)), "SoftAD(…, base=nn.CrossEntropyLoss(weight=…))"
     ),
+    "ignore_index= of a criterion": (lambda: ERM(ignore_index=0), "base=nn.CrossEntropyLoss(ignore"),
+    "label_smoothing= of a criterion": (lambda: CVaR(0.5, label_smoothing=0.1), "CVaR(…, base="),
     "each, flooding": (lambda: Flooding(0.1).per_sample(LOGITS, TWO), "Flooding", "SoftAD and IFlood"),
-    "each, parts": (lambda: AccumulatedFlooding(0.1).per_sample(LOGITS, TWO), "AccumulatedFlooding"),
     "none, flooding": (lambda: set_to_none(Flooding(0.1)), "Flooding has no value per sample"),
     "none, cvar": (lambda: set_to_none(CVaR(0.5)), "CVaR has no value per sample"),
     "none, chi2": (lambda: set_to_none(ChiSquareDRO(0.5)), "ChiSquareDRO has no value per sample"),
     "none, tilted": (lambda: set_to_none(Tilted(1.0)), "Tilted has no value per sample"),
-    "no part": (lambda: AccumulatedFlooding(0.1).scale_gradients([]), "call the criterion", RuntimeError),
     # AdaFlood
     "index": (lambda: AdaFlood(LEVELS)(LOGITS, TWO, torch.tensor([0, 2])), "index 2", "2 samples", IndexError),
     "index below 0": (lambda: AdaFlood(LEVELS)(LOGITS, TWO, torch.tensor([0, -1])), "index -1", IndexError),
@@ -137,28 +121,15 @@ REFUSALS = {
     # the monitor and the Trainer
     "monitor": (lambda: LossMonitor(nn.MSELoss()), "MSELoss", "ERM(base=loss)"),
     "no batch": (lambda: LossMonitor(SoftAD(0.1)).summary(), "no batch", "train with the criterion"),
-    "hf, adaflood": (lambda: hf_loss(AdaFlood(LEVELS)), "the samples' indices", "SoftAD"),
-    "hf, cvar": (lambda: hf_loss(CVaR(0.5)), "CVaR", "SoftAD"),
-    "hf, parts": (lambda: hf_loss(AccumulatedFlooding(0.1)), "AccumulatedFlooding", "SoftAD"),
-    "hf, torch": (lambda: hf_loss(nn.MSELoss()), "MSELoss", "ERM(base=loss)"),
-    "hf, weight": (lambda: hf_loss(ERM(WEIGHTED())), "class weights", "compute_loss_func"),
-    "hf, ignored": (lambda: hf_loss(ERM(nn.CrossEntropyLoss(ignore_index=0))), "ignores 0", "-100"),
-    "hf, answers": (lambda: hf_loss(ERM())(ANSWERS, TWO), "SimpleNamespace has no logits"),
-    "hf, dict": (lambda: hf_loss(ERM())(vars(ANSWERS), TWO), "dict has no logits"),
-    "hf, masks": (
-        lambda: hf_loss(ERM())(MASKS, torch.zeros(2, 32, 32).long()), "(2, 4, 8, 8)", "(2, 32, 32)"
-    ),
     # probabilities
-    "p, array": (lambda: ERM().probabilities(LOGITS.numpy()), "must be a tensor, got ndarray"),
     "p, flooding": (lambda: Flooding(0.1).probabilities(LOGITS), "Flooding", "fit_temperature"),
-    "p, parts": (lambda: AccumulatedFlooding(0.1).probabilities(LOGITS), "fit_temperature"),
     "p, cvar": (lambda: CVaR(0.5).probabilities(LOGITS), "CVaR", "fit_temperature"),
     "p, adaflood": (lambda: AdaFlood(LEVELS).probabilities(LOGITS), "AdaFlood", "IFlood"),
+    "T, flooding": (lambda: Flooding(0.1).temperature(), "Flooding", "fit_temperature"),
+    "T, adaflood": (lambda: AdaFlood(LEVELS).temperature(), "AdaFlood", "IFlood"),
+    "T, mse": (lambda: ERM(nn.MSELoss()).temperature(), "MSELoss"),
+    "T, p": (lambda: SoftAD(0.1).temperature(0.5), "p must be", "above 0.5", "0.5"),
     "p, mse": (lambda: ERM(nn.MSELoss()).probabilities(LOGITS), "MSELoss", "class_probabilities"),
-    "p, weight 0": (
-        lambda: ERM(nn.CrossEntropyLoss(torch.tensor([0.0, 1, 1]))).probabilities(LOGITS),
-        "weight 0", "leave it out",
-    ),
 }  # fmt: skip
 
 
@@ -195,7 +166,7 @@ def test_numbers_out_of_range_are_refused(make, bad):
     refused(lambda: make(bad), " must be a number of at least 0", repr(bad))
 
 
-@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD, AccumulatedFlooding])
+@pytest.mark.parametrize("make", [Flooding, IFlood, SoftAD])
 @pytest.mark.parametrize("bad", ["0.1", math.nan, True, nn.Parameter(torch.tensor(0.1))], ids=repr)
 def test_an_assigned_theta_is_checked_as_the_constructors(make, bad):
     refused(lambda: make(bad), "theta")
@@ -212,15 +183,3 @@ def test_an_assigned_theta_is_checked_as_the_constructors(make, bad):
 )
 def test_levels_that_are_no_vector_are_refused(bad):
     refused(lambda: AdaFlood(bad), "theta must be a vector of finite levels, the i-th of sample i")
-
-
-@pytest.mark.parametrize(
-    ("factors", "way_out"),
-    [((1024, 1024), "scale_gradients(parameters, scaler=scaler)"), ((0.5, 1), "value itself")],
-)
-def test_parts_that_were_scaled_otherwise_are_refused(factors, way_out):
-    weight = nn.Parameter(torch.zeros(3, 3))
-    flooding = AccumulatedFlooding(0.3)
-    for factor in factors:
-        (factor * flooding(torch.ones(2, 3) @ weight, TWO)).backward()
-    refused(lambda: flooding.scale_gradients(weight), way_out, f"{max(factors):g}")
