@@ -51,6 +51,10 @@ def __getattr__(name: str) -> Any:
     for module, names in NAMES.items():
         if name in names:
             return getattr(importlib.import_module(f".{module}", __name__), name)
+    if name in ("AccumulatedFlooding", "DistributionWarning"):
+        raise ImportError(
+            f"{name} of 0.2.0 is gone: the page recipes has Flooding in micro-batches"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -29,16 +29,21 @@ def fit_temperature(
     Against n samples with mistakes it counts little. `prior=0` is maximum likelihood. The objective
     is convex in 1/T; 1/T is kept between 1e-3 and 1e3.
 
+    T is that of the labels it is fitted on: noisy labels ask for less confidence, so that a T from them is
+    too high for clean ones, and can make the loss there worse.
+
     Args:
-        logits: (n, K), array or tensor.
-        targets: (n,) class indices.
+        logits: (n, K), or (n, K, …) with the classes second, array or tensor; of two classes also one
+            logit for each target. Of logits trained with `pos_weight` w subtract ln w first.
+        targets: (n,), or (n, …): class indices; -100 does not count.
         prior: weight of the prior, in nats; at least 0.
 
     Returns:
         T > 0. Divide logits by it.
 
     Raises:
-        ValueError: shapes that disagree, NaN, one class alone, probabilities in place of logits.
+        ValueError: shapes that disagree, a list of batches, NaN, one class alone, probabilities in place of
+            logits.
 
     Example:
         >>> fit_temperature([[3.0, 0.0], [0.0, 3.0]], [0, 1], prior=0) < 0.01  # runs away
@@ -46,7 +51,7 @@ def fit_temperature(
         >>> round(fit_temperature([[3.0, 0.0], [0.0, 3.0]], [0, 1]), 2)
         0.84
     """
-    z, y = _check(logits, targets)
+    z, y = columns(logits, targets)
     if y.min() == y.max():
         raise UserError(
             f"targets are all of class {y[0]}; a temperature needs two classes at least"
@@ -66,7 +71,7 @@ def fit_temperature(
             high = scale
         before = scale
         newton = scale - slope / curvature if curvature > 0 else math.nan
-        # Newton crawls where the loss falls exponentially, and may leave the bracket: halve that.
+        # Newton is slow where the loss decays exponentially and may leave the bracket; bisect instead.
         inside = low < newton < high and step < 20
         scale = newton if inside else math.sqrt(low * high)
         if abs(scale - before) <= 1e-7 * scale:
@@ -91,8 +96,8 @@ def expected_calibration_error(
     Guo et al. (2017), with their 15 bins.
 
     Args:
-        logits: (n, K), array or tensor.
-        targets: (n,) class indices.
+        logits: as in `fit_temperature`.
+        targets: as in `fit_temperature`.
         bins: number of bins; at least 1.
 
     Returns:
@@ -106,7 +111,7 @@ def expected_calibration_error(
         >>> round(expected_calibration_error([[3.0, 0.0], [0.0, 3.0]], [0, 0]), 3)
         0.453
     """
-    z, y = _check(logits, targets)
+    z, y = columns(logits, targets)
     bins = whole("bins", bins, 1)
     confidence, predicted = z.double().softmax(1).max(1)
     hits = (predicted == y).double()
@@ -117,41 +122,71 @@ def expected_calibration_error(
     return float(sums.abs().sum()) / len(y)
 
 
-def _check(logits: ArrayLike | Tensor, targets: ArrayLike | Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (n, K), of float32 or float64, and targets (n,) as tensors on the CPU."""
-    z = _as_tensor(logits)
-    y = _as_tensor(targets)
-    if z.ndim != 2 or z.shape[1] < 2 or not len(z):
-        raise UserError(
-            f"logits must have shape (n, K), a column for each class, got {tuple(z.shape)}; "
-            "for one logit z of two classes pass the columns 0 and z, for logits (n, K, …) pass "
-            "logits.movedim(1, -1).flatten(0, -2) and targets.flatten()"
-        )
-    if y.shape != z.shape[:1] or y.is_floating_point():
-        raise UserError(
-            f"targets must be class indices of shape ({len(z)},), got {y.dtype} of shape {tuple(y.shape)}"
-        )
+def columns(
+    logits: ArrayLike | Tensor, targets: ArrayLike | Tensor, ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """Return logits (n, K), of float32 or float64, and classes (n,) of the samples that count, on the CPU.
+
+    One logit z for each target, of whatever shape, stands for the columns 0 and z. Logits (n, K, …) have
+    their classes second. Targets equal to `ignore_index` do not count.
+
+    Raises:
+        ValueError: see `fit_temperature`.
+    """
+    z = _as_tensor("logits", logits)
+    y = _as_tensor("targets", targets)
+    shapes = f"logits {tuple(z.shape)} and targets {tuple(y.shape)}"
+    if not (y == y.round()).all():
+        raise UserError(f"targets must be class indices, got fractions, {y.dtype}")
     y = y.long()
+    if not z.isfinite().all():
+        raise UserError(f"logits hold NaN or infinity in {int((~z.isfinite()).sum())} places")
+    if z.ndim == y.ndim == 2 and z.shape == y.shape and z.shape[1] > 1 and (y.sum(1) == 1).all():
+        raise UserError(f"{shapes}: targets are one-hot; give their classes, targets.argmax(1)")
+    if z.shape == y.shape or z.shape == (*y.shape, 1):
+        z = z.flatten()
+        _refuse_probabilities(z)
+        z = torch.stack([torch.zeros_like(z), z], 1)
+    else:
+        z = z.movedim(min(1, z.ndim - 1), -1)
+        if z.shape[:-1] != y.shape or z.shape[-1] < 2:
+            raise UserError(
+                f"{shapes}: give one target per sample, (n, K) and (n,), (n, K, …) and (n, …), or (n,) both"
+            )
+        z = z.flatten(0, -2)
+        _refuse_probabilities(z)
+    y = y.flatten()
+    z, y = z[y != ignore_index], y[y != ignore_index]
+    if not len(y):
+        raise UserError(f"{shapes} hold no sample that counts")
     if y.min() < 0 or y.max() >= z.shape[1]:
         raise UserError(
             f"targets run from {y.min()} to {y.max()}; they must lie in 0 to {z.shape[1] - 1}"
         )
-    if not z.isfinite().all():
-        raise UserError(f"logits hold NaN or infinity in {int((~z.isfinite()).sum())} places")
+    return z.float() if z.is_floating_point() and z.dtype != torch.float64 else z.double(), y
+
+
+def _refuse_probabilities(z: Tensor) -> None:
+    """Raise UserError for rows that sum to 1 or 100, and for sigmoids: numbers between 0 and 1."""
+    if not z.numel() or z.min() < 0:
+        return
     rounding = torch.finfo(z.dtype).eps if z.is_floating_point() else 0.0
-    z = z.float() if z.is_floating_point() and z.dtype != torch.float64 else z.double()
+    z = z.double()
+    sums = z.sum(1) if z.ndim > 1 else z
     # Rounding of a probability, to three digits or by its dtype, grows with the classes added up.
-    tolerance = max(1e-3, 4 * rounding) * math.sqrt(z.shape[1])
-    if z.min() >= 0 and (z.sum(1) - 1).abs().max() < tolerance:
+    tolerance = max(1e-3, 4 * rounding) * math.sqrt(z.shape[-1])
+    is_softmax = any((sums / whole - 1).abs().max() < tolerance for whole in (1, 100))
+    if is_softmax or 0 < z.min() <= z.max() <= 1:
         raise UserError(
-            "logits are probabilities, rows that sum to 1; pass the logits that softmax was given, or the "
-            "logarithms of the probabilities"
+            "logits are probabilities, rows that sum to 1 or 100, or numbers between 0 and 1; pass the logits "
+            "that softmax or sigmoid was given, or the logarithms of the rows"
         )
-    return z, y
 
 
-def _as_tensor(values: ArrayLike | Tensor) -> Tensor:
-    """Return `values` as a tensor on the CPU without gradient."""
+def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
+    """Return `values` as a tensor on the CPU without gradient; UserError for a list of batches."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
+    if isinstance(values, (list, tuple)) and values and getattr(values[0], "ndim", 0):
+        raise UserError(f"{name} are a list of batches; give torch.cat({name})")
     return as_tensor(np.asarray(values))

@@ -10,9 +10,7 @@ import torch.nn.functional as nnF
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from softadlib._validation import UserError
-from softadlib.calibration import expected_calibration_error, fit_temperature
-from softadlib.functional.reduction import as_tensor
+from softadlib.calibration import columns, expected_calibration_error, fit_temperature
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,13 +161,13 @@ def diagnose(
 
     Guo et al. (2017) for the temperature; the threshold √2 is this project's, page `temperature`.
     """
-    logits, targets = _columns(val_logits, val_targets, ignore_index)
+    logits, targets = columns(val_logits, val_targets, ignore_index)
     temperature = fit_temperature(logits, targets)
     after = logits / temperature
     accuracy, loss = _measure(logits, targets)
     gap = predicted = None
     if train_logits is not None and train_targets is not None:
-        seen, labels = _columns(train_logits, train_targets, ignore_index)
+        seen, labels = columns(train_logits, train_targets, ignore_index)
         train_accuracy, train_loss = _measure(seen, labels)
         gap = loss - train_loss
         predicted = gap_from_confidence(train_accuracy - accuracy, train_loss)
@@ -198,30 +196,6 @@ def gap_from_confidence(accuracy_gap: float, train_loss: float) -> float:
     if train_loss == 0:
         return math.copysign(math.inf, accuracy_gap)
     return -accuracy_gap * math.log(math.expm1(train_loss))
-
-
-def _columns(
-    logits: ArrayLike | Tensor, targets: ArrayLike | Tensor, ignore_index: int
-) -> tuple[Tensor, Tensor]:
-    """Return logits (n, K) and targets (n,) of the samples that count, on the CPU."""
-    z = as_tensor(logits).detach().cpu()
-    y = as_tensor(targets).detach().cpu()
-    if z.is_floating_point() and z.dtype != torch.float64:
-        z = z.float()
-    if z.ndim == y.ndim or (z.ndim == 2 and z.shape[1] == 1):
-        z = z.reshape(-1)
-        z = torch.stack([torch.zeros_like(z), z], 1)
-    elif z.ndim > 2:
-        z = z.movedim(1, -1).flatten(0, -2)
-    y = y.reshape(-1)
-    if len(z) != len(y):
-        raise UserError(
-            f"{len(y)} targets of shape {tuple(as_tensor(targets).shape)} for logits of shape "
-            f"{tuple(as_tensor(logits).shape)}; give one target per sample"
-        )
-    counts = y != ignore_index
-    z, y = z[counts], y[counts]
-    return z, y.long() if bool((y == y.round()).all()) else y
 
 
 def _measure(logits: Tensor, targets: Tensor) -> tuple[float, float]:

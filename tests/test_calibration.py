@@ -80,6 +80,27 @@ def test_arrays_tensors_and_precisions_agree():
         assert fit_temperature(z, Y.astype(dtype)) == same
 
 
+def test_one_logit_pixels_and_ignored_targets_are_those_of_columns():
+    same, error = fit_temperature(Z, Y), expected_calibration_error(Z, Y)
+    one = Z[:, 1] - Z[:, 0]
+    for z, y in (
+        (one, Y),
+        (one, Y * 1.0),  # as BCEWithLogitsLoss takes them
+        (one[:, None], Y),
+        (one.reshape(20, 10), Y.reshape(20, 10)),  # ten labels per sample
+        (np.moveaxis(Z.reshape(20, 10, 2), -1, 1), Y.reshape(20, 10)),
+        (np.concatenate([Z, 9 * Z]), np.concatenate([Y, 0 * Y - 100])),
+    ):
+        assert fit_temperature(z, y) == pytest.approx(same, rel=1e-6)
+        assert expected_calibration_error(z, y) == pytest.approx(error, abs=1e-12)
+
+
+def test_the_temperature_scales_with_the_logits():
+    """From gaps of 0.2 to gaps of 2,000."""
+    small = fit_temperature(0.05 * Z, Y, prior=0)
+    assert fit_temperature(500 * Z, Y, prior=0) == pytest.approx(1e4 * small, rel=1e-4)
+
+
 def logits_of(confidence):
     """Rows (0, z) whose larger probability is `confidence`, exactly where 0.5 or 0.75."""
     return [[0.0, math.log(c / (1 - c))] for c in confidence]
@@ -124,15 +145,24 @@ def test_the_error_of_probabilities_by_their_logarithms_is_that_of_the_logits():
 
 ece = expected_calibration_error
 REFUSALS = {
-    "one column": (lambda: fit_temperature(Z[:, :1], Y), "a column for each class", "(200, 1)", "0 and z"),
-    "a vector": (lambda: fit_temperature(Z[:, 0], Y), "(n, K)", "(200,)"),
-    "no sample": (lambda: ece(np.zeros((0, 2)), []), "(n, K)", "(0, 2)"),
+    "classes last": (lambda: fit_temperature(np.zeros((4, 5, 3)), np.zeros((4, 5))), "(4, 5, 3)", "(n, K, …)"),
+    "no sample": (lambda: ece(np.zeros((0, 2)), []), "(0, 2)", "no sample"),
+    "all ignored": (lambda: ece(Z, 0 * Y - 100), "no sample that counts"),
+    "one-hot": (lambda: fit_temperature(Z, np.eye(2)[Y]), "one-hot", "targets.argmax(1)"),
+    "batches": (lambda: fit_temperature([Z[:50], Z[50:]], [Y[:50], Y[50:]]), "torch.cat(logits)"),
+    "batches of tensors": (
+        lambda: ece([torch.zeros(4, 2)] * 2, [torch.zeros(4)] * 2), "a list of batches", "torch.cat"
+    ),
+    "batches of targets": (lambda: fit_temperature(Z, [Y[:50], Y[50:]]), "torch.cat(targets)"),
+    "sigmoids": (lambda: fit_temperature(1 / (1 + np.exp(-Z)), Y), "are probabilities", "sigmoid"),
+    "one sigmoid": (lambda: ece(1 / (1 + np.exp(-Z[:, 0])), Y), "are probabilities", "sigmoid"),
+    "per cent": (lambda: fit_temperature(100 * softmax(Z, 1), Y), "are probabilities", "100"),
     "one class": (lambda: fit_temperature(Z, 0 * Y), "all of class 0", "two classes"),
     "nan": (lambda: ece(np.where(Z[3, 1] == Z, np.nan, Z), Y), "NaN or infinity in 1 places"),
-    "too few": (lambda: fit_temperature(Z, Y[:-1]), "(200,)", "(199,)"),
+    "too few": (lambda: fit_temperature(Z, Y[:-1]), "(200, 2)", "(199,)"),
     "from 1": (lambda: fit_temperature(Z, Y + 1), "from 1 to 2", "0 to 1"),
     "from -1": (lambda: ece(Z, Y - 1), "from -1 to 0", "0 to 1"),
-    "floats": (lambda: ece(Z, Y * 1.0), "class indices", "float64"),
+    "soft labels": (lambda: ece(Z, Y * 0.5), "class indices", "fractions", "float64"),
     "prior": (lambda: fit_temperature(Z, Y, prior=-1.0), "prior", "at least 0", "-1.0"),
     "bins": (lambda: ece(Z, Y, bins=2.5), "bins", "whole number of at least 1", "2.5"),
 }  # fmt: skip
