@@ -5,6 +5,7 @@ Logarithms are natural.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -187,6 +188,7 @@ def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     """Return `values` as a tensor on the CPU without gradient; UserError for a list of batches."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    if isinstance(values, (list, tuple)) and values and getattr(values[0], "ndim", 0):
+    first: Any = values[0] if isinstance(values, (list, tuple)) and values else None
+    if getattr(first, "ndim", 0):
         raise UserError(f"{name} are a list of batches; give torch.cat({name})")
     return as_tensor(np.asarray(values))

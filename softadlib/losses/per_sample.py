@@ -51,7 +51,7 @@ class BaseLoss(nn.Module):
         self.of_classes = forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
         """Whether it is torch's cross-entropy or NLL, of classes or class probabilities."""
         self.of_one_logit = forward is nn.BCEWithLogitsLoss.forward
-        self.ignore_index: int | None = getattr(loss, "ignore_index", None)
+        self.ignore_index: Any = getattr(loss, "ignore_index", None)
         self.label_smoothing: float = (
             getattr(loss, "label_smoothing", 0.0) if self.of_classes else 0.0
         )
@@ -113,7 +113,7 @@ class BaseLoss(nn.Module):
                 f"the base's class weights must have shape ({classes},), one per class of the logits, "
                 f"got {tuple(class_weights.shape)}"
             )
-        counted = target != self.ignore_index
+        counted: Tensor = target != self.ignore_index
         index = torch.where(counted, target, 0)
         return class_weights.index_select(0, index.flatten()).view_as(index) * counted
 
