@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from softadlib._validation import UserError, real, whole
+from softadlib._validation import UserError, real, warn, whole
 from softadlib.functional.reduction import as_tensor
 
 __all__ = ["expected_calibration_error", "fit_temperature"]
@@ -146,7 +146,7 @@ def columns(
         raise UserError(f"{shapes}: targets are one-hot; give their classes, targets.argmax(1)")
     if z.shape == y.shape or z.shape == (*y.shape, 1):
         z = z.flatten()
-        _refuse_probabilities(z)
+        _check_probabilities(z)
         z = torch.stack([torch.zeros_like(z), z], 1)
     else:
         z = z.movedim(min(1, z.ndim - 1), -1)
@@ -155,7 +155,7 @@ def columns(
                 f"{shapes}: give one target per sample, (n, K) and (n,), (n, K, …) and (n, …), or (n,) both"
             )
         z = z.flatten(0, -2)
-        _refuse_probabilities(z)
+        _check_probabilities(z)
     y = y.flatten()
     z, y = z[y != ignore_index], y[y != ignore_index]
     if not len(y):
@@ -167,8 +167,8 @@ def columns(
     return z.float() if z.is_floating_point() and z.dtype != torch.float64 else z.double(), y
 
 
-def _refuse_probabilities(z: Tensor) -> None:
-    """Raise UserError for rows that sum to 1 or 100, and for sigmoids: numbers between 0 and 1."""
+def _check_probabilities(z: Tensor) -> None:
+    """Raise UserError for rows that sum to 1 or 100; warn of one logit that may be a sigmoid."""
     if not z.numel() or z.min() < 0:
         return
     rounding = torch.finfo(z.dtype).eps if z.is_floating_point() else 0.0
@@ -176,11 +176,14 @@ def _refuse_probabilities(z: Tensor) -> None:
     sums = z.sum(1) if z.ndim > 1 else z
     # Rounding of a probability, to three digits or by its dtype, grows with the classes added up.
     tolerance = max(1e-3, 4 * rounding) * math.sqrt(z.shape[-1])
-    is_softmax = any((sums / whole - 1).abs().max() < tolerance for whole in (1, 100))
-    if is_softmax or 0 < z.min() <= z.max() <= 1:
+    if any((sums / whole - 1).abs().max() < tolerance for whole in (1, 100)):
         raise UserError(
-            "logits are probabilities, rows that sum to 1 or 100, or numbers between 0 and 1; pass the logits "
-            "that softmax or sigmoid was given, or the logarithms of the rows"
+            "logits are probabilities, rows that sum to 1 or 100; pass the logits that softmax was given, or "
+            "the logarithms of the probabilities"
+        )
+    if z.ndim == 1 and z.max() <= 1:  # new networks of several classes have such logits, too
+        warn(
+            "all logits lie between 0 and 1, as sigmoids do; pass the logits that sigmoid was given"
         )
 
 

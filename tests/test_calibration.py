@@ -136,6 +136,12 @@ def test_probabilities_are_refused_with_what_to_pass(call, change, classes):
     assert math.isfinite(call(p.log(), y))
 
 
+def test_sigmoids_are_warned_of():
+    for z, y in ((Z[:, 1], Y), (Z, np.stack([1 - Y, Y | (Z[:, 0] > 0)], 1))):
+        with pytest.warns(UserWarning, match="as sigmoids do; pass the logits"):
+            fit_temperature(1 / (1 + np.exp(-z)), y)
+
+
 def test_the_error_of_probabilities_by_their_logarithms_is_that_of_the_logits():
     logarithms = np.log(softmax(Z, 1))
     assert expected_calibration_error(logarithms, Y) == pytest.approx(
@@ -154,8 +160,6 @@ REFUSALS = {
         lambda: ece([torch.zeros(4, 2)] * 2, [torch.zeros(4)] * 2), "a list of batches", "torch.cat"
     ),
     "batches of targets": (lambda: fit_temperature(Z, [Y[:50], Y[50:]]), "torch.cat(targets)"),
-    "sigmoids": (lambda: fit_temperature(1 / (1 + np.exp(-Z)), Y), "are probabilities", "sigmoid"),
-    "one sigmoid": (lambda: ece(1 / (1 + np.exp(-Z[:, 0])), Y), "are probabilities", "sigmoid"),
     "per cent": (lambda: fit_temperature(100 * softmax(Z, 1), Y), "are probabilities", "100"),
     "one class": (lambda: fit_temperature(Z, 0 * Y), "all of class 0", "two classes"),
     "nan": (lambda: ece(np.where(Z[3, 1] == Z, np.nan, Z), Y), "NaN or infinity in 1 places"),
