@@ -30,7 +30,7 @@ class Measured:
 def train(
     engine: Engine,
     recipe: Recipe,
-    seeds: Sequence[int],
+    seeds: Sequence[int | np.ndarray],
     eval_epochs: Collection[int],
     *,
     loss_epochs: Collection[int] = (),
@@ -43,7 +43,7 @@ def train(
     Args:
         engine: of the runs, as they are before training.
         recipe: optimizer and schedule.
-        seeds: (T,), one shuffling seed per trial.
+        seeds: (T,), one shuffling seed per trial, or its orders of samples, (epochs, n).
         eval_epochs: epochs to measure at.
         loss_epochs: of these, epochs at which the losses of single samples are summarised too,
             and calibration after the last epoch.

@@ -44,12 +44,24 @@ class Recipe:
 
 
 def batches(
-    seeds: Sequence[int], epoch: int, n: int, size: int, device: torch.device | str = "cpu"
+    seeds: Sequence[int | np.ndarray],
+    epoch: int,
+    n: int,
+    size: int,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
     """Yield positions (T, ≤ size) in the training part, in a fresh order per trial and epoch.
 
     The order is a function of (seed, epoch) alone. So it is the same for every method, and a run
-    that resumes needs no generator state. It goes to the device once per epoch.
+    that resumes needs no generator state. It goes to the device once per epoch. In place of a seed may
+    stand the orders of all epochs, (epochs, n).
     """
-    order = np.stack([np.random.default_rng([seed, epoch]).permutation(n) for seed in seeds])
+    order = np.stack(
+        [
+            seed[epoch - 1]
+            if isinstance(seed, np.ndarray)
+            else np.random.default_rng([seed, epoch]).permutation(n)
+            for seed in seeds
+        ]
+    )
     yield from torch.split(torch.from_numpy(order).to(device), size, dim=1)

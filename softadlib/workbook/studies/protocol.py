@@ -94,8 +94,8 @@ class Protocol(BaseModel):
     """Repetitions, each with its own data, initial weights and order of samples."""
     base_seed: Annotated[int, Field(ge=0)] = BASE_SEED
     """What the seeds of the trials are drawn from."""
-    batch_order: Size = 0
-    """0 is the authors' order of samples; any other number is another order, of the same trials."""
+    batch_order: Literal["authors"] | Size = 0
+    """The order of samples, of the same trials: ours is 0, another number is another one; or the authors'."""
     label_noise: tuple[Share, ...] = (0.0,)
     """Fraction of flipped labels, or a list: in every part of a synthetic set, in training of a table."""
     n_train: Size = 100
@@ -208,6 +208,10 @@ class Protocol(BaseModel):
         is_table = bool(table_of(self.dataset, self.folder, self.table))
         if any(self.label_noise) and not (is_table or is_synthetic):
             raise UserError(f"label_noise is for synthetic sets and tables; {self.dataset} takes 0")
+        if self.batch_order == "authors" and not is_synthetic:
+            raise UserError(
+                f"batch_order authors is for synthetic sets; {self.dataset} takes a number"
+            )
         return self
 
     @model_validator(mode="after")
@@ -272,8 +276,9 @@ class Protocol(BaseModel):
 
     @property
     def order_seeds(self) -> tuple[int, ...]:
-        """One per trial, of the order of samples."""
-        return tuple(seed + SEEDS_BELOW * self.batch_order for seed in self.seeds)
+        """One per trial, of the order of samples where it is not the authors'."""
+        order = 0 if self.batch_order == "authors" else self.batch_order
+        return tuple(seed + SEEDS_BELOW * order for seed in self.seeds)
 
     def runs(self, method: str) -> tuple[Run, ...]:
         """Return every training of one method: label noise × trial × knob."""

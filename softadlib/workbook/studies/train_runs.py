@@ -22,6 +22,7 @@ from softadlib.trainer.engines import (
 from softadlib.trainer.evaluation import measures_table
 from softadlib.trainer.loop import Measured, train
 from softadlib.trainer.splits import Splits
+from softadlib.workbook.studies.authors_order import order_seeds
 from softadlib.workbook.studies.load_splits import load_splits
 from softadlib.workbook.studies.parquet import merge
 from softadlib.workbook.studies.protocol import Protocol, Run
@@ -61,7 +62,7 @@ def train_runs(
             measured = train(
                 choose_engine(batch.take(group)),
                 protocol.recipe,
-                protocol.order_seeds,
+                order_seeds(protocol, splits),
                 eval_epochs,
                 loss_epochs=loss_epochs,
                 best_epoch=protocol.best_epoch,

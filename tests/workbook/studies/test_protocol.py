@@ -93,7 +93,7 @@ def test_a_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
              {"dataset": "spiral"}, {"n_test": 60}, {"weight_decay": 0.1}, {"momentum": 0.9},
              {"optimizer": "adam"}, {"optimizer": "adamw"}, {"lr_schedule": "cosine"},
              {"best_epoch": True}, {"best_epoch": True, "linked": True}, {"model": "mlp4x500"},
-             {"base_seed": 1}, {"batch_order": 1}]  # fmt: skip
+             {"base_seed": 1}, {"batch_order": 1}, {"batch_order": "authors"}]  # fmt: skip
     plain = {method: protocol().fingerprint(method) for method in METHODS}
     assert len(set(plain.values())) == len(METHODS)
     settings = {method: list(other_settings(method)) for method in METHODS}
