@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,11 +59,13 @@ def write(path: Path, content: bytes | str) -> None:
             stream.write(data)
         return
     path = path.resolve() if path.is_symlink() else path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not by tempfile, whose files only their owner may read. No other machine has this name, and "x"
+    # follows no link that lies there.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().int}")
     with os_error_as_user_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -182,7 +182,7 @@ class StudyStore:
                 folder.rmdir()
 
     def delete_temporary_files(self) -> None:
-        """Delete files, `.NAME.PID`, that killed processes left half-written an hour ago or earlier."""
+        """Delete files, `.NAME.NUMBER`, that killed processes left half-written an hour ago or earlier."""
         left = [*self.folder.glob(f".{self.method}*"), *self.parts.glob(".*")]
         for path in left:
             with contextlib.suppress(OSError):

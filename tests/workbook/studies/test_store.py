@@ -371,6 +371,21 @@ def test_temporary_files_of_killed_processes_go_after_an_hour():
 # Any file
 
 
+def test_a_link_under_a_temporary_name_is_not_followed(tmp_path):
+    """Two containers on one disk may share process ids, and somebody may plant a link."""
+    (tmp_path / "theirs").write_text("theirs")
+    for number in (os.getpid(), 0):
+        (tmp_path / f".a.txt.{number}").symlink_to(tmp_path / "theirs")
+    umask = os.umask(0o022)
+    try:
+        _files.write(tmp_path / "a.txt", "ours")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert (tmp_path / "a.txt").read_text() == "ours"
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644, "others may read results"
+
+
 def test_links_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
     target.write_text("before")
