@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from softadlib._validation import UserError, choose
+from softadlib.workbook.data.faults import raise_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,13 +55,6 @@ def clean(frame: "pd.DataFrame", target: str) -> "pd.DataFrame":
     return cleaned
 
 
-def raise_all(faults: list[str], most: int = 6) -> None:
-    """Raise one UserError for all faults, of which it names the first `most`."""
-    if faults:
-        more = f"; and {len(faults) - most} more" if len(faults) > most else ""
-        raise UserError("; ".join(faults[:most]) + more)
-
-
 def clean_column(column: "pd.Series") -> "pd.Series":
     """Return an input column as numbers, datetimes or categories. Raises UserError for a fault."""
     import pandas as pd
@@ -75,13 +69,11 @@ def clean_column(column: "pd.Series") -> "pd.Series":
     if types.is_timedelta64_dtype(column):
         return column.dt.total_seconds()
     if types.is_string_dtype(column) and (numbers := plain_numbers(column)) is not None:
-        return checked_numbers(numbers)
+        return checked_numbers(numbers)  # most columns: nothing else is asked of them
     text = text_of(column)
-    numbers = plain_numbers(text)
-    if numbers is None:
-        numbers = written_numbers(text)
-    if numbers is not None:
-        return checked_numbers(numbers)
+    for parse in (plain_numbers, written_numbers):
+        if (numbers := parse(text)) is not None:
+            return checked_numbers(numbers)
     refuse_text_among_numbers(text)
     dates = parse_dates(text)
     return words_of(text) if dates is None else dates

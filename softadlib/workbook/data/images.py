@@ -20,7 +20,7 @@ import numpy as np
 from softadlib._files import check_writable, data_root, home
 from softadlib._validation import MissingData, UserError
 from softadlib.models import torchvision
-from softadlib.workbook.data.columns import raise_all
+from softadlib.workbook.data.faults import raise_all
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,14 @@ class ImageFolder:
     """Empty where the folder holds the classes themselves: `<class>/*`."""
 
     @property
+    def classes(self) -> list[tuple[str, Sequence[Path]]]:
+        """Name and files of each class, those of training first."""
+        return [*self.train.items(), *self.test.items()]
+
+    @property
     def files(self) -> list[Path]:
         """All files, those of training first."""
-        return [
-            file for split in (self.train, self.test) for some in split.values() for file in some
-        ]
+        return [file for _, files in self.classes for file in files]
 
 
 def find_images(folder: Path) -> ImageFolder:
@@ -205,36 +208,36 @@ def find_images(folder: Path) -> ImageFolder:
     layout = f"{folder} must hold <class>/, or train/<class>/ and test/<class>/, with images"
     if not folder.is_dir():
         raise UserError(f"{layout}; there is no such folder")
-    names = visible_folders(folder)
-    if "train" not in names and "test" not in names:
-        images = ImageFolder({name: image_files(folder / name) for name in names}, {})
-    elif "train" in names and "test" in names:
-        train, test = (
-            {name: image_files(folder / split / name) for name in visible_folders(folder / split)}
-            for split in ("train", "test")
-        )
-        images = ImageFolder(train, test)
-    else:
-        given = "train" if "train" in names else "test"
+    splits = [name for name in visible_folders(folder) if name in ("train", "test")]
+    if len(splits) == 1:
         raise UserError(
-            f"{layout}; it has {given}/ alone. To split that for training and testing give folder: "
-            f"{folder / given}"
+            f"{layout}; it has {splits[0]}/ alone. To split that for training and testing give folder: "
+            f"{folder / splits[0]}"
         )
-    faults = [
-        f"{name}/ has no images"
-        for split in (images.train, images.test)
-        for name, files in split.items()
-        if not files
-    ]
-    if images.test and list(images.train) != list(images.test):
+    if splits:
+        images = ImageFolder(classes_in(folder / "train"), classes_in(folder / "test"))
+    else:
+        images = ImageFolder(classes_in(folder), {})
+    faults = [f"{name}/ has no images" for name, files in images.classes if not files]
+    if splits and list(images.train) != list(images.test):
         faults.append(f"train has {list(images.train)}, test has {list(images.test)}")
     if len(images.train) < 2:
         loose = [file for file in folder.iterdir() if file.suffix.lower() in IMAGE_FORMATS]
         beside = f" and {len(loose):,} images beside them" if loose else ""
         faults.append(f"it has the classes {list(images.train)}{beside}; give two or more")
     if faults:
-        raise UserError("; ".join([layout, *faults]))
+        raise_all([layout, *faults])
     return images
+
+
+def classes_in(folder: Path) -> dict[str, list[Path]]:
+    """Return the images of each class in a folder."""
+    return {
+        name: [
+            file for file in visible_files(folder / name) if file.suffix.lower() in IMAGE_FORMATS
+        ]
+        for name in visible_folders(folder)
+    }
 
 
 def is_visible(name: str) -> bool:
@@ -254,11 +257,6 @@ def visible_files(folder: Path) -> list[Path]:
         folders[:] = filter(is_visible, folders)
         files += [Path(place, name) for name in names if is_visible(name)]
     return sorted(files, key=lambda file: (str(file.parent), file.name))
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Return the images below the folder of a class."""
-    return [file for file in visible_files(folder) if file.suffix.lower() in IMAGE_FORMATS]
 
 
 @functools.lru_cache(maxsize=1)

@@ -14,7 +14,8 @@ import numpy as np
 
 from softadlib._files import data_root, home
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.workbook.data.columns import clean, is_text, raise_all
+from softadlib.workbook.data.columns import clean, is_text
+from softadlib.workbook.data.faults import raise_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,40 +135,39 @@ def table_digest(path: str | Path, target: str = "") -> str:
 
 def from_frame(frame: "pd.DataFrame", target: str = "") -> Table:
     """Turn columns into inputs, and the column `target`, by default the last, into numbers of classes."""
-    cleaned = clean(frame, target or str(frame.columns[-1]))
-    x: list[np.ndarray] = []
-    inputs: list[str] = []
-    is_word: list[bool] = []
-    texts: dict[str, np.ndarray] = {}
-
-    def add(name: str, values: np.ndarray, word: bool) -> None:
-        x.append(values)
-        inputs.append(name)
-        is_word.append(word)
-
-    for name, column in cleaned.iloc[:, :-1].items():
-        if column.dtype != "category":
-            parts = date_parts(column) if column.dtype.kind == "M" else column.to_frame()
-            for part, values in parts.items():
-                add(str(part), values.to_numpy(np.float64), word=False)
-        elif is_text(column):
+    columns = clean(frame, target or str(frame.columns[-1]))
+    texts = {}
+    inputs: list[tuple[str, np.ndarray]] = []
+    for name, column in columns.iloc[:, :-1].items():
+        if is_text(column):
             texts[str(name)] = column.astype(str).where(column.notna(), "").to_numpy(object)
-            continue
         else:
-            for code, word in enumerate(column.cat.categories):
-                add(f"{name}={word}", (column.cat.codes == code).to_numpy(np.float64), word=True)
-        if column.hasnans:
-            add(f"{name} is missing", column.isna().to_numpy(np.float64), word=True)
-    classes = cleaned.iloc[:, -1].cat
+            inputs += inputs_of(column)
+    values = [value for _, value in inputs]
+    classes = columns.iloc[:, -1].cat
     return Table(
-        np.column_stack(x) if x else np.empty((len(cleaned), 0)),
-        classes.codes.to_numpy(np.int64),
-        tuple(inputs),
-        np.array(is_word, bool),
-        tuple(classes.categories),
-        texts,
-        cleaned,
+        x=np.column_stack(values).astype(np.float64) if values else np.empty((len(columns), 0)),
+        y=classes.codes.to_numpy(np.int64),
+        inputs=tuple(name for name, _ in inputs),
+        is_word=np.array([value.dtype == bool for value in values], bool),
+        classes=tuple(classes.categories),
+        texts=texts,
+        columns=columns,
     )
+
+
+def inputs_of(column: "pd.Series") -> list[tuple[str, np.ndarray]]:
+    """Return names and values of a column's inputs: float64 for numbers and dates, bool for words."""
+    name = column.name
+    if column.dtype == "category":
+        codes = column.cat.codes.to_numpy()
+        found = [(f"{name}={word}", codes == i) for i, word in enumerate(column.cat.categories)]
+    else:
+        parts = date_parts(column) if column.dtype.kind == "M" else column.to_frame()
+        found = [(str(part), values.to_numpy(np.float64)) for part, values in parts.items()]
+    if column.hasnans:
+        found.append((f"{name} is missing", column.isna().to_numpy()))
+    return found
 
 
 def date_parts(dates: "pd.Series") -> "pd.DataFrame":
@@ -213,37 +213,44 @@ def read_frame(file: Path) -> "pd.DataFrame":
 
 
 def _read_csv(file: Path) -> "pd.DataFrame":
-    """Read a CSV file as text, without blank lines."""
+    """Read a CSV file as text, without blank lines. Raises UserError for lines that are no rows."""
     import pandas as pd
 
-    names = pd.read_csv(file, header=None, nrows=1, dtype=str).iloc[0].str.strip()
+    first = pd.read_csv(file, header=None, nrows=1, dtype=str, skip_blank_lines=False)
+    names = first.iloc[0].str.strip()
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         frame = pd.read_csv(file, dtype=str, index_col=False, skip_blank_lines=False)
     nameless = names.isna().to_numpy()
     if frame.loc[:, nameless].isna().all(axis=None):  # every line ends with a comma
         frame, names = frame.loc[:, ~nameless], names[~nameless]
     frame.columns = names.fillna("").to_list()
-    _check_names(frame.columns)
+    check_names(frame.columns)
     lines = np.arange(2, len(frame) + 2)
     has_quotes = b'"' in file.read_bytes()
     if has_quotes:  # a value may go over several lines
         breaks = sum(column.str.count("\n").fillna(0) for _, column in frame.items())
         lines = lines + (breaks.cumsum() - breaks).to_numpy(int)
     frame.index = pd.Index(lines, name="line")
-    faults = _swallowed_rows(frame) if has_quotes else []
+    raise_all([*(swallowed_rows(frame) if has_quotes else []), *other_lines(frame)])
+    is_blank = frame.iloc[:, 0].fillna("").str.strip() == ""
+    return frame[~(is_blank & frame.iloc[:, 1:].isna().all(axis=1))]
+
+
+def other_lines(frame: "pd.DataFrame") -> list[str]:
+    """Return a fault for each comment, and one for the lines that repeat the names."""
+    names = frame.columns
     first = frame.iloc[:, 0].fillna("").str.strip()
-    is_alone = frame.iloc[:, 1:].isna().all(axis=1)
-    comments = frame.index[is_alone & first.str.startswith("#")]
-    faults += [f"line {line} is a comment; leave it out" for line in comments]
-    again = frame[first == frame.columns[0]]
-    repeats = again.index[(again == frame.columns).all(axis=1)]
+    sharp = frame[first.str.startswith("#")]
+    comments = sharp.index[sharp.iloc[:, 1:].isna().all(axis=1)]
+    faults = [f"line {line} is a comment; leave it out" for line in comments]
+    alike = frame[first == names[0]]
+    repeats = alike.index[(alike == names).all(axis=1)]
     if len(repeats):
         faults.append(
             f"{len(repeats)} lines, first line {repeats[0]}, repeat line 1; leave them out, or write the names "
             "of the columns above line 1 if it is a row"
         )
-    raise_all(faults)
-    return frame[~(is_alone & (first == ""))]
+    return faults
 
 
 def _first_line(file: Path) -> str:
@@ -257,7 +264,7 @@ def _read_parquet(file: Path) -> "pd.DataFrame":
     import pyarrow.parquet as pq
 
     with open(file, "rb") as stream:  # pyarrow itself opens only what can be written in UTF-8
-        _check_names(pq.read_schema(stream).names)
+        check_names(pq.read_schema(stream).names)
         frame = pd.read_parquet(stream)
     names = [name for name in frame.index.names if name is not None and name not in frame.columns]
     if names and not isinstance(frame.index, pd.RangeIndex):
@@ -267,7 +274,7 @@ def _read_parquet(file: Path) -> "pd.DataFrame":
     return frame
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
     """Raise UserError for a column without a name, and for a name of two columns.
 
     pandas would rename the second, and a copy of the class column would be an input.
@@ -285,7 +292,7 @@ def _check_names(names: Sequence[str]) -> None:
     raise_all(faults)
 
 
-def _swallowed_rows(frame: "pd.DataFrame") -> list[str]:
+def swallowed_rows(frame: "pd.DataFrame") -> list[str]:
     """Return a fault for each value that holds whole lines, between two stray quotation marks."""
     columns = len(frame.columns)
     faults = []
