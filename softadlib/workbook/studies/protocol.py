@@ -69,7 +69,7 @@ class Protocol(BaseModel):
     dataset: str
     """Name of the data: a synthetic set, an image set, or one of your own."""
     folder: str = ""
-    """Images of your own, `train/<class>/*` and `test/<class>/*`; empty for the known sets."""
+    """Images of your own, `train/<class>/*` and `test/<class>/*`, or `<class>/*`; empty for the known sets."""
     table: str = ""
     """A table of your own: a CSV or parquet file; empty for the known sets."""
     target: str = ""
