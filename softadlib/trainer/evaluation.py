@@ -14,6 +14,8 @@ from softadlib.trainer.splits import PARTS
 if TYPE_CHECKING:
     import pandas as pd
 
+Row = dict[str, np.ndarray]
+"""{measure: (R,)}, an entry per run; `epoch` (R,) is among them where it belongs to a table."""
 MEASURES = ("loss_train", "loss_val", "loss_test", "acc_train", "acc_val", "acc_test", "model_norm")
 LEVELS = np.linspace(0, 1, 101)
 """Levels of the quantiles of single losses, in the column `quantiles` of tables of losses."""
@@ -55,7 +57,7 @@ def loss_summary(
     calibrated: bool,
     log_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return columns of `results.read_losses` for one network, each (3, …): a row per part.
+    """Summarise the losses of single samples of one network: {column: (3, …)}, a row per part.
 
     Args:
         logits: (n, C) of train, val and test.
@@ -116,7 +118,7 @@ def _calibration_error(logits: Tensor, labels: Tensor) -> float:
     return expected_calibration_error(logits, labels) if logits.isfinite().all() else np.nan
 
 
-def as_rows(measures: dict[str, Tensor]) -> dict[str, np.ndarray]:
+def as_rows(measures: dict[str, Tensor]) -> Row:
     """Return measures (R,) as float64 arrays in the table's order; one transfer from the device."""
     table = torch.stack([measures[name].double() for name in MEASURES]).cpu()
     return {name: values.numpy() for name, values in zip(MEASURES, table)}

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from softadlib.trainer.checkpoint import Checkpoint, State
-from softadlib.trainer.engines import Engine, Row
+from softadlib.trainer.engines import Engine
+from softadlib.trainer.evaluation import Row
+from softadlib.trainer.evaluator import Evaluator
 from softadlib.trainer.recipe import Recipe, batches
 
 
@@ -88,13 +90,14 @@ class Recorder:
         best_epoch: bool,
         closed_form: bool,
     ):
-        self.engine = engine
+        self.evaluator = Evaluator(engine)
+        self.runs = len(engine)
         self.last_epoch = last_epoch
         self.eval_epochs = eval_epochs
         self.loss_epochs = loss_epochs
         self.measured = Measured([])
         has_closed_form = engine.method.log_probabilities is not None
-        self.best = BestEpoch(engine) if best_epoch else None
+        self.best = BestEpoch(self.evaluator) if best_epoch else None
         self.closed_form = best_epoch and closed_form and has_closed_form
 
     def after(self, epoch: int) -> None:
@@ -103,10 +106,10 @@ class Recorder:
         if epoch > 0 and self.best:
             self.best.update(epoch)
         if epoch in self.eval_epochs:
-            row = {"epoch": np.full(len(self.engine), epoch), **self.engine.measure()}
+            row = {"epoch": np.full(self.runs, epoch), **self.evaluator.measure()}
             if epoch in self.loss_epochs:
                 closed_form = is_last and self.closed_form
-                row |= self.engine.measure_losses(calibrated=is_last, closed_form=closed_form)
+                row |= self.evaluator.measure_losses(calibrated=is_last, closed_form=closed_form)
             self.measured.rows.append(row)
         if is_last and self.best:
             self.measured.best = self.best.measure(self.closed_form)
@@ -128,15 +131,16 @@ class Recorder:
 class BestEpoch:
     """The weights of every run at the epoch of its lowest validation loss."""
 
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        self.weights = tree_map(Tensor.clone, engine.weights())
-        self.loss = np.full(len(engine), np.inf)
-        self.epoch = np.zeros(len(engine), dtype=np.int64)
+    def __init__(self, evaluator: Evaluator):
+        self.evaluator = evaluator
+        self.engine = evaluator.engine
+        self.weights = tree_map(Tensor.clone, self.engine.weights())
+        self.loss = np.full(len(self.engine), np.inf)
+        self.epoch = np.zeros(len(self.engine), dtype=np.int64)
 
     def update(self, epoch: int) -> None:
         """Keep the weights of the runs whose validation loss is lower than ever."""
-        loss = self.engine.validation_losses()
+        loss = self.evaluator.validation_losses()
         better = np.flatnonzero(loss < self.loss)
         if len(better) == 0:
             return
@@ -149,8 +153,8 @@ class BestEpoch:
     def measure(self, closed_form: bool) -> Row:
         """Measure the kept weights; epoch 0 marks a run without any."""
         with self.weights_in_engine():
-            row = {"epoch": self.epoch, **self.engine.measure()}
-            return row | self.engine.measure_losses(calibrated=True, closed_form=closed_form)
+            row = {"epoch": self.epoch, **self.evaluator.measure()}
+            return row | self.evaluator.measure_losses(calibrated=True, closed_form=closed_form)
 
     @contextlib.contextmanager
     def weights_in_engine(self) -> Iterator[None]:

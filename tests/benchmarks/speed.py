@@ -27,6 +27,7 @@ from helpers.plain_loop import final_measures, torch_optimizer
 import softadlib
 from softadlib.trainer import loop
 from softadlib.trainer.device import device_name, numerics
+from softadlib.trainer.evaluator import Evaluator
 from softadlib.trainer.splits import PARTS, Splits
 from softadlib.workbook.studies.load_splits import load_splits
 from softadlib.workbook.studies.protocol import Protocol, Run
@@ -88,10 +89,10 @@ def measuring(protocol: Protocol, splits: Splits) -> Case:
     """Measure one run on all parts of its data."""
     (run,) = protocol.runs("erm")
     data, network = data_of(protocol, splits), network_of(protocol, splits, run)
-    engine = make_engine(protocol, [run], splits)
+    evaluator = Evaluator(make_engine(protocol, [run], splits))
     points = sum(len(y) for _, y in data.values())
     what = f"mlp4x500, measuring {points:,} points"
-    return Case(what, lambda: final_measures(network, data), engine.measure, 1)
+    return Case(what, lambda: final_measures(network, data), evaluator.measure, 1)
 
 
 def study(protocol: Protocol, splits: Splits) -> Case:

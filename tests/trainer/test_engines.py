@@ -33,7 +33,8 @@ from softadlib.models import linear
 from softadlib.trainer.engines import RunGroup
 from softadlib.trainer.engines.autograd import AutogradEngine
 from softadlib.trainer.evaluation import MEASURES
-from softadlib.trainer.loop import train
+from softadlib.trainer.evaluator import Evaluator
+from softadlib.trainer.loop import BestEpoch, train
 from softadlib.trainer.recipe import Recipe, batches
 from softadlib.trainer.splits import PARTS, Splits
 
@@ -184,6 +185,30 @@ def test_measuring_changes_nothing(kind):
     assert_near(row(measured[0], 0), final_measures(networks([1])[0], parts_of(splits(), 1)))
     assert row(end, 0).items() <= row(measured[-1], 0).items()
     assert identical(weights(every, 0), weights(last, 0))
+
+
+class Failure(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_measurement_that_fails_leaves_the_engine_as_it_was(kind, monkeypatch):
+    (engine,) = make_engines(kind, "erm", (0,))
+    best = BestEpoch(Evaluator(engine))
+    best.weights["0.weight"] += 1
+    before = engine.params["0.weight"].clone()
+
+    def fail(run):
+        assert torch.equal(engine.params["0.weight"], before + 1)
+        assert not engine.template.training
+        raise Failure
+
+    monkeypatch.setattr(engine, "network", fail)
+    with pytest.raises(Failure):
+        best.measure(closed_form=False)
+    assert torch.equal(engine.params["0.weight"], before)
+    assert engine.template.training
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("kind", ENGINES)

@@ -10,9 +10,9 @@ from torch import nn
 from softadlib import functional as F
 from softadlib.methods import METHODS
 from softadlib.models import mlp
-from softadlib.trainer.engines.base import count_activations
 from softadlib.trainer.engines.layers import backward, forward, fuse_batchnorm, parse_perceptron
 from softadlib.trainer.engines.single_perceptron import PerceptronEngine, logit_gradient
+from softadlib.trainer.evaluator import count_activations
 
 NETWORKS = {
     "mlp": lambda: mlp((2,), 2, width=16, depth=2),

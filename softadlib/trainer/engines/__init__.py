@@ -4,11 +4,11 @@ import torch
 from torch import nn
 
 from softadlib.trainer.engines.autograd import AutogradEngine, is_convolutional
-from softadlib.trainer.engines.base import Engine, Row, RunGroup
+from softadlib.trainer.engines.base import Engine, RunGroup
 from softadlib.trainer.engines.single_perceptron import PerceptronEngine
 from softadlib.trainer.engines.single_resnet import ResNetEngine
 
-__all__ = ["Engine", "Row", "RunGroup", "choose_engine", "runs_at_once", "split_into_groups"]
+__all__ = ["Engine", "RunGroup", "choose_engine", "runs_at_once", "split_into_groups"]
 
 SIDE_BY_SIDE = 64
 """Most runs that a GPU trains at once: more are hardly faster, and a crash loses all of them."""

@@ -6,7 +6,7 @@ statistic is per run by construction. No number crosses from one run to another:
 leaves the others as they were.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -138,21 +138,18 @@ class AutogradEngine(Engine):
         state = self.tensors_of(run)
         return lambda x: self._logits(state, x).to(self.knob.dtype)
 
-    def stacked_network(self) -> Callable[[Tensor], Tensor]:
-        """Return (R, n, …) ↦ (R, n, C), logits of all runs; batch norm folded in perceptrons."""
+    def stacked_network(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the network of all runs on a GPU, batch norm folded in perceptrons.
+
+        On a CPU, runs side by side would cost up to half as much again.
+        """
+        if self.device.type == "cpu" or self.one_by_one:
+            return None
         layers = None if self.bf16 else parse_perceptron(self.template)
         if layers is not None:
             return fuse_batchnorm(layers, self.params, self.buffers)
         call = vmap(lambda params, buffers, x: self._logits((params, buffers), x))
         return lambda x: call(self.params, self.buffers, x).to(self.knob.dtype)
-
-    def evaluate_parts(self, parts: Sequence[str]) -> dict[str, Tensor]:
-        """Return loss and accuracy on `parts`, (R,) each; on a GPU all runs together."""
-        if self.device.type == "cpu" or self.one_by_one:
-            return super().evaluate_parts(parts)
-        size = self.samples_per_pass(len(self))
-        with self.evaluation_mode():
-            return self.evaluate_network(self.stacked_network(), self.trial, size, parts)
 
 
 def _channels_last(stacked: Grads) -> Grads:

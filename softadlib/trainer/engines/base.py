@@ -1,36 +1,19 @@
-"""What every engine has: the weights of R runs, their data, their measures. A subclass says how they step."""
+"""What every engine has: the weights of R runs and their data. A subclass says how they step."""
 
-import contextlib
 import copy
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from softadlib.functional.gradient_rules import Grads
 from softadlib.methods import Method
 from softadlib.trainer.checkpoint import State
-from softadlib.trainer.evaluation import (
-    as_rows,
-    evaluate,
-    loss_summary,
-    model_norm,
-)
 from softadlib.trainer.recipe import Recipe
-from softadlib.trainer.splits import PARTS, Splits
-
-Row = dict[str, np.ndarray]
-"""{measure: (R,)}, an entry per run; `epoch` (R,) is among them where it belongs to a table."""
-
-SAMPLES_AT_ONCE = 1000
-"""Samples per forward pass in evaluation on a CPU: what stays in its cache."""
-GPU_BYTES = 2**31
-"""Bytes of activations per forward pass in evaluation on a GPU, of all runs together."""
+from softadlib.trainer.splits import Splits
 
 
 @dataclass(frozen=True)
@@ -75,7 +58,10 @@ class RunGroup:
 
 
 class Engine:
-    """R runs of one method on one device. Subclasses have `step` and `network`."""
+    """R runs of one method on one device. Subclasses have `step` and `network`.
+
+    `trainer.evaluator.Evaluator` measures them.
+    """
 
     def __init__(self, group: RunGroup):
         self.method = group.method
@@ -191,135 +177,19 @@ class Engine:
             value.copy_(state["weights"][name])
         self.optimizer.load_state_dict(state["optimizer"])
 
+    # Networks
+
+    def network(self, run: int) -> Callable[[Tensor], Tensor]:
+        """Return x (n, …) ↦ logits (n, C) of one run, in the mode that the template is in."""
+        raise NotImplementedError
+
+    def stacked_network(self) -> Callable[[Tensor], Tensor] | None:
+        """Return (R, n, …) ↦ (R, n, C), logits of all runs, where they are faster together; else None."""
+        return None
+
     def module(self, run: int) -> nn.Module:
         """Return a network with the weights of one run, on the CPU, in evaluation mode."""
         network = copy.deepcopy(self.template).cpu().eval()
         params, buffers = self.tensors_of(run)
         network.load_state_dict(params | buffers, strict=False)  # tied weights have one name here
         return network
-
-    # Evaluation
-
-    def network(self, run: int) -> Callable[[Tensor], Tensor]:
-        """Return x ↦ logits of one run, batch norm by its running statistics."""
-        raise NotImplementedError
-
-    @contextlib.contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
-        """Put the network into evaluation mode, without gradients, and back into training mode."""
-        self.template.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.template.train()
-
-    def measure(self) -> Row:
-        """Return loss and accuracy on train, val and test, and the model norm, (R,) each."""
-        measures = self.evaluate_parts(PARTS)
-        norms = [model_norm(self.tensors_of(run)[0]) for run in range(len(self))]
-        return as_rows({**measures, "model_norm": torch.stack(norms)})
-
-    def validation_losses(self) -> np.ndarray:
-        """Return the mean validation loss of every run, (R,)."""
-        losses = self.evaluate_parts(("val",))["loss_val"]
-        return np.asarray(losses.cpu().double())
-
-    def measure_losses(self, calibrated: bool, closed_form: bool = False) -> Row:
-        """Summarise the losses of single samples: {column: (R, 3, …)}, one row per part.
-
-        `closed_form`: also those of the class probabilities in closed form.
-        """
-        rows = []
-        for run in range(len(self)):
-            log_probabilities = self.log_probabilities(run) if closed_form else None
-            rows.append(loss_summary(*self.outputs(run, PARTS), calibrated, log_probabilities))
-        return stacked(rows)
-
-    def log_probabilities(self, run: int) -> Callable[[Tensor], Tensor]:
-        """Return logits (n, C) of one run ↦ ln p (n, C), class probabilities in closed form."""
-        closed_form = self.method.log_probabilities
-        assert closed_form is not None
-        own = {name: value[run].cpu() for name, value in self.per_run.items()}
-        of_objective, _ = self.arguments(own)
-        knob = self.knob[run].cpu()
-        return lambda logits: closed_form(logits, knob, **of_objective)
-
-    def outputs(self, run: int, parts: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the logits (n, C) of one run and the labels (n,), for each part of its trial's data."""
-        logits = [self.logits(run, part) for part in parts]
-        indices = [getattr(self.splits, part)[self.trials[run]] for part in parts]
-        return logits, [self.splits.y[index] for index in indices]
-
-    def logits(self, run: int, part: str) -> Tensor:
-        """Return the logits of one run on a part of its trial's data, (n, C), in evaluation mode."""
-        data = self.splits
-        trial = self.trials[run]
-        with self.evaluation_mode():
-            network = self.network(run)
-            chunks = getattr(data, part)[trial].split(self.samples_per_pass(1))
-            return torch.cat([network(data.inputs(data.x[c], trial)) for c in chunks])
-
-    def evaluate_parts(self, parts: Sequence[str]) -> dict[str, Tensor]:
-        """Return loss and accuracy on `parts`, (R,) each, one run after another.
-
-        On a CPU, runs side by side would cost up to half as much again.
-        """
-        size = self.samples_per_pass(1)
-        rows = []
-        with self.evaluation_mode():
-            for run, trial in enumerate(self.trials):
-                rows.append(self.evaluate_network(self.network(run), trial, size, parts))
-        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-    def evaluate_network(
-        self,
-        network: Callable[[Tensor], Tensor],
-        trial: int | Tensor,
-        size: int,
-        parts: Sequence[str],
-    ) -> dict[str, Tensor]:
-        """Return loss and accuracy on each part, by passes of `size` samples.
-
-        They are () for one trial, and (R,) for the trials (R,) of a network of R runs.
-        """
-        data = self.splits
-        measures = {}
-
-        def logits(index: Tensor) -> Tensor:
-            return network(data.inputs(data.x[index], trial))
-
-        for part in parts:
-            index = getattr(data, part)[trial]
-            both = evaluate(logits, index, data.y, size)
-            measures[f"loss_{part}"], measures[f"acc_{part}"] = both.unbind(-1)
-        return measures
-
-    def samples_per_pass(self, runs: int) -> int:
-        """Return how many samples of `runs` runs a forward pass of an evaluation takes."""
-        if self.device.type == "cpu":
-            return SAMPLES_AT_ONCE
-        bytes_per_sample = self._activations * self.knob.element_size()
-        return max(1, GPU_BYTES // (runs * bytes_per_sample))
-
-    @functools.cached_property
-    def _activations(self) -> int:
-        """Floats that the layers put out for one sample; found once, it costs a forward pass."""
-        return max(1, count_activations(self.template, self.splits.shape))
-
-
-def stacked(rows: Sequence[Row]) -> Row:
-    """Return rows of single runs as one, {column: (R, …)}."""
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def count_activations(network: nn.Module, shape: tuple[int, ...]) -> int:
-    """Count the floats that the layers of `network` put out for one sample of `shape`."""
-    sizes: list[int] = []
-    network = copy.deepcopy(network).eval()
-    for module in network.modules():
-        if not any(True for _ in module.children()):
-            module.register_forward_hook(lambda m, args, out: sizes.append(out[0].numel()))
-    with torch.no_grad():
-        network(torch.zeros(2, *shape, dtype=next(network.parameters()).dtype))
-    return sum(sizes)

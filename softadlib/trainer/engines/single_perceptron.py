@@ -1,8 +1,10 @@
 """One multilayer perceptron on a CPU, with gradients written by hand.
 
 A network this small spends its time in matrix products and in waiting for memory. A run trained from
-its first epoch to its last stays in the cache, and autograd's bookkeeping is saved. The engine
-takes a single run, so no run shares a kernel with another and its numbers depend on no other run.
+its first epoch to its last stays in the cache, and autograd's bookkeeping is saved: by `AutogradEngine` a
+step takes 1.36 to 1.41 times as long for mlp4x500 in batches of 50, 1.16 to 1.18 for mlp1x1000 in batches of
+200 (outputs/bench). The engine takes a single run, so no run shares a kernel with another and its
+numbers depend on no other run.
 """
 
 from collections.abc import Callable

@@ -13,6 +13,7 @@ import torch.nn.functional as nnF
 
 from softadlib._files import home
 from softadlib.trainer.device import numerics, pick_device
+from softadlib.trainer.evaluator import Evaluator
 from softadlib.trainer.loop import train
 from softadlib.workbook.analysis.relative import BEST, LAST
 from softadlib.workbook.studies import params, results
@@ -49,7 +50,7 @@ def losses_by_image(
             recipe = dataclasses.replace(protocol.recipe, epochs=row.epoch)
             with numerics(device, protocol.precision):
                 train(engine, recipe, protocol.seeds, eval_epochs=())
-                (logits,), (targets,) = engine.outputs(0, ("test",))
+                (logits,), (targets,) = Evaluator(engine).outputs(0, ("test",))
             losses = nnF.cross_entropy(logits, targets, reduction="none").cpu()
             images = {"image": range(len(losses)), "loss": losses}
             tables.append(

@@ -13,13 +13,12 @@ from softadlib.trainer.checkpoint import Checkpoint, State
 from softadlib.trainer.device import device_name, memory_in_one_line, numerics, pick_device
 from softadlib.trainer.engines import (
     Engine,
-    Row,
     RunGroup,
     choose_engine,
     runs_at_once,
     split_into_groups,
 )
-from softadlib.trainer.evaluation import measures_table
+from softadlib.trainer.evaluation import Row, measures_table
 from softadlib.trainer.loop import Measured, train
 from softadlib.trainer.splits import Splits
 from softadlib.workbook.studies.authors_order import order_seeds

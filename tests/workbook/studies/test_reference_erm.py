@@ -17,6 +17,7 @@ import torch
 from helpers.protocols import train
 from helpers.workspace import make_home
 
+from softadlib.trainer.evaluator import Evaluator
 from softadlib.workbook.studies.load_splits import load_splits
 from softadlib.workbook.studies.params import load
 from softadlib.workbook.studies.train_runs import make_engine
@@ -49,7 +50,7 @@ def test_every_trial_begins_with_its_own_data_and_weights(recorded):
     made = protocol()
     splits = load_splits(made, 0.0).to("cpu", torch.float64)
     for run in made.runs("erm"):
-        measured = make_engine(made, [run], splits).measure()
+        measured = Evaluator(make_engine(made, [run], splits)).measure()
         start = [float(measured[name][0]) for name in MEASURES]
         assert start == pytest.approx(recorded.loc[0, run.trial].tolist(), rel=1e-9)
 
