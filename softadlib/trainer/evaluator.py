@@ -1,9 +1,8 @@
 """What is measured of the runs of an engine."""
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -58,23 +57,13 @@ class Evaluator:
         trial = self.engine.trials[run]
         indices = [getattr(data, part)[trial] for part in parts]
         logits = []
-        with self._evaluation_mode():
+        with self.engine.evaluation_mode():
             network = self.engine.network(run)
             for index in indices:
                 passes = index.split(self._samples_per_pass(1))
                 outputs = [network(data.inputs(data.x[some], trial)) for some in passes]
                 logits.append(torch.cat(outputs))
         return logits, [data.y[index] for index in indices]
-
-    @contextlib.contextmanager
-    def _evaluation_mode(self) -> Iterator[None]:
-        """Put the network into evaluation mode, without gradients, and back into training mode."""
-        self.engine.template.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.engine.template.train()
 
     def _log_probabilities(self, run: int) -> Callable[[Tensor], Tensor]:
         """Return logits (n, C) of one run ↦ ln p (n, C), class probabilities in closed form."""
@@ -88,7 +77,7 @@ class Evaluator:
     def _measures_of(self, parts: Sequence[str]) -> dict[str, Tensor]:
         """Return loss and accuracy on `parts`, (R,) each."""
         engine = self.engine
-        with self._evaluation_mode():
+        with engine.evaluation_mode():
             together = engine.stacked_network()
             if together is not None:
                 size = self._samples_per_pass(len(engine))

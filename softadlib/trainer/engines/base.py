@@ -1,8 +1,9 @@
 """What every engine has: the weights of R runs and their data. A subclass says how they step."""
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +179,16 @@ class Engine:
         self.optimizer.load_state_dict(state["optimizer"])
 
     # Networks
+
+    @contextlib.contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Put the network into evaluation mode, without gradients, and back into training mode."""
+        self.template.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.template.train()
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
         """Return x (n, …) ↦ logits (n, C) of one run, in the mode that the template is in."""

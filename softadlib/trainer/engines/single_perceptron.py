@@ -35,7 +35,6 @@ class PerceptronEngine(SingleRunEngine):
                 "PerceptronEngine takes one network of Linear, BatchNorm1d, ReLU in a row; use AutogradEngine"
             )
         self.layers = layers
-        self.views = self.tensors_of(0)
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
         return fuse_batchnorm(self.layers, *self.tensors_of(run))
@@ -43,6 +42,7 @@ class PerceptronEngine(SingleRunEngine):
     def gradients(
         self, params: Grads, x: Tensor, y: Tensor, settings: dict[str, Any], track: bool
     ) -> Grads:
-        logits, tape = forward(self.layers, params, self.views[1], x, track)
+        _, buffers = self.tensors_of(0)
+        logits, tape = forward(self.layers, params, buffers, x, track)
         g = logit_gradient(self.method, logits, y, self.knob[0], **settings)
         return backward(self.layers, params, tape, g)

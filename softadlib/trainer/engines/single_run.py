@@ -54,7 +54,8 @@ def logit_gradient(
     """Return the gradient of the method's objective in the logits (n, C).
 
     For objectives of cross-entropy in closed form, through the kernels that autograd would call,
-    where the method's `gradient_weights` are known. Otherwise by autograd.
+    where the method's `gradient_weights` are known. Otherwise by autograd, with which a step of mlp4x500
+    would take 1.05 and one of mlp1x1000 1.03 times as long (outputs/bench).
     """
     weights_of = method.gradient_weights
     if weights_of is None or method.losses is not cross_entropy:
