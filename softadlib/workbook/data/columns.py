@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 MISSING = ("", "?", ".")
 """Text that stands for a missing value, beside what pandas reads as one: NA, n/a, NaN, None, null."""
 ONE_HOT_WORDS = 256
-"""Different words that a column may hold for each to become an input."""
+"""Up to this many distinct words, each becomes an input."""
 FEW_WORDS = 20
-"""With at most this many words, a column may have a different one in nearly every row."""
+"""Up to this many distinct words, nearly every row may have its own."""
 FEWEST_ROWS = 5
 """Rows that a class needs: of 5 the splits have 3, 1 and 1 on average."""
 MOSTLY_NUMBERS = 0.9
@@ -207,7 +207,7 @@ def parse_dates(text: "pd.Series") -> "pd.Series | None":
 
 
 def is_text(column: "pd.Series") -> bool:
-    """Tell whether a column has too many words for an input each, or another one in nearly every row."""
+    """Tell whether a column has too many words for an input each, or its own in nearly every row."""
     if column.dtype != "category":
         return False
     different = column.nunique()

@@ -173,12 +173,14 @@ def _of_arrays(
 
 
 def _file_state(path: Path) -> tuple[Path, int]:
-    """Return the name of a file and when it changed; of a link without a target, the link."""
+    """Path and modification time; for a dangling link, those of the link."""
     return path, path.stat(follow_symlinks=path.exists()).st_mtime_ns
 
 
 IMAGE_FORMATS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Endings of the files that are read, as in `torchvision.datasets.ImageFolder`."""
+SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
+"""Folders, in small letters, that are no classes."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,8 @@ def find_images(folder: Path) -> ImageFolder:
     layout = f"{folder} must hold <class>/, or train/<class>/ and test/<class>/, with images"
     if not folder.is_dir():
         raise UserError(f"{layout}; there is no such folder")
-    splits = [name for name in visible_folders(folder) if name in ("train", "test")]
+    names = visible_folders(folder)
+    splits = [name for name in names if name in ("train", "test")]
     if len(splits) == 1:
         raise UserError(
             f"{layout}; it has {splits[0]}/ alone. To split that for training and testing give folder: "
@@ -219,14 +222,19 @@ def find_images(folder: Path) -> ImageFolder:
     else:
         images = ImageFolder(classes_in(folder), {})
     faults = [f"{name}/ has no images" for name, files in images.classes if not files]
-    if splits and list(images.train) != list(images.test):
-        faults.append(f"train has {list(images.train)}, test has {list(images.test)}")
+    faults += [
+        f"{name}/ is no class: call it train or test"
+        for name in images.train
+        if name.casefold() in SPLIT_NAMES
+    ]
+    if splits and (differing := sorted(images.train.keys() ^ images.test.keys())):
+        faults.append(f"{', '.join(differing[:5])} is in one of train/ and test/ alone")
     if len(images.train) < 2:
-        loose = [file for file in folder.iterdir() if file.suffix.lower() in IMAGE_FORMATS]
+        place = folder / "train" if splits else folder
+        loose = [file for file in place.iterdir() if file.suffix.lower() in IMAGE_FORMATS]
         beside = f" and {len(loose):,} images beside them" if loose else ""
         faults.append(f"it has the classes {list(images.train)}{beside}; give two or more")
-    if faults:
-        raise_all([layout, *faults])
+    raise_all([layout, *faults] if faults else [])
     return images
 
 

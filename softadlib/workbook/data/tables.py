@@ -259,7 +259,7 @@ def _first_line(file: Path) -> str:
 
 
 def _read_parquet(file: Path) -> "pd.DataFrame":
-    """Read a parquet file; a named index becomes columns."""
+    """Read a parquet file. Turn a named index into columns; drop a plain RangeIndex."""
     import pandas as pd
     import pyarrow.parquet as pq
 
@@ -275,9 +275,9 @@ def _read_parquet(file: Path) -> "pd.DataFrame":
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise UserError for a column without a name, and for a name of two columns.
+    """Refuse columns without a name, and duplicate names.
 
-    pandas would rename the second, and a copy of the class column would be an input.
+    pandas renames the second, and a renamed class column would leak the labels.
     """
     faults = [
         f"column {number} has no name; name it, or leave it out where it numbers the rows"

@@ -1,5 +1,6 @@
 """Image sets: torchvision's own file formats in small, arrays, folders, and what is refused."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -309,6 +310,18 @@ def flat(pets):
     shutil.rmtree(pets / "train")
 
 
+def flat_parts(pets):
+    for file in list(pets.rglob("*.png")):
+        file.rename(file.parent.parent / file.name)
+        with contextlib.suppress(OSError):
+            file.parent.rmdir()
+
+
+def capitals(pets):
+    for name in ("train", "test"):
+        (pets / name).rename(pets / name.capitalize())
+
+
 def cow_in_test_alone(pets):
     shutil.copytree(pets / "test/cat", pets / "test/cow")
 
@@ -322,10 +335,12 @@ def one_class(pets):
     ("change", "words"),
     [
         (shutil.rmtree, ["there is no such folder", "train/<class>/ and test/<class>/"]),
-        (add_class, ["ant/ has no images", "train has ['ant', 'cat', 'dog']"]),
-        (cow_in_test_alone, ["train has ['cat', 'dog'], test has ['cat', 'cow', 'dog']"]),
+        (add_class, ["ant/ has no images", "ant is in one of train/ and test/ alone"]),
+        (cow_in_test_alone, ["cow is in one of train/ and test/ alone"]),
         (one_class, ["it has the classes ['cat']; give two or more"]),
         (flat, ["the classes [] and 12 images beside them", "<class>/"]),
+        (flat_parts, ["the classes [] and 8 images beside them"]),
+        (capitals, ["Test/ is no class: call it train or test", "Train/ is no class"]),
         (only_train, ["it has train/ alone", "give folder: ", "pets/train"]),
     ],
 )
