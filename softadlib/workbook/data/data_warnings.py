@@ -114,6 +114,11 @@ def left_out(folder: Path) -> list[str]:
 def folder_warnings(found: ImageFolder, images: Images) -> list[str]:
     """Return warnings about classes and about images that are there twice."""
     lines = []
+    inner = [{file.parent.name for file in files} for files in found.train.values()]
+    if len(inner[0]) > 1 and all(names == inner[0] for names in inner):
+        lines.append(
+            f"{', '.join(found.train)} are taken for classes; each holds the folders {', '.join(sorted(inner[0]))}"
+        )
     if len(found.train) == 2 and SEGMENTATION.issuperset(map(str.lower, found.train)):
         names = " and ".join(found.train)
         lines.append(f"{names} are taken for classes; sort the images into a folder for each class")

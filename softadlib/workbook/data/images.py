@@ -207,7 +207,10 @@ def find_images(folder: Path) -> ImageFolder:
 
     Raises a UserError that names all faults of the layout.
     """
-    layout = f"{folder} must hold <class>/, or train/<class>/ and test/<class>/, with images"
+    layout = (
+        f"{folder} must hold <class>/, or train/<class>/ and test/<class>/, with images "
+        f"({', '.join(IMAGE_FORMATS)})"
+    )
     if not folder.is_dir():
         raise UserError(f"{layout}; there is no such folder")
     names = visible_folders(folder)

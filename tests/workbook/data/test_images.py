@@ -443,6 +443,17 @@ def test_images_and_their_masks_are_no_classes_without_a_word(tmp_path, names):
     assert f"{pets}: {names[0]} and {names[1]} are taken for classes" in said[0]
 
 
+def test_folders_of_classes_below_others_are_said(tmp_path):
+    for place in ("north/cat", "north/dog", "south/cat", "south/dog"):
+        (tmp_path / "pets" / place).mkdir(parents=True)
+        for i in range(3):
+            picture = Image.fromarray(pictures(1, 6, 8)[0])
+            picture.save(tmp_path / "pets" / place / f"{i}.png")
+    words = "north, south are taken for classes; each holds the folders cat, dog"
+    pets = tmp_path / "pets"
+    assert data_warnings("pets", folder=str(pets)) == [f"{pets}: {words}"]
+
+
 # Digits, parts and networks
 
 
