@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softadlib.workbook.data.columns import FEWEST_ROWS, has_codes, is_text
+from softadlib.workbook.data.columns import FEWEST_ROWS, LEADING_ZERO, has_codes, is_text
 from softadlib.workbook.data.datasets import table_of
 from softadlib.workbook.data.images import (
     ImageFolder,
@@ -70,7 +70,7 @@ def word_warnings(column: "pd.Series") -> list[str]:
             f"letters make {TEXT_INPUTS} inputs. Leave it out if it names the rows"
         )
     elif has_codes(words):
-        code = words[words.str.match("[-+]?0")].iloc[0]
+        code = words[words.str.match(LEADING_ZERO)].iloc[0]
         lines.append(
             f"column {column.name!r} has leading zeros, such as {code!r}; it counts as words"
         )
@@ -127,7 +127,7 @@ def folder_warnings(found: ImageFolder, images: Images) -> list[str]:
     ]
     if few:
         lines.append(
-            f"classes with few training images, of which a trial may train on none: {', '.join(few)}"
+            f"classes with few images, of which a part of a trial may have none: {', '.join(few)}"
         )
     training = {image.tobytes() for image in images.x_train}
     repeats = len(images.x_train) - len(training)

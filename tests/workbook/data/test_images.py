@@ -409,8 +409,8 @@ def test_files_are_read_in_the_order_of_torchvision(tmp_path):
 def test_what_a_folder_has_beside_its_images_is_said(tmp_path):
     pets = tmp_path / "pets"
     write_folder(pets)
-    few = "of which a trial may train on none: cat (4), dog (4)"
-    few = f"{pets}: classes with few training images, {few}"
+    few = "classes with few images, of which a part of a trial may have none: cat (4), dog (4)"
+    few = f"{pets}: {few}"
     assert data_warnings("pets", folder=str(pets)) == [few]
     for part in ("cat", "dog"):
         Image.fromarray(pictures(1, 6, 8, 3)[0]).save(pets / f"train/{part}/8.png")
