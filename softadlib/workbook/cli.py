@@ -222,11 +222,12 @@ def run(
     if dry_run:
         print(show.progress(work))
         if new_profile:  # it has the pages of the profile that it extends
-            pages = notebooks.pages_of_profile(profile, list(work.protocols))
+            planned = notebooks.planned_results(work.studies)
+            pages = notebooks.pages_of_profile(profile, planned)
             if datasets:
                 pages = [page for page in pages if "dataset" in page.parameters]
         else:
-            pages = notebooks.missing_pages(profile, datasets, planned=work.protocols)
+            pages = notebooks.missing_pages(profile, datasets, planned=work.studies)
         print_names(pages)
         return 0
     work.write()
@@ -302,13 +303,17 @@ def draw(
             raise UserError("--dataset is of a profile; give softad draw PROFILE --dataset D")
         pages = notebooks.pages_of_no_profile()
     else:
-        stored = notebooks.stored_datasets(profile)
+        stored = notebooks.stored_results(profile)
         if not stored:
             first = f"softad train {profile}"
             raise MissingData(f"nothing is finished in profile {profile!r}; first: {first}")
         for name in datasets or ():
-            choose(f"dataset with results in profile {profile}", name, stored)
-        pages = notebooks.pages_of_profile(profile, datasets or stored)
+            there = dict.fromkeys(result.dataset for result in stored)
+            choose(f"dataset with results in profile {profile}", name, there)
+        pages = notebooks.pages_of_profile(profile, stored, datasets)
+        if dry_run:
+            for name, lack in notebooks.lacking_pages(profile, stored).items():
+                print(f"without {name}: {lack}")
     if dry_run:
         print_names(pages)
         return 0

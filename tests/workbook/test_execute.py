@@ -1,5 +1,6 @@
 """Pages executed by real kernels: whole or not at all, with failures named and results missing or stored."""
 
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from softadlib.workbook.pages import notebooks
 from softadlib.workbook.studies import results
 from softadlib.workbook.studies.changes import changed_protocol, check_parameters
 from softadlib.workbook.studies.params import load
+from softadlib.workbook.studies.work import plan_work
 
 LACKING = (
     "class MissingData(ValueError):\n    'Named as softadlib names it.'\n"
@@ -139,18 +141,69 @@ def test_pages_of_a_profile_have_its_datasets_and_label_noise(tmp_path, monkeypa
     add(home, "theory", parameters="size = 1")
     add(home, "own", parameters="size = 1", profiles=["tiny"])
     add(home, "others", parameters="profile_read = 'images'", profiles=["images"])
-    pages = notebooks.pages_of_profile("tiny", ["gaussian", "spiral"])
+    planned = notebooks.planned_results(plan_work("tiny").studies)
+    pages = notebooks.pages_of_profile("tiny", planned)
     assert {page.name: page.parameters for page in pages} == {
         "all": {"profile": "tiny"},
         "each-gaussian": {"profile": "tiny", "dataset": "gaussian"},
         "each-spiral": {"profile": "tiny", "dataset": "spiral", "label_noise": 0.1},
         "own": {},
     }
-    pages = {page.name: page for page in notebooks.pages_of_profile("tiny", ["spiral"])}
+    spiral = [result for result in planned if result.dataset == "spiral"]
+    pages = {page.name: page for page in notebooks.pages_of_profile("tiny", spiral)}
     assert pages["all"].parameters == {"profile": "tiny", "label_noise": 0.1}, "no label is clean"
     assert [page.name for page in notebooks.pages_of_no_profile()] == ["theory"]
     odd = add(home, "odd", profiles="paper")
     with pytest.raises(UserError, match=str(odd)):
+        notebooks.pages_of_no_profile()
+
+
+NEEDS = [
+    ({"methods": ["erm", "softad"]}, ""),
+    ({"methods": ["erm", "sam"]}, ""),
+    ({"methods": ["erm", "sam"], "sets": 2}, "needs erm, sam on 2 data sets"),
+    ({"methods": ["flooding"]}, "needs flooding on 1 data set"),
+    ({"sets": 3}, "needs results on 3 data sets"),
+    ({"of_the_paper": True}, ""),
+    ({"of_the_paper": True, "sets": 2}, "needs results on 2 data sets of the paper"),
+    ({"best_epochs": True}, "needs results on 1 data set with best_epoch: true"),
+    (
+        {"methods": ["softad"], "across_ln2": True},
+        "needs softad on both sides of ln 2 on 1 data set",
+    ),
+]
+
+
+@pytest.mark.parametrize(("needs", "lack"), NEEDS, ids=str)
+def test_a_page_that_lacks_results_is_not_executed_to_find_out(home, capsys, needs, lack):
+    """Two sets, one of them the paper's, where θ is below ln 2; SAM was trained on one."""
+    own = json.loads((home / "params/tiny/gaussian.yaml").read_text()) | {"dataset": "digits"}
+    own |= {"n_train": 0, "n_val": 0, "n_test": 0, "epochs": 1, "curves": "none", "trials": 1}
+    (home / "params/tiny/digits.yaml").write_text(json.dumps(own))
+    for dataset, methods in (("gaussian", "erm,sam,softad"), ("digits", "erm")):
+        argv = ["train", "tiny", "--dataset", dataset, "--method", methods, "-j", "1"]
+        assert cli.main(argv) == 0
+    add(home, "page")
+    document = json.loads((home / "notebooks/page.ipynb").read_text())
+    document["metadata"]["softad"]["needs"] = needs
+    (home / "notebooks/page.ipynb").write_text(json.dumps(document))
+    capsys.readouterr()
+    assert cli.main(["draw", "tiny", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"notebooks to draw: {'none' if lack else 'page'}"
+    assert lines[:-1] == ([f"without page: {lack}"] if lack else [])
+    if lack:
+        assert cli.main(["draw", "tiny"]) == 0
+        assert "done: 0 notebooks" in capsys.readouterr().err
+        assert not (home / "outputs/tiny/figures").exists()
+
+
+def test_needs_of_another_form_are_refused(home):
+    path = add(home, "page")
+    document = json.loads(path.read_text())
+    document["metadata"]["softad"]["needs"] = {"method": ["erm"]}
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=f"{path}: metadata softad.needs.method"):
         notebooks.pages_of_no_profile()
 
 

@@ -10,9 +10,10 @@ from helpers.workspace import REPOSITORY
 from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import get_kernel_spec
 
-from softadlib.workbook.pages.notebooks import TRAIN, pages_of_profile, read_source
+from softadlib.workbook.pages.notebooks import TRAIN, pages_of_profile, planned_results, read_source
 from softadlib.workbook.pages.toc import MARKS, index, read_toc
-from softadlib.workbook.studies.params import datasets_of, profile_names
+from softadlib.workbook.studies.params import profile_names
+from softadlib.workbook.studies.work import plan_work
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
@@ -190,7 +191,7 @@ def test_a_changed_number_in_prose_is_found_out(tmp_path, monkeypatch):
 def test_every_profile_draws_pages_some_of_them_their_own():
     names = {}
     for profile in profile_names():
-        pages = pages_of_profile(profile, datasets_of(profile)[:1])
+        pages = pages_of_profile(profile, planned_results(plan_work(profile).studies))
         names[profile] = {page.source.stem for page in pages}
     assert all(names.values())
     assert "figs04-10_trajectories" in names["images"] - names["quick"]

@@ -89,6 +89,28 @@ def test_the_page_opens_with_pictures_and_tables_and_links_within_itself(page):
     assert re.search(r"<td>own</td>\s*<td>ERM</td>", text), "how each was run"
 
 
+def test_the_page_of_own_data_opens_with_its_methods_side_by_side(tmp_path, monkeypatch, capsys):
+    home = make_home(tmp_path, own={"table": "own.csv"})
+    monkeypatch.setenv("SOFTAD_HOME", str(home))
+    table = pd.DataFrame({"size": range(100), "kind": ["red", "blue"] * 50})
+    table.to_csv(home / "own.csv", index=False)
+    assert cli.main(["report", "tiny"]) == 2
+    assert "first: softad run tiny" in capsys.readouterr().err
+    assert cli.main(["train", "tiny", "--method", "erm,softad", "-j", "1"]) == 0
+    assert cli.main(["report", "tiny"]) == 0
+    text = (home / "outputs/tiny/index.html").read_text(encoding="utf-8")
+    first = text[text.index("<main") :].split("</table>")[0]
+    assert "Which method?" in first
+    for word in (
+        "test loss, last",
+        "accuracy, %, last",
+        "value",
+        "<td>ERM</td>",
+        "<td>SoftAD</td>",
+    ):
+        assert word in first
+
+
 def test_output_is_written_where_it_is_told(page, tmp_path, capsys):
     target = tmp_path / "new" / "page.html"
     assert cli.main(["report", "tiny", "--output", str(target)]) == 0

@@ -14,6 +14,7 @@ from softadlib.workbook.analysis import published
 from softadlib.workbook.analysis.statistics import mean_interval
 from softadlib.workbook.studies import params, results
 from softadlib.workbook.studies.read import training_words
+from softadlib.workbook.studies.selection import lacks_best_epochs
 
 DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
 """The paper's datasets, in the order of its tables."""
@@ -41,18 +42,24 @@ DASH = "–"
 
 
 class Cell(NamedTuple):
-    """The format of a column: heading, digits, a factor, and whether the sign is always shown."""
+    """The format of a column: heading, digits, a factor, whether the sign is always shown.
+
+    `is_value` keeps a small number from being rounded to 0, which as a hyperparameter is another one.
+    """
 
     heading: str
     digits: int = 3
     factor: float = 1
     signed: bool = False
+    is_value: bool = False
 
     def text(self, value: float) -> str:
         """Return the cell of one value; a dash for NaN."""
         sign = "+" if self.signed else ""
         if pd.isna(value):
             return DASH
+        if self.is_value and 0 < abs(value) < 10**-self.digits:
+            return f"{value:.2g}"
         rounded = round(self.factor * value, self.digits) + 0.0  # no negative zero
         return f"{rounded:{sign}.{self.digits}f}"
 
@@ -63,8 +70,15 @@ CELLS = {
     "loss_test": Cell("test loss"),
     "acc_test": Cell("accuracy, %", 1, 100),
     "model_norm": Cell("norm", 1),
-    "knob": Cell("value", 2),
-    "theta": Cell("θ", 2),
+    "knob": Cell("value", 2, is_value=True),
+    "theta": Cell("θ", 2, is_value=True),
+    "value_last": Cell("value", 2, is_value=True),
+    "value_early": Cell("value, early", 2, is_value=True),
+    "loss_last": Cell("test loss, last"),
+    "loss_early": Cell("early"),
+    "loss_after_t": Cell("after T"),
+    "acc_last": Cell("accuracy, %, last", 1, 100),
+    "acc_early": Cell("accuracy, %, early", 1, 100),
     "ece": Cell("ECE, %", 1, 100),
     "tied": Cell("tied", 1),
     "hours": Cell("hours", 2),
@@ -223,19 +237,20 @@ def beside_authors(
 ) -> pd.DataFrame:
     """Return the authors' means beside ours, a line per dataset, label noise, method and quantity.
 
-    Our runs are selected as theirs: the highest validation accuracy, ties to the largest value. Only
-    runs of as many epochs as theirs are shown, clean labels first.
+        Our runs are selected as theirs: the highest validation accuracy, ties to the largest value. Only
+        runs of as many epochs as theirs are shown, clean labels first.
 
-    Args:
-        rows: of one or more profiles, as `results.read` gives them.
-        quantities: columns of `rows`, in the order of the lines.
+        Args:
+            rows: of one or more profiles, as `results.read` gives them.
+            quantities: columns of `rows`, in the order of the lines.
 
-    Columns: `authors`, `authors_sd`, `authors_n`, `ours`, `ours_sd`, `ours_n`; a standard deviation
-    (ddof = 1) is NaN where it is not printed, and of a single trial.
+        Columns: `authors`, `authors_sd`, `authors_n`, `ours`, `ours_sd`, `ours_n`; a standard deviation
+        (ddof = 1) is NaN where it is not printed, and of a single trial.
 
-    Example:
-        >>> from softadlib.workbook.studies import results
-        >>> beside_authors(results.read("paper", "gaussian"))  # doctest: +SKIP
+        Example:
+            >>> from softadlib.workbook.studies import results
+    from softadlib.workbook.studies.selection import lacks_best_epochs
+            >>> beside_authors(results.read("paper", "gaussian"))  # doctest: +SKIP
     """
     quantities = list(quantities)
     selected = results.select(rows, "largest").rename(columns={"epoch": "epochs"})
@@ -271,6 +286,36 @@ def along_theta(rows: pd.DataFrame) -> pd.DataFrame:
             means = runs[["gap", "loss_test", "acc_test", "model_norm"]].mean()
             lines.append({"dataset": dataset, "theta": theta, "n": len(runs), **means})
     return ordered(pd.DataFrame(lines)) if lines else pd.DataFrame()
+
+
+def side_by_side(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the methods of each data set side by side: a line per method, means over trials.
+
+    Every trial takes the run with the lowest validation loss, once after the last epoch and, where best
+    epochs were measured, once among those. `value_…` is the value that most trials select, of equals
+    the smallest. `loss_after_t` is the test loss after the last epoch and one temperature, fitted on
+    the validation data, where it is stored. Of each data set it is the lowest label noise.
+    """
+    rows = rows[rows["label_noise"] == rows.groupby("dataset")["label_noise"].transform("min")]
+    key = ["dataset", "method"]
+    last = results.select(results.final(rows), "loss").groupby(key)
+    table = last.agg(n=("trial", "size"), value_last=("knob", _most_frequent))
+    table["loss_last"] = last["loss_test"].mean()
+    if "plain_loss_test" in rows:
+        table["loss_after_t"] = last["plain_loss_test"].mean()
+    table["acc_last"] = last["acc_test"].mean()
+    if not lacks_best_epochs(rows):
+        early = results.select(results.best(rows), "loss").groupby(key)
+        table["value_early"] = early["knob"].agg(_most_frequent)
+        table["loss_early"] = early["loss_test"].mean()
+        table["acc_early"] = early["acc_test"].mean()
+    table = ordered(table.dropna(axis="columns", how="all").reset_index())
+    return table.assign(method=table["method"].map(LABELS))
+
+
+def _most_frequent(values: pd.Series) -> float:
+    """Return the smallest of the most frequent values; NaN where there is none."""
+    return float(min(values.mode(), default=float("nan")))
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:

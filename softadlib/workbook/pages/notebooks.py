@@ -1,9 +1,10 @@
 """Which notebooks a profile needs, and their execution by papermill, each whole or not at all.
 
-A notebook says in its metadata whose results it draws:
+A notebook says in its metadata whose results it draws, and what of them it needs:
 
     "softad": {"profiles": "all", "except": ["smoke"]}    every profile's but one
     "softad": {"profiles": ["images"]}                    those of one profile
+    "softad": {"profiles": "all", "needs": {"methods": ["erm", "sam"], "sets": 6}}
     nothing                                               it reads no profile
 """
 
@@ -18,15 +19,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from tqdm import tqdm
 
 from softadlib import _files
 from softadlib._validation import UserError
+from softadlib.functional import LN2
+from softadlib.workbook.analysis.tables import DATASETS
 from softadlib.workbook.studies.params import datasets_of, load
 from softadlib.workbook.studies.parquet import outputs
 from softadlib.workbook.studies.read import stored_studies
+from softadlib.workbook.studies.study import Study
 from softadlib.workbook.studies.work import Work
 
 TRAIN = "train"
@@ -35,6 +40,51 @@ FIGURES = "figures"
 """Folder of drawn pages: `outputs/figures` for those that read no profile, else `outputs/<profile>/figures`."""
 STORED = "stored"
 """Cells with this tag discuss the committed results. A page that is drawn from other results keeps only their title."""
+
+
+class Result(NamedTuple):
+    """A study that has results, or is going to have them: what a page can ask for."""
+
+    dataset: str
+    method: str
+    grid: Sequence[float]
+    has_best_epochs: bool
+
+
+class Needs(BaseModel):
+    """What a page needs of a profile's results, so that it is not executed to find out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    methods: tuple[str, ...] = ()
+    """Methods that a data set must have, all of them."""
+    sets: int = 1
+    """The fewest data sets that have what is needed."""
+    of_the_paper: bool = False
+    """Whether only data sets of the paper count."""
+    best_epochs: bool = False
+    """Whether runs must also be measured at their best epochs."""
+    across_ln2: bool = False
+    """Whether SoftAD must have values on both sides of ln 2."""
+
+    def lack(self, results: Sequence[Result]) -> str:
+        """Say what results do not have; "" where they have everything."""
+        methods: dict[str, set[str]] = {}
+        for result in results:
+            grid = result.grid or (0.0,)
+            if self.across_ln2 and result.method == "softad" and not min(grid) < LN2 < max(grid):
+                continue
+            if self.of_the_paper and result.dataset not in DATASETS:
+                continue
+            if result.has_best_epochs or not self.best_epochs:
+                methods.setdefault(result.dataset, set()).add(result.method)
+        if sum(found >= {*self.methods} for found in methods.values()) >= self.sets:
+            return ""
+        of = " of the paper" if self.of_the_paper else ""
+        sides = " on both sides of ln 2" if self.across_ln2 else ""
+        best = " with best_epoch: true" if self.best_epochs else ""
+        sets = f"{self.sets} data set{'s' if self.sets > 1 else ''}"
+        return f"needs {', '.join(self.methods) or 'results'}{sides} on {sets}{of}{best}"
 
 
 @dataclass(frozen=True)
@@ -46,6 +96,7 @@ class Source:
     """Names of profiles, or "all"; empty where it reads no profile."""
     left_out: Sequence[str]
     """Profiles that it does not draw though it draws "all"."""
+    needs: Needs
     parameters: Sequence[str]
 
     def draws(self, profile: str) -> bool:
@@ -103,14 +154,25 @@ def training_pages(work: Work, jobs: int) -> list[Page]:
     return pages
 
 
-def pages_of_profile(profile: str, datasets: Sequence[str]) -> list[Page]:
-    """Return the pages that draw a profile, one per dataset where a notebook takes a `dataset`."""
-    noises = {name: min(load(profile, name).label_noise) for name in datasets}
+def pages_of_profile(
+    profile: str, results: Sequence[Result], datasets: Sequence[str] | None = None
+) -> list[Page]:
+    """Return the pages that draw a profile, one per dataset where a notebook takes a `dataset`.
+
+    Args:
+        profile: whose pages.
+        results: what the profile has, or is going to have.
+        datasets: those of a page that takes one; None for all.
+    """
+    has = {result.dataset for result in results}
+    there = [name for name in datasets_of(profile) if name in has]
+    noises = {name: min(load(profile, name).label_noise) for name in there}
     pages = []
     for source in _sources():
-        if not source.draws(profile):
+        if not source.draws(profile) or source.needs.lack(results):
             continue
-        for dataset in datasets if "dataset" in source.parameters else [None]:
+        chosen = [name for name in there if datasets is None or name in datasets]
+        for dataset in chosen if "dataset" in source.parameters else [None]:
             noise = noises[dataset] if dataset else min(noises.values(), default=0.0)
             values = {"profile": profile, "dataset": dataset, "label_noise": noise}
             # A label noise of 0 is every page's default.
@@ -121,6 +183,13 @@ def pages_of_profile(profile: str, datasets: Sequence[str]) -> list[Page]:
     return pages
 
 
+def lacking_pages(profile: str, results: Sequence[Result]) -> dict[str, str]:
+    """Return notebooks that draw the profile but not from these results: name → what they need."""
+    sources = [source for source in _sources() if source.draws(profile)]
+    lacks = {source.path.stem: source.needs.lack(results) for source in sources}
+    return {name: lack for name, lack in lacks.items() if lack}
+
+
 def pages_of_no_profile() -> list[Page]:
     """Return the pages that read no profile."""
     sources = [source for source in _sources() if not source.profiles]
@@ -129,19 +198,17 @@ def pages_of_no_profile() -> list[Page]:
 
 
 def missing_pages(
-    profile: str, datasets: Sequence[str] | None = None, planned: Iterable[str] = ()
+    profile: str, datasets: Sequence[str] | None = None, planned: Iterable[Study] = ()
 ) -> list[Page]:
     """Return the pages that were never drawn, or whose notebook or results have changed since.
 
     Args:
         profile: whose pages.
         datasets: the pages of these alone; None for all of the profile.
-        planned: datasets that are going to have results.
+        planned: studies that are going to have results.
     """
-    known = {*stored_datasets(profile), *planned}
-    there = [name for name in datasets_of(profile) if name in known]
     missing = []
-    for page in pages_of_profile(profile, there) if there else ():
+    for page in pages_of_profile(profile, [*stored_results(profile), *planned_results(planned)]):
         dataset = page.parameters.get("dataset", "*")
         if datasets is None or dataset in datasets:
             inputs = [page.source, *outputs(profile).glob(f"{dataset}/*.parquet")]
@@ -152,10 +219,25 @@ def missing_pages(
     return missing
 
 
-def stored_datasets(profile: str) -> list[str]:
-    """Return the datasets of a profile that have a finished result."""
-    found = {study.dataset for study in stored_studies(profile)}
-    return [name for name in datasets_of(profile) if name in found]
+def stored_results(profile: str) -> list[Result]:
+    """Return what is finished of a profile."""
+    return [
+        Result(
+            p.dataset, p.method, p.grid, p.protocol["best_epoch"] or p.protocol["curves"] == "all"
+        )
+        for p in stored_studies(profile).values()
+    ]
+
+
+def planned_results(studies: Iterable[Study]) -> list[Result]:
+    """Return what there is once these studies are trained."""
+    found = []
+    for study in studies:
+        protocol = study.protocol
+        grid = protocol.grids.get(study.method, ())
+        has_best = protocol.best_epoch or protocol.curves == "all"
+        found.append(Result(protocol.dataset, study.method, grid, has_best))
+    return found
 
 
 def _sources() -> list[Source]:
@@ -176,7 +258,14 @@ def read_source(path: Path) -> Source:
         raise UserError(
             f'{path}: metadata softad.profiles must be "all" or a list; got {profiles!r}'
         )
-    return Source(path, profiles, words.get("except", []), parameters)
+    try:
+        needs = Needs(**words.get("needs", {}))
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(
+            f"{path}: metadata softad.needs.{where}: {error.errors()[0]['msg']}"
+        ) from None
+    return Source(path, profiles, words.get("except", []), needs, parameters)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,13 @@ from typing import Any
 
 from softadlib import __version__, _files
 from softadlib._validation import MissingData, UserError
-from softadlib.workbook.analysis.tables import LABELS
+from softadlib.workbook.analysis import tables
+from softadlib.workbook.analysis.tables import DATASETS, LABELS
 from softadlib.workbook.pages.notebooks import (
     Page,
     pages_of_no_profile,
     pages_of_profile,
-    stored_datasets,
+    stored_results,
 )
 from softadlib.workbook.pages.toc import read_toc
 from softadlib.workbook.studies.parquet import outputs
@@ -119,18 +120,34 @@ def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
     return chapters
 
 
+def _comparison(profile: str) -> str:
+    """Return the methods side by side on each data set, as HTML."""
+    html: str = tables.render(tables.side_by_side(tables.read(profile))).to_html(
+        index=False, border=0
+    )
+    return html
+
+
 def build(profile: str, target: Path | None = None) -> Path:
     """Write a profile's page, by default outputs/<profile>/index.html, and return its path.
 
-    Raises MissingData where nothing is drawn yet.
+    A page of data that are not of the paper opens with the methods side by side. Raises MissingData
+    where there is nothing to show yet.
     """
     import jinja2
     from markupsafe import Markup
 
-    pages = [p for p in pages_of_profile(profile, stored_datasets(profile)) if p.target.exists()]
-    if not pages:
-        first = f"softad draw {profile}, or softad run {profile}, which trains too"
-        raise MissingData(f"nothing is drawn of profile {profile!r} yet; first: {first}")
+    stored = stored_results(profile)
+    if not stored:
+        raise MissingData(
+            f"nothing is trained of profile {profile!r} yet; first: softad run {profile}"
+        )
+    pages = [page for page in pages_of_profile(profile, stored) if page.target.exists()]
+    is_own = not any(result.dataset in DATASETS for result in stored)
+    if not pages and not is_own:
+        raise MissingData(
+            f"nothing is drawn of profile {profile!r} yet; first: softad draw {profile}"
+        )
     pages += [page for page in pages_of_no_profile() if page.target.exists()]
     anchors = {page.source.stem: page.name for page in reversed(pages)}
     sections = [section(page, anchors) for page in pages]
@@ -145,6 +162,7 @@ def build(profile: str, target: Path | None = None) -> Path:
         version=__version__,
         commits=sorted(str(commit) for commit in commits),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        comparison=Markup(_comparison(profile)) if is_own else None,
         chapters=_chapters(sections),
         trainings=Markup(facts.to_html(index=False, border=0)),
     )
