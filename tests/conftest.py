@@ -9,11 +9,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes that tests start; wai
 import pytest
 import torch
 from helpers.workspace import make_home
-from hypothesis import settings
 
 torch.set_num_threads(1)
-settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=40)
-settings.load_profile("fixed")
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:
+
+    def pytest_configure():
+        install = "pip install -e '.[workbook,test]'"
+        raise pytest.UsageError(f"the packages of the tests are not installed: {install}")
+else:
+    fixed = {"derandomize": True, "deadline": None, "database": None, "max_examples": 40}
+    settings.register_profile("fixed", **fixed)
+    settings.load_profile("fixed")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -114,3 +115,20 @@ def test_the_readmes_example_runs():
     )
     for block in blocks:
         exec(compile(setup + block, "README.md", "exec"), {})
+
+
+def test_pytest_without_the_packages_of_the_tests_says_what_to_install(tmp_path):
+    missing = "raise ModuleNotFoundError('hypothesis', name='hypothesis')"
+    (tmp_path / "hypothesis.py").write_text(missing)
+    (tmp_path / "_hypothesis_pytestplugin.py").write_text("")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", "tests/test_methods.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    (line,) = filter(None, (done.stdout + done.stderr).splitlines())
+    assert "the packages of the tests are not installed: pip install -e '.[workbook,test]'" in line
+    assert done.returncode == 4

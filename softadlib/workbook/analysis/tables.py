@@ -218,8 +218,9 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
             text[f"{cell.heading} [95 %]"] = [interval(cell, *line) for line in columns]
         elif f"{name}_sd" in frame:
             pairs = zip(frame[name], frame[f"{name}_sd"])
+            spread = cell._replace(is_value=False)
             text[cell.heading] = [
-                cell.text(mean) + ("" if pd.isna(sd) else f" ({cell.text(sd)})")
+                cell.text(mean) + ("" if pd.isna(sd) else f" ({spread.text(sd)})")
                 for mean, sd in pairs
             ]
         else:
