@@ -132,3 +132,16 @@ def test_pytest_without_the_packages_of_the_tests_says_what_to_install(tmp_path)
     (line,) = filter(None, (done.stdout + done.stderr).splitlines())
     assert "the packages of the tests are not installed: pip install -e '.[workbook,test]'" in line
     assert done.returncode == 4
+
+
+def test_help_lists_the_public_names_where_torch_and_numpy_are_alone():
+    code = (
+        "import sys\n"
+        "for name in ('pandas', 'pyarrow', 'pydantic', 'matplotlib', 'typer'): sys.modules[name] = None\n"
+        "import inspect, pydoc, softadlib\n"
+        "inspect.getmembers(softadlib)\n"
+        "print(pydoc.plain(pydoc.render_doc(softadlib)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [name for name in softadlib.__all__ if name not in done.stdout] == []

@@ -250,7 +250,6 @@ def beside_authors(
 
         Example:
             >>> from softadlib.workbook.studies import results
-    from softadlib.workbook.studies.selection import lacks_best_epochs
             >>> beside_authors(results.read("paper", "gaussian"))  # doctest: +SKIP
     """
     quantities = list(quantities)
