@@ -33,7 +33,7 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
     ]
     part = work.plan_work("tiny", ["spiral", "spiral"], ["softad"], {"trials": 7}, shard=(2, 3))
     (study,) = part.studies
-    assert [run.trial for run in study.plan.runs] == [1, 4]
+    assert [run.trial for run in study.runs] == [1, 4]
     with pytest.raises(UserError, match=r"'sam' has no grid .* choose from erm, softad"):
         work.plan_work("tiny", None, ["sam"])  # of gaussian alone
     assert tree(tmp_path) == before
@@ -109,7 +109,7 @@ def test_profiles_as_the_readme_prints_them(tmp_path, monkeypatch):
             Image.fromarray(pixels).save(pets / part / name / f"{i}.png")
     (tmp_path / "params/mine/pets.yaml").write_text(images.replace("/data/pets", "pets"))
     (study,) = work.plan_work("mine", ["pets"], ["softad"], {"batch_size": 20}).studies
-    assert len(study.plan.runs) == 2
+    assert len(study.runs) == 2
 
 
 def test_from_csv_to_a_page_in_four_commands(home, monkeypatch):

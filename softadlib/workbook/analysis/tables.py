@@ -23,10 +23,10 @@ COMPARED = ("erm", "flooding", "sam", "softad")
 
 
 class _Labels(dict[str, str]):
-    """Labels of methods; a method that is not registered here goes by its name in the files."""
+    """Labels of methods; a method that is not registered goes by its name in the files."""
 
     def __missing__(self, name: str) -> str:
-        return name
+        return METHODS[name].label if name in METHODS else name
 
 
 LABELS = _Labels({name: method.label for name, method in METHODS.items()})

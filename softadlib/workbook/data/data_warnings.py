@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softadlib.workbook.data.columns import FEWEST_ROWS, LEADING_ZERO, has_codes, is_text
-from softadlib.workbook.data.datasets import table_of
+from softadlib.workbook.data.datasets import TableData, data_of
 from softadlib.workbook.data.images import (
     ImageFolder,
     Images,
@@ -29,9 +29,9 @@ def data_warnings(name: str, folder: str = "", table: str = "", target: str = ""
 
     The arguments are those of a protocol. Of built-in sets there is none.
     """
-    own = table_of(name, folder, table)
-    if own and own not in TABLES:
-        return table_warnings(read_table(own, target).columns)
+    data = data_of(name, folder, table, target)
+    if isinstance(data, TableData) and data.table not in TABLES:
+        return table_warnings(read_table(data.table, target).columns)
     if folder:
         place = own_folder(folder)
         lines = folder_warnings(find_images(place), load_images(name, folder))

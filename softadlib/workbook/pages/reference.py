@@ -29,9 +29,13 @@ def schema() -> str:
     """Return `params/schema.json`, by which editors complete and check a profile's file."""
     document = Protocol.model_json_schema()
     document.pop("required")  # the path says profile and dataset
-    words = "PROFILE/DATASET whose values hold where this file has none."
-    extends = {"extends": {"type": "string", "description": words}}
-    fields = extends | document["properties"]
+    extends = "PROFILE/DATASET whose values hold where this file has none."
+    methods = "A Python file that adds methods of your own to `softadlib.methods.METHODS`."
+    of_files = {
+        "extends": {"type": "string", "description": extends},
+        "methods": {"type": "string", "description": methods},
+    }
+    fields = of_files | document["properties"]
     document["properties"] = fields
     document["patternProperties"] = {r"^(grids|settings)\.": {}}
     # What validators accept and refuse besides the fields' types.
@@ -60,7 +64,7 @@ def tables() -> str:
     """Return the tables of `params/README.md`: every parameter, every setting, every method's values."""
     lines = ["| parameter | default | meaning |", "|---|---|---|"]
     for name, facts in json.loads(schema())["properties"].items():
-        if name == "extends":
+        if name in ("extends", "methods"):
             continue
         has_default = "default" in facts and name != "settings"
         default = f"`{json.dumps(facts['default'])}`" if has_default else ""

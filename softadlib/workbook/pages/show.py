@@ -44,14 +44,14 @@ def progress(work: Work) -> str:
     all_studies = [*work.studies, *work.without_data]
     for dataset in dict.fromkeys(study.protocol.dataset for study in all_studies):
         studies = [study for study in all_studies if study.protocol.dataset == dataset]
-        alike = all(s.finished for s in studies) or not any(s.plan.trained for s in studies)
+        alike = all(s.finished for s in studies) or not any(s.trained for s in studies)
         if alike and len(all_studies) > LISTED_ONE_BY_ONE:
             lines.append(_line(f"{len(studies)} methods", studies))
         else:
             lines += [_line(study.method, [study]) for study in studies]
-    left = sum(study.plan.left for study in all_studies)
+    left = sum(study.left for study in all_studies)
     total = f"{left:,} trainings are left" if left else "everything is trained"
-    if without := sum(study.plan.left for study in work.without_data):
+    if without := sum(study.left for study in work.without_data):
         names = dict.fromkeys(study.protocol.dataset for study in work.without_data)
         total += f", {without:,} of them of data that are missing: {', '.join(names)}"
     shown = [table(lines)] if all_studies else []
@@ -61,9 +61,9 @@ def progress(work: Work) -> str:
 def _line(method: str, studies: Sequence[Study]) -> tuple[str, ...]:
     """Return the line of studies of one dataset."""
     protocol = studies[0].protocol
-    trained = sum(study.plan.trained for study in studies)
-    left = sum(study.plan.left for study in studies)
-    runs = sum(len(study.plan.runs) for study in studies)
+    trained = sum(study.trained for study in studies)
+    left = sum(study.left for study in studies)
+    runs = sum(len(study.runs) for study in studies)
     seconds = [session.seconds for study in studies for session in study.store.sessions()]
     return (
         protocol.dataset,
@@ -86,24 +86,24 @@ def _values(studies: Sequence[Study]) -> str:
     """Return how many values of the grid have a run: "3 of 10", of several methods "6–10"."""
     words = []
     for study in studies:
-        wanted = {run.knob for run in study.plan.runs}
-        words.append(_of(len({run.knob for run in study.plan.done}), len(wanted)))
+        wanted = {run.knob for run in study.runs}
+        words.append(_of(len({run.knob for run in study.done}), len(wanted)))
     words.sort(key=len)
     return "–".join(dict.fromkeys((words[0], words[-1])))
 
 
 def _trials(studies: Sequence[Study]) -> str:
     """Return how many trials have runs: "2 of 5", of several methods the fewest."""
-    wanted = max(len({run.trial for run in study.plan.runs}) for study in studies)
-    return _of(min(len({run.trial for run in study.plan.done}) for study in studies), wanted)
+    wanted = max(len({run.trial for run in study.runs}) for study in studies)
+    return _of(min(len({run.trial for run in study.done}) for study in studies), wanted)
 
 
 def _also_stored(work: Work) -> list[str]:
     """Return a line for every study with stored runs outside its protocol."""
     lines = [
-        f"also stored: {study.name}, {study.plan.others} runs of other values, trials or label noises"
+        f"also stored: {study.name}, {study.others} runs of other values, trials or label noises"
         for study in work.studies
-        if study.plan.others
+        if study.others
     ]
     protocols = work.protocols
     for store, provenance in stored_studies(work.profile).items():

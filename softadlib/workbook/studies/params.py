@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 from softadlib import _files
 from softadlib._validation import UserError, choose
 from softadlib.workbook.data.datasets import dataset_names
+from softadlib.workbook.studies import own_methods
 from softadlib.workbook.studies.protocol import Protocol
 
 
@@ -72,9 +73,17 @@ def read_profile(path: Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     one that extends itself.
     """
     changes, inherited = read_yaml(path), {}
+    if (file := changes.pop("methods", None)) is not None:
+        try:
+            own_methods.register(str(file))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
     base = changes.pop("extends", None)
     if base is not None:
-        base_path = _files.params_dir() / f"{base}.yaml"
+        params = _files.params_dir()
+        base_path = params / f"{base}.yaml"
+        if not base_path.resolve().is_relative_to(params.resolve()):
+            raise UserError(f"{path}: extends {base!r}, which leads out of {params}")
         if base_path in (path, *extended):
             raise UserError(f"{path}: extends {base!r}, which extends it in turn; break the circle")
         if not base_path.is_file():

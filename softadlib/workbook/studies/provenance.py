@@ -1,8 +1,14 @@
 """Where the rows of a study come from: its protocol, and the sessions that trained it."""
 
+import os
+import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from softadlib import __version__
+from softadlib.trainer.device import machine, pick_device
 
 
 class Session(BaseModel):
@@ -18,7 +24,32 @@ class Session(BaseModel):
     torch: str
     runs_trained: int = 0
     runs_replayed: int = 0
+    jobs: int = 1
+    """Processes on a CPU."""
     commit: str | None = None
+    began: str | None = None
+    """UTC, ISO format; None in older files."""
+
+    @classmethod
+    def begin(cls, jobs: int, commit: str | None) -> "Session":
+        """Return the session of a command that has trained nothing yet."""
+        about = machine(pick_device("cpu")) | {"softadlib": __version__, "commit": commit}
+        counts = {"seconds": 0.0, "jobs": jobs, "cores": os.cpu_count()}
+        times = {"began": datetime.now(UTC).isoformat(), "finished": ""}
+        return cls.model_validate({"id": uuid.uuid4().hex[:16], **times, **about, **counts}).now()
+
+    def now(self, **changes: Any) -> "Session":
+        """Return it as it stands now, with other values of these fields; of one that `begin` made."""
+        now = datetime.now(UTC)
+        seconds = (now - datetime.fromisoformat(self.began or "")).total_seconds()
+        # The load of the last 15 minutes: above `cores`, other work was under way.
+        load = round(os.getloadavg()[2], 2) if hasattr(os, "getloadavg") else None
+        taken = {
+            "finished": now.isoformat(timespec="milliseconds"),
+            "seconds": round(seconds, 2),
+            "load": load,
+        }
+        return self.model_copy(update=taken | changes)
 
     @property
     def runs(self) -> int:

@@ -1,4 +1,4 @@
-"""A study is one dataset × method under one protocol, and its plan is what is left of it.
+"""A study is one dataset × method under one protocol: what is stored of it, and what is left.
 
 The paper reads the final epoch of every run and the curves of the selected ones. So the first pass
 measures the last epoch only. The replay trains the selected runs again, in the same way, and measures
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pandas as pd
+
 from softadlib._validation import MissingData, UserError
 from softadlib.workbook.studies import selection
 from softadlib.workbook.studies.parquet import is_measured, merge
@@ -21,38 +23,6 @@ from softadlib.workbook.studies.read import stored_studies
 from softadlib.workbook.studies.schema import HAS_LOSSES, RUN_KEY, measured_runs, run_keys
 from softadlib.workbook.studies.seeds import trial_seeds
 from softadlib.workbook.studies.store import StudyStore
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is left of a study."""
-
-    runs: Sequence[Run]
-    """All runs of the protocol, or of a shard of its trials."""
-    todo: Sequence[Run]
-    """Runs without a row at every epoch of the first pass."""
-    replays: Sequence[Run]
-    """Selected runs that still need their curve."""
-    open_trials: int
-    """Trials whose selection is open, since runs are missing. Each may add a replay."""
-    others: int
-    """Stored runs that the protocol does not ask for: of other values, trials or label noises."""
-
-    @property
-    def trained(self) -> int:
-        """Number of runs that are trained."""
-        return len(self.runs) - len(self.todo)
-
-    @property
-    def done(self) -> list[Run]:
-        """Runs that are trained."""
-        todo = {run.key for run in self.todo}
-        return [run for run in self.runs if run.key not in todo]
-
-    @property
-    def left(self) -> int:
-        """Number of trainings that are left at most, replays included."""
-        return len(self.todo) + len(self.replays) + self.open_trials
 
 
 @dataclass(frozen=True)
@@ -106,19 +76,106 @@ class Study:
         with contextlib.suppress(MissingData):  # stored results can be read without their data
             if not differing and stored.fingerprint != self.fingerprint:
                 differing = [
-                    "its data have changed, or this version of softadlib computes otherwise"
+                    "its data or its methods have changed, or this version of softadlib computes otherwise"
                 ]
         return differing
 
+    # What is left. Each is found when it is first asked for; `refreshed` asks the files again.
+
     @cached_property
-    def plan(self) -> Plan:
-        """What was left when this was first asked."""
-        return make_plan(self)
+    def runs(self) -> list[Run]:
+        """All runs of the protocol, or of a shard of its trials."""
+        which, count = self.shard
+        return [run for run in self.protocol.runs(self.method) if run.trial % count == which - 1]
+
+    @cached_property
+    def _stored(self) -> pd.DataFrame:
+        """The rows that count; of `fresh` nothing is read: a file may be broken."""
+        if self.fresh or other_protocol(self):
+            return merge([])
+        return self.store.rows([HAS_LOSSES])
+
+    @cached_property
+    def _with_measures(self) -> pd.DataFrame:
+        return self._stored[is_measured(self._stored)]
+
+    @cached_property
+    def _with_losses(self) -> pd.DataFrame:
+        stored = self._stored
+        return stored[stored[HAS_LOSSES].notna()] if HAS_LOSSES in stored else stored[:0]
+
+    @property
+    def has_curves_at_once(self) -> bool:
+        """Whether the first pass measures curves of selected runs: there is one value to select."""
+        one_value = len(self.protocol.grids.get(self.method, ())) < 2
+        return self.protocol.curves == "selected" and one_value
+
+    @property
+    def first_epochs(self) -> set[int]:
+        """Epochs at which the first pass measures every run."""
+        if self.protocol.curves == "all" or self.has_curves_at_once:
+            return self.protocol.curve_epochs
+        return {self.protocol.epochs}
+
+    @cached_property
+    def todo(self) -> list[Run]:
+        """Runs without a row at every epoch of the first pass."""
+        trained = measured_runs(self._with_measures, self.first_epochs)
+        if self.protocol.best_epoch or self.has_curves_at_once:
+            trained &= measured_runs(self._with_losses, {self.protocol.epochs})
+        return [run for run in self.runs if run.key not in trained]
+
+    @property
+    def done(self) -> list[Run]:
+        """Runs that are trained."""
+        todo = {run.key for run in self.todo}
+        return [run for run in self.runs if run.key not in todo]
+
+    @property
+    def _open_trials(self) -> set[tuple[float, int]]:
+        """Label noise and number of the trials whose selection is open, since runs are missing."""
+        return {(run.label_noise, run.trial) for run in self.todo}
+
+    @cached_property
+    def replays(self) -> list[Run]:
+        """Selected runs that still need their curve."""
+        if self._trains_once:
+            return []
+        open_trials = self._open_trials
+        complete = {r.key for r in self.runs if (r.label_noise, r.trial) not in open_trials}
+        rows = self._with_measures
+        ends = rows[rows["epoch"] == self.protocol.epochs]
+        ends = ends.loc[[key in complete for key in run_keys(ends)]]
+        selected = set(run_keys(selection.select(ends, self.protocol.ties)))
+        drawn = measured_runs(rows, self.protocol.curve_epochs)
+        drawn &= measured_runs(self._with_losses, {self.protocol.epochs})
+        return [run for run in self.runs if run.key in selected - drawn]
+
+    @property
+    def _trains_once(self) -> bool:
+        return self.protocol.curves != "selected" or self.has_curves_at_once
+
+    @property
+    def left(self) -> int:
+        """Number of trainings that are left at most: an open trial may add a replay."""
+        may_follow = 0 if self._trains_once else len(self._open_trials)
+        return len(self.todo) + len(self.replays) + may_follow
+
+    @property
+    def trained(self) -> int:
+        """Number of runs that are trained."""
+        return len(self.runs) - len(self.todo)
+
+    @property
+    def others(self) -> int:
+        """Stored runs that the protocol does not ask for: of other values, trials or label noises."""
+        stored = set(run_keys(self._with_measures[RUN_KEY].drop_duplicates()))
+        return len(stored - {run.key for run in self.protocol.runs(self.method)})
 
     @cached_property
     def finished(self) -> bool:
         """Whether there was nothing left to train or to write when this was first asked."""
-        if self.fresh or self.plan.left or self.store.finished_parts():
+        if self.fresh or self.left or self.store.finished_parts():
             return False
         stored = self.store.provenance()
         if stored is None:
@@ -128,8 +185,8 @@ class Study:
         others = ("trials", "label_noise", "ties", "curves")
         return same_grid and all(wanted[name] == stored.protocol[name] for name in others)
 
-    def as_it_is_now(self) -> "Study":
-        """Return the same study, whose plan counts what is stored by now."""
+    def refreshed(self) -> "Study":
+        """Return the same study, which counts what is stored by now."""
         return replace(self, fresh=False)
 
     def protocol_with(self, stored: Provenance | None) -> dict[str, Any]:
@@ -156,49 +213,6 @@ class Study:
             seeds=list(trial_seeds(protocol["trials"], protocol["base_seed"])),
             sessions=list(sessions),
         )
-
-
-def make_plan(study: Study) -> Plan:
-    """Return what is left of a study."""
-    protocol = study.protocol
-    which, count = study.shard
-    asked_for = protocol.runs(study.method)
-    runs = [run for run in asked_for if run.trial % count == which - 1]
-    stored = merge([])
-    if not study.fresh and not other_protocol(study):  # fresh reads nothing: a file may be broken
-        stored = study.store.rows([HAS_LOSSES])
-    rows = stored[is_measured(stored)]
-    losses = stored[stored[HAS_LOSSES].notna()] if HAS_LOSSES in stored else stored[:0]
-    known = set(run_keys(rows[RUN_KEY].drop_duplicates()))
-    others = len(known - {run.key for run in asked_for})
-
-    at_once = has_curves_at_once(protocol, study.method)
-    trained = measured_runs(rows, first_epochs(protocol, study.method))
-    if protocol.best_epoch or at_once:
-        trained &= measured_runs(losses, {protocol.epochs})
-    todo = [run for run in runs if run.key not in trained]
-    if protocol.curves != "selected" or at_once:
-        return Plan(runs, todo, [], 0, others)
-    open_trials = {(run.label_noise, run.trial) for run in todo}
-    complete = {run.key for run in runs if (run.label_noise, run.trial) not in open_trials}
-    ends = rows[rows["epoch"] == protocol.epochs]
-    ends = ends.loc[[key in complete for key in run_keys(ends)]]
-    selected = set(run_keys(selection.select(ends, protocol.ties)))
-    drawn = measured_runs(rows, protocol.curve_epochs) & measured_runs(losses, {protocol.epochs})
-    replays = [run for run in runs if run.key in selected - drawn]
-    return Plan(runs, todo, replays, len(open_trials), others)
-
-
-def has_curves_at_once(protocol: Protocol, method: str) -> bool:
-    """Tell whether the first pass measures curves of selected runs: there is one value to select."""
-    return protocol.curves == "selected" and len(protocol.grids.get(method, ())) < 2
-
-
-def first_epochs(protocol: Protocol, method: str) -> set[int]:
-    """Return the epochs at which the first pass measures every run."""
-    if protocol.curves == "all" or has_curves_at_once(protocol, method):
-        return protocol.curve_epochs
-    return {protocol.epochs}
 
 
 def other_protocol(study: Study, replaced: Collection[str] = ()) -> str:

@@ -55,7 +55,7 @@ def train_runs(
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
         batch = batch_of(protocol, runs, splits)
-        for group in split_into_groups(batch):
+        for group in split_into_groups(batch, protocol.convolutional_at_once):
             together = [runs[i] for i in group]
             checkpoint = checkpoint_of(protocol, together, device, checkpoints, measured_at)
             measured = train(
@@ -81,7 +81,7 @@ def trained_at_once(protocol: Protocol, run: Run, device: str) -> int:
     if device == "cpu":  # whatever the network: it need not be built
         return 1
     splits = load_splits(protocol, run.label_noise, 1)
-    return runs_at_once(network_of(protocol, splits, run), device)
+    return runs_at_once(network_of(protocol, splits, run), device, protocol.convolutional_at_once)
 
 
 def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:

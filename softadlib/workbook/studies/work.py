@@ -183,9 +183,9 @@ def notes(work: Work) -> list[str]:
     """Return what a user should know before the work starts, one line each."""
     lines = [f"left out: {words}" for words in work.left_out.values()]
     for dataset in work.protocols:
-        plans = [study.plan for study in work.of(dataset)]
-        trained = sum(plan.trained for plan in plans)
-        total = sum(len(plan.runs) for plan in plans)
+        studies = work.of(dataset)
+        trained = sum(study.trained for study in studies)
+        total = sum(len(study.runs) for study in studies)
         if 0 < trained < total:
             lines.append(f"{dataset}: {trained:,} of {total:,} runs are trained already")
     for study in work.studies:

@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from softadlib._validation import MissingData, UserError
 from softadlib.trainer.splits import PARTS
 from softadlib.workbook.data.data_warnings import data_warnings
-from softadlib.workbook.data.datasets import dataset_names, own_digest
+from softadlib.workbook.data.datasets import data_of, dataset_names
 from softadlib.workbook.data.make_splits import table_splits
 from softadlib.workbook.data.prepare import describe, listing, prepare_table
 from softadlib.workbook.data.tables import (
@@ -408,8 +408,8 @@ def test_a_prepared_table_is_read_by_its_name(root, tmp_path):
     assert prepare_table("mine", file, "sick") == root / "mine.parquet"
     digests = {
         table_digest(file),
-        own_digest("mine"),
-        own_digest("a", table=str(file), target="sick"),
+        data_of("mine").digest(),
+        data_of("a", table=str(file), target="sick").digest(),
     }
     assert digests == {read_table("mine").digest}
     assert ("mine", "prepared", "12 rows, 4 inputs, 2 classes") in listing()
@@ -646,19 +646,17 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def test_a_protocol_draws_its_table(root):
     write(root, "a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
-    sizes = {"n_train": 0, "n_val": 0, "n_test": 0, "batch_size": 4, "seeds": SEEDS}
-    made = SimpleNamespace(dataset="own", folder="", table="mine.csv", target="y", **sizes)
+    sizes = {"n_train": 0, "n_val": 0, "n_test": 0, "batch_size": 4, "trials": 3}
+    made = Protocol(profile="tiny", dataset="own", table="mine.csv", target="y", **sizes)
     splits = load_splits(made, 0.2, trials=2)
     assert [tuple(getattr(splits, part).shape) for part in PARTS] == [(2, 12), (2, 4), (2, 4)]
-    by_name = SimpleNamespace(**{**vars(made), "dataset": "mine", "table": "", "target": ""})
     prepare_table("mine", root / "mine.csv")
+    by_name = made.replace(dataset="mine", table="", target="")
     assert torch.equal(load_splits(by_name, 0.2, trials=2).x, splits.x)
-    made.batch_size = 11
     with pytest.raises(UserError, match="own: batch_size 11 leaves a last batch of one of 12"):
-        load_splits(made, 0.0)
-    made.table = "gone.csv"
+        load_splits(made.replace(batch_size=11), 0.0)
     with pytest.raises(MissingData, match=r"own: table 'gone.csv' is no file under"):
-        load_splits(made, 0.0)
+        load_splits(made.replace(table="gone.csv"), 0.0)
 
 
 # Training

@@ -24,7 +24,7 @@ from softadlib.trainer import evaluation
 from softadlib.trainer.splits import PARTS, Splits
 from softadlib.workbook.data import images
 from softadlib.workbook.data.data_warnings import data_warnings
-from softadlib.workbook.data.datasets import own_digest
+from softadlib.workbook.data.datasets import data_of
 from softadlib.workbook.data.make_splits import image_splits
 from softadlib.workbook.data.prepare import listing, prepare
 from softadlib.workbook.studies.load_splits import load_splits
@@ -255,7 +255,7 @@ def test_opaque_alpha_is_no_channel(tmp_path):
 
 def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     def digest(folder):
-        return own_digest("pets", str(folder))
+        return data_of("pets", str(folder)).digest()
 
     made = write_folder(tmp_path / "pets")
     first = digest(tmp_path / "pets")
@@ -269,7 +269,7 @@ def test_results_belong_to_the_images_and_not_to_their_place(root, tmp_path):
     edited = digest(tmp_path / "moved")
     (tmp_path / "moved/test/dog/2.png").rename(tmp_path / "moved/test/cat/9.png")
     assert len({first, edited, digest(tmp_path / "moved")}) == 3, "the same images, other labels"
-    assert own_digest("gaussian") == own_digest("cifar10") == ""
+    assert data_of("gaussian").digest() == data_of("cifar10").digest() == ""
 
 
 def test_a_plain_folder_of_classes_is_split_as_a_table_is(tmp_path):

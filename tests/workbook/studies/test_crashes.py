@@ -13,12 +13,7 @@ from helpers.workspace import await_part
 
 from softadlib.workbook.studies.params import load
 
-WITH_WORKERS = (
-    "from softadlib.workbook.studies import run_study; from softadlib.workbook import cli; import sys; "
-    "run_study.WORTH_WORKERS = 0; sys.exit(cli.main())"
-)
-"""The command, which starts workers for a study of seconds, too."""
-TRAIN = (sys.executable, "-c", WITH_WORKERS, "train", "tiny", "--method", "softad", "-j")
+TRAIN = (sys.executable, "-m", "softadlib", "train", "tiny", "--method", "softad", "-j")
 
 pytestmark = pytest.mark.slow
 

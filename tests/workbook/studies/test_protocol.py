@@ -19,6 +19,7 @@ from softadlib.workbook.studies.params import (
 from softadlib.workbook.studies.protocol import Protocol, Run
 from softadlib.workbook.studies.read import finished
 from softadlib.workbook.studies.seeds import trial_seeds
+from softadlib.workbook.studies.sweep import Sweep
 
 FROZEN = REPOSITORY / "tests/workbook/studies/fingerprints.json"
 
@@ -88,7 +89,7 @@ def test_losses_of_single_samples_are_measured_at_quarters_of_the_curve():
 def test_a_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     same = [{"trials": 9}, {"grids": {"sam": [1.0]}}, {"device": "cpu"}, {"ties": "smallest"},
             {"curve_every": 3}, {"profile": "other"}, {"label_noise": [0.1]}, {"checkpoint_every": 3},
-            {"curves": "all"}]  # fmt: skip
+            {"curves": "all"}, {"convolutional_at_once": 4}]  # fmt: skip
     other = [{"lr": 0.2}, {"epochs": 5}, {"dtype": "float32"}, {"batch_size": 20},
              {"dataset": "spiral"}, {"n_test": 60}, {"weight_decay": 0.1}, {"momentum": 0.9},
              {"optimizer": "adam"}, {"optimizer": "adamw"}, {"lr_schedule": "cosine"},
@@ -159,6 +160,13 @@ def test_the_committed_profiles_are_the_papers():
         assert set(grid) <= set(paper.grids[method]), "quick sweeps values of the paper's grid"
     precision = {name: load("paper", name).precision for name in datasets_of("paper")}
     assert {n for n, v in precision.items() if v == "tf32"} == {"svhn", "cifar10", "cifar100"}
+
+
+def test_what_a_sweep_holds_chooses_runs_and_a_fingerprint_has_all_the_rest():
+    made = protocol(label_noise=[0.0, 0.1], trials=3)
+    which = {name: getattr(made, name) for name in Sweep.names()}
+    assert Sweep(**which).runs("softad") == made.runs("softad")
+    assert not {"lr", "epochs", "dataset", "settings"} & set(Sweep.names())
 
 
 # Bad values
@@ -250,6 +258,10 @@ def test_a_table_of_ones_own_is_fingerprinted_by_its_content(home):
         made = protocol(dataset="mine", table=f"{name}.csv", target="kind")
         prints.append(made.fingerprint("erm"))
     assert prints[0] == prints[1] != prints[2]
+    two_columns = [f"{i},{i % 2},{i % 3}" for i in range(60)]
+    (home / "d.csv").write_text("\n".join(["u,a,b", *two_columns]))
+    of_columns = [protocol(dataset="mine", table="d.csv", target=name) for name in ("a", "b")]
+    assert len({made.fingerprint("erm") for made in of_columns}) == 2
     assert protocol(dataset="mine", table="a.csv", label_noise=0.1).label_noise == (0.1,)
 
 
@@ -291,6 +303,9 @@ def test_numbers_of_yaml_are_decimal():
         ("extends: tiny/spiral", "extends 'tiny/gaussian', which extends it in turn"),
         ("extends: tiny/moons", "extends 'tiny/moons', but "),
         ("extends: 3", "is not there; name it PROFILE/DATASET"),
+        ("extends: ../outside", "extends '../outside', which leads out of "),
+        ("extends: /etc/hosts", "extends '/etc/hosts', which leads out of "),
+        ("methods: none.py", "none.py is no Python file"),
     ],
 )
 def test_a_bad_file_is_named_in_one_line(home, text, words):

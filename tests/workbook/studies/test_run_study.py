@@ -1,5 +1,6 @@
 """A study: what is trained, measured, selected and stored, and what a later call still has to do."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from softadlib._validation import UserError
 from softadlib.models import MODELS
 from softadlib.trainer.splits import PARTS
 from softadlib.workbook.studies import results, run_study
-from softadlib.workbook.studies.run_study import commit, useful_jobs
+from softadlib.workbook.studies.run_study import commit
 from softadlib.workbook.studies.schema import RUN_KEY, run_keys
 from softadlib.workbook.studies.study import Study
 from softadlib.workbook.studies.train_runs import train_runs
@@ -96,10 +97,10 @@ def test_a_trial_whose_values_are_not_all_trained_selects_none():
     wide = {"grids": {"softad": [0.1, 0.5]}}
     train(protocol(**wide, trials=1, curves="none"), "softad")
     train(protocol(grids={"softad": [0.1]}, trials=2, curves="none"), "softad")
-    plan = Study(protocol(**wide, trials=2), "softad").plan
-    assert [(run.trial, run.knob) for run in plan.todo] == [(1, 0.5)]
-    assert [run.trial for run in plan.replays] == [0]
-    assert (plan.open_trials, plan.left) == (1, 3)
+    study = Study(protocol(**wide, trials=2), "softad")
+    assert [(run.trial, run.knob) for run in study.todo] == [(1, 0.5)]
+    assert [run.trial for run in study.replays] == [0]
+    assert study.left == 3, "and perhaps a replay in trial 1"
 
 
 @pytest.mark.parametrize("apart", ["0.01", "1e-06"])
@@ -121,8 +122,11 @@ def test_a_replay_that_ends_elsewhere_warns_and_the_last_epoch_stays(apart):
 
 def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch):
     """A CPU computes what the GPU would, and the third run is interrupted."""
-    layers = torch.nn.Conv2d(1, 10, 8), torch.nn.Flatten()
-    monkeypatch.setitem(MODELS, "convolution", lambda *shape: torch.nn.Sequential(*layers))
+
+    def convolution(shape, classes):
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 10, 8), torch.nn.Flatten())
+
+    monkeypatch.setitem(MODELS, "convolution", convolution)
     made = protocol(dataset="digits", model="convolution", n_train=50, n_val=20, n_test=20)
     parts = store_of(made, "softad").finished_parts
 
@@ -135,8 +139,7 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
         "softadlib.workbook.studies.run_study.pick_device", lambda name: torch.device("cuda")
     )
     monkeypatch.setattr(
-        "softadlib.workbook.studies.run_study.machine",
-        lambda device: {"device": "a GPU", "torch": "2"},
+        "softadlib.workbook.studies.workers.pick_device", lambda name: torch.device("cpu")
     )
     monkeypatch.setattr("softadlib.workbook.studies.run_study.train_runs", on_cpu)
     with pytest.raises(KeyboardInterrupt):
@@ -277,7 +280,6 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch)
 
 def test_two_processes_change_nothing(home, tmp_path, monkeypatch):
     """The second workbook's processes are those of the first."""
-    monkeypatch.setattr("softadlib.workbook.studies.run_study.WORTH_WORKERS", 0.0)
     made = protocol(trials=3, model="mlp1x1000", dtype="float32")
     one = train(made, "softad")
     assert np.isfinite(results.final(one)["loss_test"]).all()
@@ -289,15 +291,22 @@ def test_two_processes_change_nothing(home, tmp_path, monkeypatch):
         assert trained(made, "softad") == [(6, 3)]
 
 
-def test_workers_are_started_where_they_save_time():
-    """A linear classifier of 20 samples trains in seconds, a perceptron for 500 epochs does not."""
-    seconds = Study(protocol(), "softad")
-    hours = Study(protocol(model="mlp4x500", epochs=9999), "softad")
-    measured_often = Study(protocol(model="mlp4x500", curves="all", n_test=90_000), "softad")
-    assert useful_jobs(seconds, "cpu", 8) == 1
-    assert useful_jobs(measured_often, "cpu", 8) == 8
-    assert useful_jobs(hours, "cpu", 8) == 8
-    assert useful_jobs(hours, "cuda", 8) == 1
+def test_jobs_are_processes_one_per_core_by_default(monkeypatch):
+    """As many as asked for, but not more than there are trainings; a GPU has one."""
+    asked = []
+
+    def workers(jobs, executor):
+        asked.append(jobs)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(run_study, "workers", workers)
+    monkeypatch.setattr(run_study.loky, "cpu_count", lambda: 3)
+    run_study.run_study(Study(protocol(curves="none"), "softad"))
+    run_study.run_study(Study(protocol(curves="none", profile="two"), "softad"), jobs=2)
+    run_study.run_study(Study(protocol(curves="none", profile="many"), "softad"), jobs=64)
+    assert asked == [3, 2, 4]
+    sessions = store_of(protocol(), "softad").provenance().sessions
+    assert [session.jobs for session in sessions] == [3]
 
 
 def test_a_second_process_on_the_same_study_is_refused_in_one_line(home, start):
@@ -342,23 +351,3 @@ def test_a_session_names_the_commit_with_a_mark_where_files_other_than_results_d
     assert commit()[-1] != "+"
     (home / "params/tiny/gaussian.yaml").write_text("changed")
     assert commit()[-1] == "+"
-
-
-class Bar:
-    """What `announce` asks of a progress bar."""
-
-    desc = "gaussian × erm"
-    n = 10
-    total = 40
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(100, "5 min"), (1900, "1.6 h"), (19, "")])
-def test_a_long_training_says_how_long_and_how_to_go_on(monkeypatch, capsys, seconds, said):
-    """10 of 40 trainings took so long; the 30 that are left take three times that. Said once, above a minute."""
-    log = run_study.SessionLog(jobs=1, commit=None, runs_trained=10)
-    monkeypatch.setattr(run_study.SessionLog, "seconds", seconds)
-    run_study.announce(Bar, log)
-    run_study.announce(Bar, log)
-    err = capsys.readouterr().err
-    assert err.count("the same command goes on") == bool(said)
-    assert f"about {said} for 30 trainings" in err or not said
