@@ -71,6 +71,28 @@ def test_a_method_with_a_knob_and_a_setting_of_its_own(monkeypatch):
     assert fingerprint == without, "results of the others stay valid"
 
 
+def test_a_registered_derivative_trains_the_same_and_gives_class_probabilities(monkeypatch):
+    """f(ℓ) = ℓ^power with its derivative: the engine uses it, and p ∝ q/f′(−ln q) follows."""
+
+    def value(losses, power):
+        return (losses**power).mean()
+
+    def derivative(losses, power):
+        return power * losses ** (power - 1)
+
+    plain = Method("power", "Power", knob="power", objective=value)
+    known = Method("known", "Known", knob="power", objective=value, derivative=derivative)
+    for method in (plain, known):
+        monkeypatch.setitem(METHODS, method.name, method)
+    ends = [train(name, grids={name: [1.0, 1.5]}) for name in ("power", "known")]
+    assert ends[1] == pytest.approx(ends[0], rel=1e-12)
+    assert plain.log_probabilities is None
+    logits = torch.tensor([[0.75, 0.25]]).double().log()
+    p = known.log_probabilities(logits, torch.tensor(2.0)).exp()[0]
+    expected = [0.75 / -math.log(0.75), 0.25 / -math.log(0.25)]
+    assert p.tolist() == pytest.approx([v / sum(expected) for v in expected])
+
+
 def silu(shape, classes):
     """A toy: a perceptron that the engine of perceptrons does not know."""
     return nn.Sequential(nn.Linear(*shape, 8), nn.SiLU(), nn.Linear(8, classes))

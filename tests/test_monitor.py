@@ -90,6 +90,15 @@ def test_the_share_in_ascent_is_of_samples_and_not_of_their_weights():
     assert abs(np.average(below, weights=weights[counted]) - below.mean()) > 0.01
 
 
+def test_a_share_in_ascent_of_0_says_that_nothing_is_below_theta_and_steps_are_shorter():
+    criterion = SoftAD(0.0)
+    monitor = LossMonitor(criterion)
+    train(criterion, BATCHES)
+    row = monitor.summary()
+    assert row["share_in_ascent"] == 0
+    assert 0 < row["mean_weight"] < 1
+
+
 def test_a_compiled_criterion_is_looked_at_as_the_one_inside():
     criterion = SoftAD(0.6)
     compiled = torch.compile(criterion, backend="eager")

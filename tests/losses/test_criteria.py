@@ -102,3 +102,27 @@ def test_adaflood_saves_a_copy_of_its_levels_and_keeps_the_precision_of_the_logi
     assert list(criterion.state_dict()) == ["theta"]
     assert criterion(LOGITS.half(), TARGETS, torch.arange(4)).dtype == torch.float32
     assert criterion(LOGITS.double(), TARGETS, torch.arange(4)).dtype == torch.float64
+
+
+def test_levels_keep_their_digits_beside_losses_of_half_precision():
+    """Losses of 0 below a level of 0.3 have the value 0.6, and 0.3008 is the bfloat16 next to 0.3."""
+    criterion = AdaFlood([0.3, 0.3], base=lambda x, y: (0 * x).bfloat16())
+    value = criterion(torch.zeros(2), torch.zeros(2), torch.tensor([0, 1]))
+    assert value.item() == pytest.approx(0.6, rel=1e-6)
+
+
+def test_adafloods_values_per_sample_are_the_formula():
+    index = torch.tensor([3, 0, 1, 2])
+    values, theta = cross_entropies(), LEVELS.numpy()[index]
+    found = AdaFlood(LEVELS).per_sample(LOGITS, TARGETS, index)
+    np.testing.assert_allclose(found, np.abs(values - theta) + theta, rtol=1e-6)
+
+
+def test_a_network_without_the_criterion_loads_the_state_of_one_with_it():
+    """By `strict=False`, as the docstring of `Criterion` says; strictly torch names the key."""
+    held = nn.ModuleDict({"layer": nn.Linear(2, 2), "loss": SoftAD(0.1)})
+    plain = nn.ModuleDict({"layer": nn.Linear(2, 2)})
+    plain.load_state_dict(held.state_dict(), strict=False)
+    assert torch.equal(plain["layer"].weight, held["layer"].weight)
+    with pytest.raises(RuntimeError, match=r"loss\._extra_state"):
+        plain.load_state_dict(held.state_dict())

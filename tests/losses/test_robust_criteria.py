@@ -54,6 +54,16 @@ def test_cvar_by_hand():
     close(weights(F.cvar, values, 0.375), np.array([1, 0, 1, 0.5]) * 4 / 2.5, rtol=1e-6)
 
 
+def test_halves_of_samples_count_as_halves():
+    """Every function here takes the same of weights that are all halved."""
+    values = torch.tensor([4.0, 1.0, 3.0, 2.0])
+    halves = torch.full((4,), 0.5)
+    assert F.cvar(values, 0.5, sample_weight=halves).item() == pytest.approx(3.5)
+    for name, function in FUNCTIONS.items():
+        found = function(values, MODERATE[name], sample_weight=halves)
+        close(found, function(values, MODERATE[name]), rtol=1e-6)
+
+
 def test_cvar_of_several_infinite_losses_is_infinite():
     values = torch.tensor([1.0, math.inf, 2.0, math.inf])
     assert [F.cvar(values, beta).item() for beta in (0.0, 0.5, 0.75)] == [math.inf] * 3
@@ -195,3 +205,9 @@ def test_tilted_weighs_each_term_of_its_mean(t):
     """(1/t)·ln(¼ + ¾·e^(t/2)): at t = 0.5 all exponents are below 1, at t = 4 they are not."""
     found = F.tilted(torch.tensor([0.0, 0.5]), t, sample_weight=torch.tensor([1.0, 3.0]))
     assert found.item() == pytest.approx(math.log(0.25 + 0.75 * math.exp(t / 2)) / t)
+
+
+def test_tilted_of_one_outlier_among_many():
+    """ln((20 + e³)/21): the mean of the exponents is small, one of them is not."""
+    values = torch.tensor([0.0] * 20 + [3.0])
+    assert F.tilted(values, 1.0).item() == pytest.approx(math.log((20 + math.exp(3)) / 21))
