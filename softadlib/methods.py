@@ -88,8 +88,8 @@ class Method:
     """(losses (n,), knob, **settings) → n·∂objective/∂ℓᵢ (n,), f′ of a mean of f(ℓ). Without it autograd is
     used; the mean loss needs none."""
     closed_form: bool = True
-    """Whether class probabilities follow from the derivative: not from that of a function of the whole
-    batch, nor where f is flat and many networks are at the minimum."""
+    """Whether class probabilities follow from the derivative, where it is given: not of a function of the
+    whole batch, nor where f is flat and many networks are at the minimum."""
     losses: Callable[[Tensor, Tensor, Tensor], Tensor] = cross_entropy
     """(logits (n, C), targets (n,), knob) → per-sample losses (n,)."""
     rule: Callable[..., F.Grads] = F.plain_gradient
@@ -259,30 +259,14 @@ METHODS: dict[str, Method] = {
             },
             rule=F.fdgr_gradient,
         ),
-        Method(
-            name="cvar",
-            label="CVaR",
-            knob="beta",
-            axis="β",
-            objective=F.cvar,
-            closed_form=False,
-            below=1.0,
-        ),
-        Method(
-            name="chi2",
-            label="χ²-DRO",
-            knob="radius",
-            axis="χ² radius",
-            objective=F.chi2_dro,
-            closed_form=False,
-        ),
+        Method(name="cvar", label="CVaR", knob="beta", axis="β", objective=F.cvar, below=1.0),
+        Method(name="chi2", label="χ²-DRO", knob="radius", axis="χ² radius", objective=F.chi2_dro),
         Method(
             name="tilted",
             label="Tilted",
             knob="t",
             axis="t per nat",
             objective=F.tilted,
-            closed_form=False,
             low=-math.inf,
         ),
         Method(

@@ -39,6 +39,8 @@ class ERM(Criterion):
 class Focal(Criterion):
     """mean((1 − p)^γ·ℓ), p = e^−ℓ: samples that are right already count less. Never ascends.
 
+    Where the base smooths labels, or weighs inside the loss, p is not the model's probability.
+
     Args:
         gamma: at least 0 and without a unit; 0 is ERM.
         base: per-sample loss of at least 0, see `Criterion`. Default: `nn.CrossEntropyLoss()`.

@@ -130,6 +130,16 @@ def test_a_callable_with_an_ignore_index_ignores_it(index, dtype):
     torch.testing.assert_close(ERM(base=base)(logits, targets), expected)
 
 
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="needs a later torch")
+def test_cross_entropy_behind_a_layer_leaves_out_ignored_targets_where_they_are_named():
+    whole = nn.LinearCrossEntropyLoss(6, 4)
+    base = nn.LinearCrossEntropyLoss(6, 4, reduction="none", ignore_index=-100)
+    base.load_state_dict(whole.state_dict())
+    x, y = torch.randn(12, 6), torch.arange(12) % 4
+    y[:3] = -100
+    torch.testing.assert_close(ERM(base=base)(x, y), whole(x, y))
+
+
 # The cliff at ln 2
 
 
