@@ -1,4 +1,4 @@
-"""Two processes of one program, and what each has saved."""
+"""Processes of one program, and what each has saved."""
 
 import os
 import subprocess
@@ -7,15 +7,15 @@ import sys
 import torch
 
 
-def run_two(worker, folder):
-    """Run `worker` as rank 0 and rank 1 in `folder`; return what they saved as 0.pt and 1.pt."""
+def run_ranks(worker, folder, ranks=2):
+    """Run `worker` as rank 0, 1, … in `folder`; return what they saved as 0.pt, 1.pt, …"""
     command = [sys.executable, "-W", "ignore", worker.__file__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = [
         subprocess.Popen(
             [*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True, env=environment
         )
-        for rank in (0, 1)
+        for rank in range(ranks)
     ]
     try:
         for process in running:
@@ -24,4 +24,4 @@ def run_two(worker, folder):
     finally:
         for process in running:
             process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]

@@ -1,9 +1,9 @@
-"""The whole batch, in micro-batches and over two processes: the same gradients to 1e-9, in float64."""
+"""The whole batch, in micro-batches and over processes: the same gradients to 1e-9, in float64."""
 
 import pytest
 import torch
-from helpers import ddp_worker
-from helpers.processes import run_two
+from helpers import ddp_worker, group_worker
+from helpers.processes import run_ranks
 from torch import nn
 
 from softadlib import gather_losses
@@ -57,7 +57,7 @@ def test_gather_losses_of_one_process_is_itself():
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    return run_two(ddp_worker, tmp_path_factory.mktemp("ddp"))
+    return run_ranks(ddp_worker, tmp_path_factory.mktemp("ddp"))
 
 
 CASES = [(name, None) for name in ddp_worker.CRITERIA] + [
@@ -79,3 +79,10 @@ def test_without_the_first_exchange_every_process_climbs_by_its_own_part(two_pro
     for rank in two_processes:
         close(*rank["own climb"])
     assert torch.equal(*(rank["own climb"][0] for rank in two_processes))
+
+
+def test_losses_of_a_group_that_does_not_begin_at_rank_0(tmp_path):
+    """CVaR of five losses in processes 1 and 2 of three: the mean of 9, 4 and 3."""
+    _, one, two = run_ranks(group_worker, tmp_path, 3)
+    assert one[0].item() == two[0].item() == pytest.approx(16 / 3)
+    close(torch.cat([one[1], two[1]]), torch.tensor([0, 1, 0, 1, 1]) / 3)

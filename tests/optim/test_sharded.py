@@ -3,12 +3,12 @@
 import pytest
 import torch
 from helpers import sharded_worker
-from helpers.processes import run_two
+from helpers.processes import run_ranks
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    return run_two(sharded_worker, tmp_path_factory.mktemp("sharded"))
+    return run_ranks(sharded_worker, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize(("make", "rule"), sharded_worker.SHARDED)
