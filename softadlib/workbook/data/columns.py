@@ -174,7 +174,7 @@ def refuse_text_among_numbers(text: "pd.Series") -> None:
     row = int(np.argmin(is_number))
     raise UserError(
         f"column {text.name!r} holds numbers and the text {present.iloc[row][:40]!r} in "
-        f"{place(present, row)}; leave it empty where a value is missing"
+        f"{place(present, row)}; leave it empty if it is missing, or leave the {present.index.name} out"
     )
 
 

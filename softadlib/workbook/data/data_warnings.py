@@ -34,8 +34,10 @@ def data_warnings(name: str, folder: str = "", table: str = "", target: str = ""
         return table_warnings(read_table(data.table, target).columns)
     if folder:
         place = own_folder(folder)
-        lines = folder_warnings(find_images(place), load_images(name, folder))
-        return [f"{place}: {line}" for line in [*left_out(place), *lines]]
+        found = find_images(place)
+        lines = [*left_out(place, found), *class_warnings(found)]
+        lines += copy_warnings(load_images(name, folder))
+        return [f"{place}: {line}" for line in lines]
     return []
 
 
@@ -94,41 +96,47 @@ def stands_for(column: "pd.Series", target: "pd.Series") -> bool:
     return bool(len(pairs) == classes)
 
 
-def left_out(folder: Path) -> list[str]:
+def left_out(folder: Path, found: ImageFolder) -> list[str]:
     """Return what is not read of a folder of images."""
     lines = []
-    splits = {"train", "test"} & set(visible_folders(folder))
-    if others := sorted(set(visible_folders(folder)) - splits) if splits else []:
-        lines.append(f"{', '.join(others)} is not read; validation images are drawn from train")
-    read = set(find_images(folder).files)
-    files = [
-        file for file in visible_files(folder) if file.relative_to(folder).parts[0] not in others
-    ]
-    formats = Counter(file.suffix.lower() or "without ending" for file in files if file not in read)
+    others = set(visible_folders(folder)) - {"train", "test"} if found.test else set()
+    if others:
+        names = ", ".join(sorted(others))
+        lines.append(f"{names} is not read; validation images are drawn from train")
+    files = set(visible_files(folder)) - set(found.files)
+    formats = Counter(
+        file.suffix.lower() or "without ending"
+        for file in files
+        if file.relative_to(folder).parts[0] not in others
+    )
     if formats:
         shown = ", ".join(f"{ending} ({count:,})" for ending, count in sorted(formats.items()))
         lines.append(f"files beside the images of the classes are left out: {shown}")
     return lines
 
 
-def folder_warnings(found: ImageFolder, images: Images) -> list[str]:
-    """Return warnings about classes and about images that are there twice."""
+def class_warnings(found: ImageFolder) -> list[str]:
+    """Return warnings about folders that may be no classes, and about small classes."""
     lines = []
+    names = ", ".join(found.train)
     inner = [{file.parent.name for file in files} for files in found.train.values()]
-    if len(inner[0]) > 1 and all(names == inner[0] for names in inner):
-        lines.append(
-            f"{', '.join(found.train)} are taken for classes; each holds the folders {', '.join(sorted(inner[0]))}"
-        )
-    if len(found.train) == 2 and SEGMENTATION.issuperset(map(str.lower, found.train)):
-        names = " and ".join(found.train)
+    if len(inner[0]) > 1 and all(folders == inner[0] for folders in inner):
+        below = ", ".join(sorted(inner[0]))
+        lines.append(f"{names} are taken for classes; each holds the folders {below}")
+    if SEGMENTATION.issuperset(map(str.lower, found.train)):
         lines.append(f"{names} are taken for classes; sort the images into a folder for each class")
-    few = [
-        f"{name} ({len(files)})" for name, files in found.train.items() if len(files) < FEWEST_ROWS
-    ]
+    counts = {name: len(files) for name, files in found.train.items()}
+    few = [f"{name} ({count})" for name, count in counts.items() if count < FEWEST_ROWS]
     if few:
         lines.append(
             f"classes with few images, of which a part of a trial may have none: {', '.join(few)}"
         )
+    return lines
+
+
+def copy_warnings(images: Images) -> list[str]:
+    """Return warnings about images that are there twice."""
+    lines = []
     training = {image.tobytes() for image in images.x_train}
     repeats = len(images.x_train) - len(training)
     if repeats:

@@ -213,30 +213,18 @@ def find_images(folder: Path) -> ImageFolder:
     )
     if not folder.is_dir():
         raise UserError(f"{layout}; there is no such folder")
-    names = visible_folders(folder)
-    splits = [name for name in names if name in ("train", "test")]
-    if len(splits) == 1:
-        raise UserError(
-            f"{layout}; it has {splits[0]}/ alone. To split that for training and testing give folder: "
-            f"{folder / splits[0]}"
-        )
-    if splits:
+    if {"train", "test"} <= set(visible_folders(folder)):
         images = ImageFolder(classes_in(folder / "train"), classes_in(folder / "test"))
     else:
         images = ImageFolder(classes_in(folder), {})
     faults = [f"{name}/ has no images" for name, files in images.classes if not files]
-    faults += [
-        f"{name}/ is no class: call it train or test"
-        for name in images.train
-        if name.casefold() in SPLIT_NAMES
-    ]
-    if splits and (differing := sorted(images.train.keys() ^ images.test.keys())):
+    for name in images.train:
+        if name.casefold() in SPLIT_NAMES:
+            faults.append(f"{name}/ is no class: give train/ and test/, or folder: {folder / name}")
+    if images.test and (differing := sorted(images.train.keys() ^ images.test.keys())):
         faults.append(f"{', '.join(differing[:5])} is in one of train/ and test/ alone")
     if len(images.train) < 2:
-        place = folder / "train" if splits else folder
-        loose = [file for file in place.iterdir() if file.suffix.lower() in IMAGE_FORMATS]
-        beside = f" and {len(loose):,} images beside them" if loose else ""
-        faults.append(f"it has the classes {list(images.train)}{beside}; give two or more")
+        faults.append(f"it has the classes {list(images.train)}; give two or more")
     raise_all([layout, *faults] if faults else [])
     return images
 

@@ -184,19 +184,13 @@ def date_parts(dates: "pd.Series") -> "pd.DataFrame":
 def read_frame(file: Path) -> "pd.DataFrame":
     """Read a file into columns, those of a CSV file as text; the index counts lines or rows.
 
-    Raises UserError for a file that is empty, broken or of another format, and for lines that are no rows.
+    Raises UserError for a file that is empty, broken or of another format.
     """
-    import pandas as pd
-
     choose("format of a table", file.suffix, (".csv", ".parquet"))
     try:
         frame = _read_csv(file) if file.suffix == ".csv" else _read_parquet(file)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    except pd.errors.ParserWarning:
-        raise UserError(
-            f"{file}: its rows have more values than its first line, {_first_line(file)!r}, has names"
-        ) from None
     except Exception as error:  # pandas, pyarrow: whatever a file makes them raise
         what = " ".join(str(error).split())[:200]
         raise UserError(
@@ -213,13 +207,19 @@ def read_frame(file: Path) -> "pd.DataFrame":
 
 
 def _read_csv(file: Path) -> "pd.DataFrame":
-    """Read a CSV file as text, without blank lines. Raises UserError for lines that are no rows."""
+    """Read a CSV file as text, without blank lines."""
     import pandas as pd
 
     first = pd.read_csv(file, header=None, nrows=1, dtype=str, skip_blank_lines=False)
     names = first.iloc[0].str.strip()
-    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
-        frame = pd.read_csv(file, dtype=str, index_col=False, skip_blank_lines=False)
+    try:
+        with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+            frame = pd.read_csv(file, dtype=str, index_col=False, skip_blank_lines=False)
+    except pd.errors.ParserWarning:
+        begin = ",".join(names.fillna(""))[:80]
+        raise UserError(
+            f"its rows have more values than its first line, {begin!r}, has names"
+        ) from None
     nameless = names.isna().to_numpy()
     if frame.loc[:, nameless].isna().all(axis=None):  # every line ends with a comma
         frame, names = frame.loc[:, ~nameless], names[~nameless]
@@ -231,31 +231,9 @@ def _read_csv(file: Path) -> "pd.DataFrame":
         breaks = sum(column.str.count("\n").fillna(0) for _, column in frame.items())
         lines = lines + (breaks.cumsum() - breaks).to_numpy(int)
     frame.index = pd.Index(lines, name="line")
-    raise_all([*(swallowed_rows(frame) if has_quotes else []), *other_lines(frame)])
+    raise_all(swallowed_rows(frame) if has_quotes else [])
     is_blank = frame.iloc[:, 0].fillna("").str.strip() == ""
     return frame[~(is_blank & frame.iloc[:, 1:].isna().all(axis=1))]
-
-
-def other_lines(frame: "pd.DataFrame") -> list[str]:
-    """Return a fault for each comment, and one for the lines that repeat the names."""
-    names = frame.columns
-    first = frame.iloc[:, 0].fillna("").str.strip()
-    sharp = frame[first.str.startswith("#")]
-    comments = sharp.index[sharp.iloc[:, 1:].isna().all(axis=1)]
-    faults = [f"line {line} is a comment; leave it out" for line in comments]
-    alike = frame[first == names[0]]
-    repeats = alike.index[(alike == names).all(axis=1)]
-    if len(repeats):
-        faults.append(
-            f"{len(repeats)} lines, first line {repeats[0]}, repeat line 1; leave them out, or write the names "
-            "of the columns above line 1 if it is a row"
-        )
-    return faults
-
-
-def _first_line(file: Path) -> str:
-    with open(file, encoding="utf-8") as lines:
-        return next(lines).strip()[:80]
 
 
 def _read_parquet(file: Path) -> "pd.DataFrame":
@@ -279,17 +257,12 @@ def check_names(names: Sequence[str]) -> None:
 
     pandas renames the second, and a renamed class column would leak the labels.
     """
-    faults = [
-        f"column {number} has no name; name it, or leave it out where it numbers the rows"
-        for number, name in enumerate(names, 1)
-        if not name
-    ]
-    faults += [
-        f"{count} columns have the name {name!r} in the first line; leave one"
-        for name, count in Counter(names).items()
-        if name and count > 1
-    ]
-    raise_all(faults)
+    counts = Counter(names)
+    nameless = counts.pop("", 0)
+    faults = [f"{n} columns have the name {name!r}" for name, n in counts.items() if n > 1]
+    if nameless:
+        faults.append(f"{nameless} columns have no name (do they number the rows?)")
+    raise_all([f"{fault}; leave them out, or give each its own name" for fault in faults])
 
 
 def swallowed_rows(frame: "pd.DataFrame") -> list[str]:

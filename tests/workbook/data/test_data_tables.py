@@ -258,10 +258,13 @@ TWENTY = "1,u\n2,v\n" * 10
         ("a;b;y\n0,1;2,5;3,0\n", ["more values than its first line, 'a;b;y', has names"]),
         ("# by a tool\n" + GOOD, ["more values than its first line, '# by a tool', has names"]),
         (GOOD + "1,2,3,4\n", ["Expected 3 fields in line 62, saw 4"]),
-        (",y\n" + TWENTY, ["column 1 has no name"]),
-        ("y,a,y\n0,1,0\n1,2,1\n", ["2 columns have the name 'y'", "leave one"]),
-        (GOOD.replace("30,0,u", "# half time"), ["line 32 is a comment"]),
-        (GOOD + GOOD, ["1 lines, first line 62, repeat line 1"]),
+        (",y\n" + TWENTY, ["1 columns have no name", "leave them out"]),
+        ("y,a,y\n0,1,0\n1,2,1\n", ["2 columns have the name 'y'", "leave them out"]),
+        (
+            GOOD.replace("30,0,u", "# half time"),
+            ["column 'a'", "the text '# half time' in line 32", "missing values, first in line 32"],
+        ),
+        (GOOD + GOOD, ["column 'a' holds numbers and the text 'a' in line 62", "'y' (1)"]),
         (
             GOOD.replace("15,0,v", '15,"0,v').replace("40,1,u", '40,1",u'),
             ["column 'b' of line 17", "26 lines"],

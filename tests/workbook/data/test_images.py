@@ -338,10 +338,10 @@ def one_class(pets):
         (add_class, ["ant/ has no images", "ant is in one of train/ and test/ alone"]),
         (cow_in_test_alone, ["cow is in one of train/ and test/ alone"]),
         (one_class, ["it has the classes ['cat']; give two or more"]),
-        (flat, ["the classes [] and 12 images beside them", "<class>/"]),
-        (flat_parts, ["the classes [] and 8 images beside them"]),
-        (capitals, ["Test/ is no class: call it train or test", "Train/ is no class"]),
-        (only_train, ["it has train/ alone", "give folder: ", "pets/train"]),
+        (flat, ["it has the classes []; give two or more", "<class>/"]),
+        (flat_parts, ["it has the classes []; give two or more"]),
+        (capitals, ["Test/ is no class: give train/ and test/", "Train/ is no class"]),
+        (only_train, ["train/ is no class: give train/ and test/, or folder: ", "pets/train"]),
     ],
 )
 def test_a_folder_of_another_layout_is_refused(tmp_path, change, words):
@@ -440,7 +440,7 @@ def test_images_and_their_masks_are_no_classes_without_a_word(tmp_path, names):
         for old, new in zip(("cat", "dog"), names):
             (pets / split / old).rename(pets / split / new)
     said = data_warnings("pets", folder=str(pets))
-    assert f"{pets}: {names[0]} and {names[1]} are taken for classes" in said[0]
+    assert f"{pets}: {names[0]}, {names[1]} are taken for classes" in said[0]
 
 
 def test_folders_of_classes_below_others_are_said(tmp_path):
