@@ -86,18 +86,10 @@ def leak(train_quantiles: np.ndarray, test_quantiles: np.ndarray) -> float:
     return float((difference > 0).mean() + (difference == 0).mean() / 2)
 
 
-def leaks(losses: pd.DataFrame) -> pd.DataFrame:
-    """Return the leak of every run and epoch that has quantiles of its single losses.
-
-    Args:
-        losses: rows of `results.read_losses`.
-
-    Returns:
-        Columns dataset, method, trial, knob, epoch and leak.
-    """
-    run = ["dataset", "method", "label_noise", "trial", "knob", "epoch"]
-    known = losses[losses["quantiles"].notna()]
-    wide = known.fillna({"knob": -1}).pivot(index=run, columns="part", values="quantiles")
-    values = [leak(train, test) for train, test in zip(wide["train"], wide["test"])]
-    table = wide.index.to_frame(index=False).assign(leak=values)
-    return table.replace({"knob": {-1: np.nan}})
+def leaks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `results.read` that have quantiles of single losses, with a column `leak`."""
+    if "quantiles_train" not in rows:
+        return rows.head(0).assign(leak=np.nan)
+    known = rows[rows["quantiles_train"].notna()]
+    quantiles = zip(known["quantiles_train"], known["quantiles_test"])
+    return known.assign(leak=[leak(train, test) for train, test in quantiles])

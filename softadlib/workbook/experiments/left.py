@@ -34,7 +34,7 @@ def gains(profile: str) -> pd.DataFrame:
             continue
         line = {"side": side, "dataset": dataset, "label_noise": noise, "method": method}
         for name, rows in chosen.items():
-            trials = rows.set_index([*PLACE, "trial"])["loss_test"]
+            trials = rows.set_index([*PLACE, "trial"])["chosen"]
             gain = trials[side, dataset, noise, "erm"] - trials[place]
             mean, low, high, n = mean_interval(gain.dropna())
             line[name] = mean
@@ -42,16 +42,13 @@ def gains(profile: str) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _selected(profile: str, column: str) -> pd.DataFrame:
-    """Return the run of each trial whose validation loss, in `column`, is lowest: its test loss."""
+def _selected(profile: str, kind: str) -> pd.DataFrame:
+    """Return the run of each trial whose validation loss of a kind is lowest, and its test loss of that kind."""
     rows = results.read(profile)
-    losses = results.read_losses(profile)
-    run = ["dataset", "method", "label_noise", "trial", "knob", "epoch"]
-    by_part = losses.pivot(index=run, columns="part", values=column).reset_index()
+    case = ["dataset", "method", "label_noise", "trial"]
     tables = []
     for side, ends in ((LAST, results.final(rows)), (BEST, results.best(rows))):
-        measured = by_part.merge(ends[run]).dropna(subset="val")
-        case = ["dataset", "method", "label_noise", "trial"]
-        lowest = measured.loc[measured.groupby(case)["val"].idxmin()]
-        tables.append(lowest.assign(side=side, loss_test=lowest["test"]))
-    return pd.concat(tables, ignore_index=True)[[*PLACE, "trial", "loss_test"]]
+        measured = ends.dropna(subset=f"{kind}_val")
+        lowest = measured.loc[measured.groupby(case)[f"{kind}_val"].idxmin()]
+        tables.append(lowest.assign(side=side, chosen=lowest[f"{kind}_test"]))
+    return pd.concat(tables, ignore_index=True)[[*PLACE, "trial", "chosen"]]
