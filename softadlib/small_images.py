@@ -165,6 +165,7 @@ def on_small_maps(network: nn.Module) -> nn.Module:
 
     It takes images (n, 3, 32, 32). `state_dict` has the same names, shapes and values.
 
+    >>> import torchvision
     >>> network = torchvision.models.resnet18(num_classes=10)
     >>> images = torch.rand(4, 3, 32, 32)
     >>> torch.allclose(on_small_maps(network)(images), network(images), atol=1e-5)

@@ -70,7 +70,7 @@ def temperature_asked(
     Example:
         >>> from softadlib.functional import softad_derivative
         >>> round(temperature_asked(lambda losses: softad_derivative(losses, theta=0.0)), 4)
-        1.9818
+        1.9797
     """
     odds = math.log(p / (1 - real("p", p, above=0.5, below=1)))
     if derivative(torch.tensor([math.log(2)], dtype=torch.float64)).item() <= 0:
