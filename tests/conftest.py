@@ -32,11 +32,28 @@ def home(tmp_path, monkeypatch):
     return make_home(tmp_path)
 
 
-LONGEST = ("kill_sweep", "dask", "book", "recipes", "crashes", "execute")
-LONGEST += ("cli", "reference_erm", "engines", "run_study")
-"""Modules to begin with, so that no process is left alone with one of them at the end."""
-FAST = ("functional", "losses", "optim", "test_models.py", "workbook/data/test_synthetic.py")
-FAST += ("workbook/analysis/test_statistics.py", "workbook/studies/test_selection.py")
+FIRST = (
+    "test_kill_sweep",
+    "test_dask",
+    "test_crashes",
+    "test_execute",
+    "test_cli",
+    "test_reference_erm",
+    "test_engines",
+    "test_run_study",
+)
+"""Long modules to begin with, so that no process is left alone with one of them at the end."""
+LAST = ("test_recipes", "test_book")
+"""Other people's frameworks, and the book in a browser."""
+FAST = (
+    "functional",
+    "losses",
+    "optim",
+    "test_models.py",
+    "workbook/data/test_synthetic.py",
+    "workbook/analysis/test_statistics.py",
+    "workbook/studies/test_selection.py",
+)
 """Folders and files of the mathematics, below tests/."""
 
 
@@ -48,8 +65,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("fast")
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(Path(item.path).stem, len(place)))
+    place = {name: i for i, name in enumerate([*FIRST, None, *LAST])}
+    items.sort(key=lambda item: place.get(Path(item.path).stem, place[None]))
 
 
 def pytest_sessionfinish(session):

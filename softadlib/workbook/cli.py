@@ -267,6 +267,7 @@ def execute(pages: "Sequence[Page]", jobs: int) -> "list[Outcome]":
 
 def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
     """Say how the execution of pages ended; return the exit status."""
+    from softadlib.workbook.pages.notebooks import FIGURES
     from softadlib.workbook.studies.parquet import outputs
 
     lacking = [outcome.page for outcome in outcomes if outcome.lacks_results]
@@ -281,6 +282,8 @@ def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
     seconds = time.monotonic() - started
     done = len(outcomes) - len(lacking)
     say(f"done: {done} notebooks in {seconds:.0f} s, {outputs(profile)}")
+    if profile != FIGURES:
+        say(f"next: softad report {profile} makes one page of them")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Pages drawn of the committed profiles that they were not written for: drawn, or refused in one line."""
 
 import contextlib
+import re
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -9,6 +10,8 @@ import pytest
 from helpers.workspace import REPOSITORY
 
 from softadlib._validation import MissingData
+from softadlib.methods import METHODS, PAPER
+from softadlib.workbook.pages.notebooks import without_conclusions
 
 PAGES = (
     "calibration",
@@ -42,6 +45,16 @@ def draw(page, profile):
 def test_a_page_is_drawn_of_a_profile_or_says_what_it_lacks(page, profile):
     with contextlib.suppress(MissingData):
         draw(page, profile)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_text_of_a_page_names_no_method_that_a_profile_may_not_have(page):
+    """What stays where the conclusions of our own results are left out; the paper's methods may be named."""
+    cells = nbformat.read(REPOSITORY / f"notebooks/{page}.ipynb", as_version=4).cells
+    kept = [c.source for c in without_conclusions(cells) if c.cell_type == "markdown"]
+    others = {method.label for name, method in METHODS.items() if name not in PAPER}
+    words = re.findall(r"[\w-]+", "\n".join(kept))
+    assert others.isdisjoint(words)
 
 
 def test_the_report_of_another_profile_has_no_numbers_of_the_projects_own():

@@ -238,19 +238,19 @@ def beside_authors(
 ) -> pd.DataFrame:
     """Return the authors' means beside ours, a line per dataset, label noise, method and quantity.
 
-        Our runs are selected as theirs: the highest validation accuracy, ties to the largest value. Only
-        runs of as many epochs as theirs are shown, clean labels first.
+    Our runs are selected as theirs: the highest validation accuracy, ties to the largest value. Only
+    runs of as many epochs as theirs are shown, clean labels first.
 
-        Args:
-            rows: of one or more profiles, as `results.read` gives them.
-            quantities: columns of `rows`, in the order of the lines.
+    Args:
+        rows: of one or more profiles, as `results.read` gives them.
+        quantities: columns of `rows`, in the order of the lines.
 
-        Columns: `authors`, `authors_sd`, `authors_n`, `ours`, `ours_sd`, `ours_n`; a standard deviation
-        (ddof = 1) is NaN where it is not printed, and of a single trial.
+    Columns: `authors`, `authors_sd`, `authors_n`, `ours`, `ours_sd`, `ours_n`; a standard deviation
+    (ddof = 1) is NaN where it is not printed, and of a single trial.
 
-        Example:
-            >>> from softadlib.workbook.studies import results
-            >>> beside_authors(results.read("paper", "gaussian"))  # doctest: +SKIP
+    Example:
+        >>> from softadlib.workbook.studies import results
+        >>> beside_authors(results.read("paper", "gaussian"))  # doctest: +SKIP
     """
     quantities = list(quantities)
     selected = results.select(rows, "largest").rename(columns={"epoch": "epochs"})
