@@ -1,14 +1,4 @@
-# make quick    the main job: train and draw profile quick, write outputs/quick/index.html
-# make test     every test, as continuous integration runs them
-# make lab      JupyterLab with page `start` open; options by LAB="--no-browser --port 8889"
-# make setup    .venv alone      make lint  ruff and mypy      make clean  remove .venv and the caches of tools
-# make paper    the paper's whole protocol; it says what that costs and asks first (YES=1 does not)
-# make book     the notebooks, READMEs and the API reference as pages: outputs/book/index.html
-# make wheel    the wheel in dist/, tested in fresh environments with the oldest and the newest torch
-# make test-fast  the mathematics, in under a minute
-# make figures  the notebooks that read no profile      make gpu     the tests that need a GPU
-# make readme   README.md's commands, but for downloads and hours    make record  store the outputs that nbval compares
-# Each sets up .venv first if it is missing. Needs Python >= 3.11 and make.
+# `make help` lists the targets. Each sets up .venv first if it is missing. Needs Python >= 3.11 and make.
 PYTHON ?= python3
 VENV ?= .venv
 # A matched pair: torchvision is built against one torch. Override both together. Without a GPU:
@@ -21,7 +11,8 @@ BIN := $(VENV)/bin
 INSTALL = sh .ci/install $(VENV)
 # A path in place of an import hook: then `import softadlib` also works in the folder that holds a clone of that name.
 EDITABLE = --config-settings editable_mode=compat --editable
-# Python compiles a module when it is first imported, and keeps the result unless this forbids it.
+# Where this is set, as in images of containers, nothing compiled is kept: each process that imports the tests and their
+# packages compiles them anew, 14 s of CPU (22 s in place of 8).
 unexport PYTHONDONTWRITEBYTECODE
 READY := $(VENV)/.ready
 TESTING := $(VENV)/.ready-to-test
@@ -30,13 +21,16 @@ RECIPES := $(VENV)/.ready-for-the-recipes
 # The versions of torch that `make wheel` tests with. The oldest has wheels for Python 3.11 and 3.12.
 OLDEST ?= torch==2.4.1
 
-.PHONY: setup quick book wheel paper figures test test-fast tests-and-notebooks lint lab gpu readme record clean
+.PHONY: help setup quick book wheel paper figures test test-fast tests-and-notebooks lint lab gpu readme record clean
 
-quick: $(READY)
+quick: $(READY) ## Train and draw profile quick: outputs/quick/index.html
 	$(BIN)/softad run $(PROFILE)
 	$(BIN)/softad report $(PROFILE)
 
-setup: $(READY)
+help: ## These lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## Make .venv alone
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -47,11 +41,9 @@ $(READY): pyproject.toml
 	$(INSTALL) $(EDITABLE) '.[workbook]'
 	touch $(READY)
 
-# Lightning, Transformers, dask, Sphinx and playwright come with the tests. Modules are compiled on every core beforehand:
-# three processes would each compile what they import. Some packages hold files that do not compile.
+# Lightning, Transformers, dask, Sphinx and playwright come with the tests.
 $(TESTING): $(READY)
 	$(INSTALL) $(EDITABLE) '.[workbook,test]'
-	$(BIN)/python -m compileall -q -j 0 -x /tests/ $(VENV)/lib > /dev/null || true
 	touch $(TESTING)
 
 $(BOOK): $(READY)
@@ -64,57 +56,56 @@ $(RECIPES): $(READY)
 	touch $(RECIPES)
 
 # Nothing is executed: the pages are the notebooks as they are stored. A warning is an error.
-book: $(BOOK)
+book: $(BOOK) ## Make a book of the notebooks, READMEs and the API: outputs/book/index.html
 	$(BIN)/python -m sphinx -q -W -E --keep-going -c softadlib/workbook/pages/book -d outputs/book/.doctrees . outputs/book
 	@echo "outputs/book/index.html"
 
-wheel: $(TESTING)
+wheel: $(TESTING) ## Build the wheel in dist/, and test it with the oldest and the newest torch
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	WHEEL="$$(ls dist/*.whl)" $(BIN)/python -m pytest tests/test_wheel.py
 	sh .ci/library "$(OLDEST)" $(PYTHON)
 	sh .ci/library "$(firstword $(TORCH)) $(filter-out torch%,$(TORCH))" $(PYTHON)
 
-paper: $(READY)
+paper: $(READY) ## Train and draw the paper's whole protocol; it says what that costs and asks (YES=1: no question)
 	$(BIN)/softad run paper --dry-run
 	@$(if $(YES),true,printf 'Train all of this? [y/N] '; read answer; test "$$answer" = y)
 	$(BIN)/softad run paper
 	$(BIN)/softad report paper
 
-figures: $(RECIPES)
+figures: $(RECIPES) ## Draw the notebooks that read no profile
 	$(BIN)/softad draw
 
-lint: $(TESTING)
+lint: $(TESTING) ## Run ruff and mypy, and check the directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # Side by side: mypy has one process, and tests wait for kernels and nodes now and then.
-test: $(TESTING)
+test: $(TESTING) ## Run every test and compare every notebook, as continuous integration does
 	$(MAKE) --jobs 2 lint tests-and-notebooks
 
-test-fast: $(TESTING)
+test-fast: $(TESTING) ## Test the mathematics, in under a minute
 	$(BIN)/python -m pytest -m fast tests
 
-# Three processes for two cores: while one waits for a process it started, the others have work.
+# Three processes for two cores: while one waits for a process it started, the others have work. All cells of a notebook
+# need one process, so files are what is shared out.
 tests-and-notebooks: $(TESTING)
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -p tests.figures_check --nbval \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 tests notebooks
 
-lab: $(READY)
+lab: $(READY) ## Start JupyterLab with page `start` open; options by LAB="--no-browser --port 8889"
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/start.ipynb $(LAB)
 
-# The tests that need a CUDA GPU.
-gpu: $(TESTING)
+gpu: $(TESTING) ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu tests
 
-readme: $(READY)
+readme: $(READY) ## Run README.md's commands, but for downloads and hours
 	$(BIN)/python tests/readme_commands.py
 
-# Store the outputs that nbval compares with; look at every difference before committing it.
-record: $(TESTING)
+record: $(TESTING) ## Store the outputs that nbval compares; look at every difference before you commit
 	$(BIN)/python tests/record_notebooks.py
 
-clean:
+clean: ## Remove .venv and the caches of tools
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

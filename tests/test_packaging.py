@@ -90,14 +90,24 @@ def test_the_readmes_shell_commands_are_known():
             parse(get_command(cli.app), asked.split()[1:])
 
 
-def test_make_lab_opens_a_page_and_passes_options_on():
+def make(*arguments):
+    """The lines that make prints."""
     # These tests are started by make; a make within a make has its options, and says where it works.
     apart = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "--dry-run", "lab", "LAB=--no-browser --port 8889"]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=apart, capture_output=True, text=True, check=True
+        ["make", *arguments], cwd=REPOSITORY, env=apart, capture_output=True, text=True, check=True
     )
-    last = done.stdout.splitlines()[-1]
+    return done.stdout.splitlines()
+
+
+def test_make_help_has_a_line_for_every_target():
+    makefile = (REPOSITORY / "Makefile").read_text()
+    targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split())
+    assert {line.split()[1] for line in make("help")} == targets - {"tests-and-notebooks"}
+
+
+def test_make_lab_opens_a_page_and_passes_options_on():
+    last = make("--dry-run", "lab", "LAB=--no-browser --port 8889")[-1]
     assert "jupyter lab" in last
     (page,) = re.findall(r"default_url=/lab/tree/(\S+)", last)
     assert (REPOSITORY / page).is_file()
