@@ -101,6 +101,23 @@ def test_pixels_have_their_classes_second():
     torch.testing.assert_close(p[1, :, 3, 2], SoftAD(0.01).probabilities(logits[1, :, 3, 2]))
 
 
+@pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
+def test_they_are_the_same_in_evaluation_under_transforms_and_have_a_gradient(criterion):
+    logits = torch.randn(6, 3, generator=torch.manual_seed(0), dtype=torch.float64)
+    p = criterion.probabilities(logits)
+    with torch.no_grad():
+        torch.testing.assert_close(criterion.probabilities(logits), p)
+    with torch.inference_mode():
+        torch.testing.assert_close(criterion.probabilities(logits.clone()), p)
+        assert criterion.temperature() > 0.9
+    each = torch.vmap(criterion.probabilities)(logits.expand(2, 6, 3))
+    torch.testing.assert_close(each, p.expand(2, 6, 3))
+    torch.compiler.reset()
+    whole = torch.compile(criterion.probabilities, backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(logits), p)
+    assert torch.autograd.gradcheck(criterion.probabilities, logits[:2].requires_grad_())
+
+
 def test_a_users_criterion_needs_its_value_alone():
     class Squared(ERM):
         def reduce(self, losses, weights=None, reduction="mean"):

@@ -579,6 +579,28 @@ def test_the_trainers_gradient_is_that_of_the_whole_batch(tmp_path):
     torch.testing.assert_close(end, expected, rtol=0, atol=1e-10)
 
 
+def test_the_callbacks_of_the_recipes_log_a_row_of_the_monitor():
+    """Lightning's after each epoch, the Trainer's with each log of the training loss."""
+    import lightning
+    import transformers
+
+    classifier = recipe("lightning")["Classifier"]
+    space = recipe("lightning-log", lightning=lightning, Classifier=classifier)
+    monitor = space["monitor"]
+    assert [row["batches"] for row in monitor.history] == [BATCHES, 2 * BATCHES]
+    logged = space["trainer"].logged_metrics["losses/loss"]
+    assert logged.item() == pytest.approx(monitor.summary()["loss"])
+
+    callback = recipe("hugging-face")["LogLosses"](monitor)
+    state, logs = transformers.TrainerState(log_history=[{"loss": 1.0}]), {"loss": 1.0}
+    callback.on_log(None, state, None, logs=logs)
+    assert logs == state.log_history[-1]
+    assert logs["losses/share_in_ascent"] == monitor.summary()["share_in_ascent"]
+    evaluation = {"eval_loss": 1.0}
+    callback.on_log(None, state, None, logs=evaluation)
+    assert evaluation == {"eval_loss": 1.0}
+
+
 @pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
 def test_classifiers_take_the_gradient_of_all_labels(tmp_path, kind):
     """One step of SGD, 4 times 8 examples; ignored labels do not count."""
