@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, warn
 from softadlib.functional.reduction import Weights, is_hidden
-from softadlib.losses.per_sample import Base, per_sample
+from softadlib.losses.per_sample import Base, resolve_base
 from softadlib.optim.perturbed import in_perturbed_pass
 
 LossesHook = Callable[[Tensor, Weights, float | Tensor | None], None]
@@ -71,7 +71,7 @@ class Criterion(TorchOptions, nn.Module):
         choose("reduction", reduction, F.REDUCTIONS)
         if reduction == "mean" and getattr(base, "reduction", "") == "sum":
             warn(f"{base!r} sums and the criterion takes the mean; give it reduction='sum', too")
-        self.base = per_sample(base)
+        self.base = resolve_base(base)
         self.reduction = reduction
         self._is_first_batch = True
         self._losses_hooks: OrderedDict[int, LossesHook] = OrderedDict()

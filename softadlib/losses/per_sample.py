@@ -24,6 +24,42 @@ INSIDE = (
 )
 
 
+def resolve_base(base: Base | None = None) -> "BaseLoss":
+    """Resolve a base: a loss with `reduction` is copied with "none", others are called as they are.
+
+    A loss with parameters is not copied, so that an optimizer trains them.
+
+    Args:
+        base: callable (input, target) → losses; None is cross-entropy.
+
+    Raises:
+        ValueError: see `Criterion`.
+
+    Example:
+        >>> base = resolve_base(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+        >>> base(torch.zeros(2, 2), torch.tensor([0, 1]))  # ln 2 each; the second counts three times
+        (tensor([0.6931, 0.6931]), tensor([1., 3.]))
+    """
+    loss: Any = nn.CrossEntropyLoss() if base is None else uncompiled(base)
+    if isinstance(loss, type) or not callable(loss):
+        got = f"the class {loss.__name__}" if isinstance(loss, type) else f"{loss!r:.40}"
+        raise UserError(f"base must be a callable such as nn.MSELoss(), got {got}")
+    if isinstance(loss, functools.partial) and loss.func in OF_FUNCTIONS and not loss.args:
+        loss = OF_FUNCTIONS[loss.func](**loss.keywords)
+    reduction = getattr(loss, "reduction", None)
+    has_parameters = isinstance(loss, nn.Module) and len(list(loss.parameters())) > 0
+    if has_parameters and reduction not in (None, "none"):
+        raise UserError(
+            f"base {loss!r} has parameters and reduction={reduction!r}; a criterion would copy it, "
+            "and no optimizer would train the copy: make it with reduction='none'"
+        )
+    is_copy = reduction is not None and not has_parameters
+    if is_copy:
+        loss = copy.deepcopy(loss)
+        loss.reduction = "none"
+    return BaseLoss(RowSums(loss) if reduction == "batchmean" else loss, is_copy)
+
+
 class BaseLoss(nn.Module):
     """Calls a base loss for the losses of the samples, and says how much each sample counts.
 
@@ -239,39 +275,3 @@ class RowSums(nn.Module):
 def uncompiled(value: Any) -> Any:
     """Return the module that `torch.compile` wrapped; torch has no public way to it."""
     return getattr(value, "_orig_mod", value)
-
-
-def per_sample(base: Base | None = None) -> BaseLoss:
-    """Resolve a base: a loss with `reduction` is copied with "none", others are called as they are.
-
-    A loss with parameters is not copied, so that an optimizer trains them.
-
-    Args:
-        base: callable (input, target) → losses; None is cross-entropy.
-
-    Raises:
-        ValueError: see `Criterion`.
-
-    Example:
-        >>> base = per_sample(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
-        >>> base(torch.zeros(2, 2), torch.tensor([0, 1]))  # ln 2 each; the second counts three times
-        (tensor([0.6931, 0.6931]), tensor([1., 3.]))
-    """
-    loss: Any = nn.CrossEntropyLoss() if base is None else uncompiled(base)
-    if isinstance(loss, type) or not callable(loss):
-        got = f"the class {loss.__name__}" if isinstance(loss, type) else f"{loss!r:.40}"
-        raise UserError(f"base must be a callable such as nn.MSELoss(), got {got}")
-    if isinstance(loss, functools.partial) and loss.func in OF_FUNCTIONS and not loss.args:
-        loss = OF_FUNCTIONS[loss.func](**loss.keywords)
-    reduction = getattr(loss, "reduction", None)
-    has_parameters = isinstance(loss, nn.Module) and len(list(loss.parameters())) > 0
-    if has_parameters and reduction not in (None, "none"):
-        raise UserError(
-            f"base {loss!r} has parameters and reduction={reduction!r}; a criterion would copy it, "
-            "and no optimizer would train the copy: make it with reduction='none'"
-        )
-    is_copy = reduction is not None and not has_parameters
-    if is_copy:
-        loss = copy.deepcopy(loss)
-        loss.reduction = "none"
-    return BaseLoss(RowSums(loss) if reduction == "batchmean" else loss, is_copy)
