@@ -294,6 +294,10 @@ def test_what_cannot_be_read_is_one_line_with_its_column(root, text, words):
     refused(lambda: read_table(file), "mine.csv", *words, kind=UserError)
 
 
+def test_five_rows_are_enough_for_a_class(root):
+    assert read_table(write(root, "a,y\n" + TWENTY + "1,w\n" * 5)).classes == ("u", "v", "w")
+
+
 def test_all_faults_of_a_table_are_named_at_once(root):
     text = "a,b,c,y\n" + "".join(f"{i},{i}.5,{i},{'uv'[i % 2]}\n" for i in range(40))
     text = (
