@@ -50,7 +50,7 @@ def heed_ctrl_c() -> None:
 
 def await_part(store, command) -> None:
     """Wait until a chunk of runs of a study is stored by a command."""
-    while not list(store.parts.glob("*.parquet")):
+    while not list(store.chunks_folder.glob("*.parquet")):
         assert command.poll() is None, command.communicate()
         time.sleep(0.005)
 

@@ -110,14 +110,15 @@ def train_pass(
     store = study.store
     chunks = chunks_of(protocol, runs, session.jobs)
     tasks = [
-        partial(train_runs, protocol, chunk, epochs, loss_epochs, store.parts) for chunk in chunks
+        partial(train_runs, protocol, chunk, epochs, loss_epochs, store.chunks_folder)
+        for chunk in chunks
     ]
     counted = "runs_replayed" if is_replay else "runs_trained"
     ends = []
     for place, rows, where in as_they_end(tasks, pool, protocol.device):
         trained = len(chunks[place])
         session = session.now(**where, **{counted: getattr(session, counted) + trained})
-        store.save_part(rows, study.provenance([session]), replay=is_replay)
+        store.save_chunk(rows, study.provenance([session]), replay=is_replay)
         bar.update(trained)
         ends.append(rows[rows["epoch"] == protocol.epochs])
     if is_replay:
@@ -150,7 +151,7 @@ def stored_rows(study: Study) -> pd.DataFrame:
 def put_together(study: Study, session: Session) -> None:
     """Write the study's file from what is stored in chunks."""
     store = study.store
-    chunks = store.finished_parts()
+    chunks = store.finished_chunks()
     sessions = [earlier for earlier in store.sessions() if earlier.id != session.id]
     if session.runs or not sessions:
         sessions.append(session.now())

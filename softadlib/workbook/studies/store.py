@@ -4,7 +4,7 @@ outputs/<profile>/<dataset>/<method>.parquet  its rows, with their provenance
                             <method>.ipynb    the notebook that trained it
                             parts/<method>/   finished runs of a study under way
 
-The table is written last, then the parts that it replaces are deleted, so a kill at any moment loses
+The table is written last, then the chunks that it replaces are deleted, so a kill at any moment loses
 nothing.
 """
 
@@ -62,13 +62,13 @@ class StudyStore:
         return self.folder / f"{self.method}.ipynb"
 
     @property
-    def parts(self) -> Path:
+    def chunks_folder(self) -> Path:
         """The folder of what a study under way has finished."""
         return outputs(self.profile, self.dataset, "parts", self.method)
 
-    def finished_parts(self) -> list[Path]:
-        """Return the parts with finished runs, without saved states of trainings (.pt)."""
-        return [path for path in sorted(self.parts.glob("*")) if path.suffix != ".pt"]
+    def finished_chunks(self) -> list[Path]:
+        """Return the chunks of finished runs, without saved states of trainings (.pt)."""
+        return [path for path in sorted(self.chunks_folder.glob("*")) if path.suffix != ".pt"]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -116,10 +116,12 @@ class StudyStore:
         The last epoch of a run stays as its first training had it, so its replay comes before it. What is
         in the file of the finished study counts most.
         """
-        return [path for kind in CHUNKS for path in sorted(self.parts.glob(f"{kind}-*.parquet"))]
+        return [
+            path for kind in CHUNKS for path in sorted(self.chunks_folder.glob(f"{kind}-*.parquet"))
+        ]
 
-    def provenances_of_parts(self) -> list[Provenance]:
-        """Return where the rows of each part of a study under way come from."""
+    def provenances_of_chunks(self) -> list[Provenance]:
+        """Return where the rows of each chunk of a study under way come from."""
         found = []
         for path in self.chunks():
             with contextlib.suppress(UserError):  # a damaged chunk
@@ -127,12 +129,12 @@ class StudyStore:
         return found
 
     def sessions(self) -> list[Session]:
-        """Return the sessions so far in order; of one that was killed, its last part's state."""
+        """Return the sessions so far in order; of one that was killed, its last chunk's state."""
         finished = self.provenance()
         sessions = finished.sessions if finished else []
         known = {session.id for session in sessions}
         under_way: dict[str, Session] = {}
-        for provenance in self.provenances_of_parts():
+        for provenance in self.provenances_of_chunks():
             for session in provenance.sessions:
                 last = under_way.setdefault(session.id, session)
                 if last.runs < session.runs:
@@ -142,7 +144,7 @@ class StudyStore:
 
     # Writing
 
-    def save_part(
+    def save_chunk(
         self,
         rows: pd.DataFrame,
         provenance: Provenance,
@@ -153,37 +155,37 @@ class StudyStore:
         keys = rows[[*RUN_KEY, "epoch"]].to_numpy(dtype=float)
         name = hashlib.sha256(keys.tobytes()).hexdigest()[:16]
         kind = REPLAY if replay else FIRST
-        write_study(self.parts / f"{kind}-{name}.parquet", rows, provenance)
+        write_study(self.chunks_folder / f"{kind}-{name}.parquet", rows, provenance)
 
     def finish(
         self,
         rows: pd.DataFrame,
         provenance: Provenance,
-        parts: Sequence[Path] | None = None,
+        chunks: Sequence[Path] | None = None,
     ) -> None:
-        """Write the study's files, then delete the parts that they replace.
+        """Write the study's file, then delete the chunks that it replaces.
 
-        `parts`: as `finished_parts` gave them before the rows were read; all of now by default.
+        `chunks`: as `finished_chunks` gave them before the rows were read; all of now by default.
         """
-        replaced = self.finished_parts() if parts is None else parts
+        replaced = self.finished_chunks() if chunks is None else chunks
         write_study(self.file, rows, provenance)
         self._delete(replaced)
 
     def clear(self) -> None:
         """Delete everything that is stored of this study."""
-        self._delete([self.file, self.notebook, *self.parts.glob("*")])
+        self._delete([self.file, self.notebook, *self.chunks_folder.glob("*")])
 
     def _delete(self, paths: Iterable[Path]) -> None:
         with os_error_as_user_error(self.folder):
             for path in paths:
                 path.unlink(missing_ok=True)
-        for folder in (self.parts, self.parts.parent):
+        for folder in (self.chunks_folder, self.chunks_folder.parent):
             with contextlib.suppress(OSError):  # one that is not empty stays
                 folder.rmdir()
 
     def delete_temporary_files(self) -> None:
         """Delete files, `.NAME.NUMBER`, that killed processes left half-written an hour ago or earlier."""
-        left = [*self.folder.glob(f".{self.method}*"), *self.parts.glob(".*")]
+        left = [*self.folder.glob(f".{self.method}*"), *self.chunks_folder.glob(".*")]
         for path in left:
             with contextlib.suppress(OSError):
                 if path.suffix[1:].isdigit() and time.time() - path.stat().st_mtime > ABANDONED:

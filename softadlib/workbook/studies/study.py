@@ -32,7 +32,7 @@ class Study:
     Args:
         protocol: what to train.
         method: one of the protocol's.
-        shard: (i, N) is every N-th trial, from the i-th on. Its rows are stored as parts, for a call
+        shard: (i, N) is every N-th trial, from the i-th on. Its rows are stored as chunks, for a call
             of the whole study to put together.
         fresh: stored results are going to be deleted, and count as none.
     """
@@ -175,7 +175,7 @@ class Study:
     @cached_property
     def finished(self) -> bool:
         """Whether there was nothing left to train or to write when this was first asked."""
-        if self.fresh or self.left or self.store.finished_parts():
+        if self.fresh or self.left or self.store.finished_chunks():
             return False
         stored = self.store.provenance()
         if stored is None:
@@ -224,7 +224,7 @@ def other_protocol(study: Study, replaced: Collection[str] = ()) -> str:
     folder = stored_studies(study.protocol.profile, study.protocol.dataset, without=replaced)
     provenances = list(folder.values())
     if study.method not in replaced:
-        provenances += study.store.provenances_of_parts()
+        provenances += study.store.provenances_of_chunks()
     for stored in provenances:
         if differing := study.differences(stored):
             return "; ".join(differing)

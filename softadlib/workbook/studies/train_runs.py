@@ -54,12 +54,12 @@ def train_runs(
     with numerics(device, protocol.precision), memory_in_one_line(device):
         splits = load_splits(protocol, runs[0].label_noise)
         splits = splits.to(device, getattr(torch, protocol.dtype))
-        batch = batch_of(protocol, runs, splits)
-        for group in split_into_groups(batch, protocol.convolutional_at_once):
-            together = [runs[i] for i in group]
+        group = group_of(protocol, runs, splits)
+        for positions in split_into_groups(group, protocol.convolutional_at_once):
+            together = [runs[i] for i in positions]
             checkpoint = checkpoint_of(protocol, together, device, checkpoints, measured_at)
             measured = train(
-                choose_engine(batch.take(group)),
+                choose_engine(group.take(positions)),
                 protocol.recipe,
                 order_seeds(protocol, splits),
                 eval_epochs,
@@ -91,7 +91,7 @@ def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
     return network.to(getattr(torch, protocol.dtype))
 
 
-def batch_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGroup:
+def group_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGroup:
     """Return what engines are given of `runs`, with their initial weights."""
     method = get_method(runs[0].method)
     # Runs of a trial have the same initial weights: building one network per run is slow.
@@ -109,7 +109,7 @@ def batch_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGrou
 
 def make_engine(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> Engine:
     """Make one engine that trains `runs`."""
-    return choose_engine(batch_of(protocol, runs, splits))
+    return choose_engine(group_of(protocol, runs, splits))
 
 
 def checkpoint_of(

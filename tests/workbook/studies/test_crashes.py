@@ -63,7 +63,7 @@ def test_a_full_disk_is_one_line_and_once_there_is_room_the_command_goes_on(
     """A limit of 2 kB on the size of files, which a part of the study exceeds."""
     limited = ("bash", "-c", 'ulimit -f 2; exec "$0" "$@"')
     (line,) = said(start(*limited, *TRAIN, "1", stderr=subprocess.PIPE))
-    assert line.startswith(f"softad: {study.parts}{os.sep}first-")
+    assert line.startswith(f"softad: {study.chunks_folder}{os.sep}first-")
     assert line.endswith("cannot be written: File too large")
-    assert list(study.parts.iterdir()) == [], "nothing half-written"
+    assert list(study.chunks_folder.iterdir()) == [], "nothing half-written"
     assert_resumes(undisturbed)

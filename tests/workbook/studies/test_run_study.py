@@ -128,7 +128,7 @@ def test_a_gpu_stores_each_run_of_a_convolutional_network_as_it_ends(monkeypatch
 
     monkeypatch.setitem(MODELS, "convolution", convolution)
     made = protocol(dataset="digits", model="convolution", n_train=50, n_val=20, n_test=20)
-    parts = store_of(made, "softad").finished_parts
+    parts = store_of(made, "softad").finished_chunks
 
     def on_cpu(made, runs, *rest):
         if len(parts()) == 2:
@@ -271,7 +271,7 @@ def test_shards_put_together_equal_one_call(home, tmp_path_factory, monkeypatch)
     assert results.read("tiny").empty
     rows = train(made, method)
     assert sorted(trained(made, method)) == [(2, 1), (4, 2)]
-    assert not store_of(made, method).parts.exists()
+    assert not store_of(made, method).chunks_folder.exists()
     assert_equal(train(made.replace(profile="whole"), method), rows)
     assert_equal(results.read_losses("whole"), results.read_losses("tiny"))
     with pytest.raises(UserError, match="deletes what other shards did"):

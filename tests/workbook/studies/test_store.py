@@ -1,6 +1,9 @@
 """Files of results: what is stored comes back to the bit, and damage is said or mended."""
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -138,19 +141,19 @@ def test_losses_need_no_measures_of_their_epoch():
 
 def test_parts_count_until_the_study_is_finished():
     half = SESSION.model_copy(update={"runs_trained": 1, "seconds": 3.0})
-    study().save_part(rows((0,)), provenance(sessions=[half]))
-    study().save_part(rows((1,)), provenance())
-    study().save_part(rows((1,)), provenance())
-    study("sam").save_part(rows((5,), method="sam"), provenance("sam"))
-    assert len(list(study().parts.iterdir())) == 2, "the same runs are the same file"
+    study().save_chunk(rows((0,)), provenance(sessions=[half]))
+    study().save_chunk(rows((1,)), provenance())
+    study().save_chunk(rows((1,)), provenance())
+    study("sam").save_chunk(rows((5,), method="sam"), provenance("sam"))
+    assert len(list(study().chunks_folder.iterdir())) == 2, "the same runs are the same file"
     assert study().rows()["trial"].tolist() == [0, 1]
     assert study().sessions() == [SESSION], "a session as its last part has it"
     assert results.read("tiny", final=True).empty
     study().finish(study().rows(), provenance())
-    assert not study().parts.exists()
+    assert not study().chunks_folder.exists()
     assert study("sam").rows()["trial"].tolist() == [5]
     study("sam").clear()
-    assert not study("sam").parts.parent.exists()
+    assert not study("sam").chunks_folder.parent.exists()
     assert study().rows()["trial"].tolist() == [0, 1]
     study().clear()
     assert not tree(study().folder)
@@ -160,8 +163,8 @@ def test_the_last_epoch_stays_as_the_first_training_had_it():
     """A replay brings the epochs before, and losses."""
     first = rows((0,))
     replay = with_losses(rows((0,), epochs=(0, 4)))
-    study().save_part(replay, provenance(), replay=True)
-    study().save_part(first, provenance())
+    study().save_chunk(replay, provenance(), replay=True)
+    study().save_chunk(first, provenance())
     for _ in ("both in chunks", "the first finished"):
         stored = study().rows()
         assert stored["acc_test"][1] == first["acc_test"][0] != replay["acc_test"][1]
@@ -169,7 +172,7 @@ def test_the_last_epoch_stays_as_the_first_training_had_it():
         assert stored["samples_val"].tolist() == [20, 20], "the replay's"
         study().clear()
         study().finish(first, provenance())
-        study().save_part(replay, provenance(), replay=True)
+        study().save_chunk(replay, provenance(), replay=True)
 
 
 def test_of_the_same_run_and_epoch_the_last_frame_wins():
@@ -217,9 +220,9 @@ def test_a_damaged_file_of_a_finished_study_is_one_line_and_never_other_numbers(
 
 
 def test_a_damaged_part_counts_as_none():
-    study().save_part(with_losses(rows()), provenance())
+    study().save_chunk(with_losses(rows()), provenance())
     whole, lost = study().rows(), 0
-    (path,) = study().parts.iterdir()
+    (path,) = study().chunks_folder.iterdir()
     for copy in damaged(path.read_bytes()):
         path.write_bytes(copy)
         stored = study().rows()
@@ -356,8 +359,8 @@ def test_provenances_are_one_line_a_result():
 
 
 def test_temporary_files_of_killed_processes_go_after_an_hour():
-    study().save_part(rows(), provenance())
-    parts = study().parts
+    study().save_chunk(rows(), provenance())
+    parts = study().chunks_folder
     old, new, other = parts / ".x.pt.12", parts / ".y.pt.13", study().folder / ".sam.12"
     for path in (old, new, other):
         path.write_text("half")
@@ -366,6 +369,23 @@ def test_temporary_files_of_killed_processes_go_after_an_hour():
     study().delete_temporary_files()
     assert [path.exists() for path in (old, new, other)] == [False, True, True]
     assert study().rows()["trial"].tolist() == [0, 1]
+
+
+def test_results_are_read_where_the_locale_is_not_utf_8(home, tmp_path):
+    """In a folder whose name the locale cannot spell; such results were called broken."""
+    folder = tmp_path / "hö me ☃"
+    folder.mkdir()
+    study().finish(rows(), provenance())
+    shutil.copytree(home / "outputs", folder / "outputs")
+    code = "from softadlib.workbook.studies import results; print(len(results.read('tiny')))"
+    latin = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    read = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **latin, "SOFTAD_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert read.stdout == "2\n", read.stderr
 
 
 # Any file
@@ -425,11 +445,11 @@ def test_home_is_found_named_or_refused(tmp_path, monkeypatch):
 
 
 def test_a_part_that_is_written_while_a_study_is_put_together_stays():
-    study().save_part(rows((0,)), provenance())
-    parts, stored = study().finished_parts(), study().rows()
-    study().save_part(rows((1,)), provenance())
+    study().save_chunk(rows((0,)), provenance())
+    parts, stored = study().finished_chunks(), study().rows()
+    study().save_chunk(rows((1,)), provenance())
     study().finish(stored, provenance(), parts)
     assert study().rows()["trial"].tolist() == [0, 1]
-    (part,) = study().parts.glob("*.parquet")
+    (part,) = study().chunks_folder.glob("*.parquet")
     part.write_bytes(part.read_bytes()[:90])
     assert study().rows()["trial"].tolist() == [0], "a damaged part counts as none"
