@@ -39,7 +39,7 @@ STUDY = [
     (["tiny", "--dataset", "gaussian,moons"], ["'moons'", "choose from gaussian"]),
     (["tiny", "--method", "flooding"], ["'flooding'", "choose from erm, sam, softad"]),
     (["tiny", "--method", ","], ["--method", "leave it out for all"]),
-    (["tiny", "-p", "epoch=3"], ["'epoch'", "choose from folder, table, target", "mean 'epochs'"]),
+    (["tiny", "-p", "epoch=3"], ["'epoch'", "choose from trials, label_noise, grids", "mean 'epochs'"]),
     (["tiny", "-p", "learning_rate=1"], ["'learning_rate'", "mean 'lr'"]),
     (["tiny", "-p", "epochs=many"], ["epochs", "valid integer", "'many'"]),
     (["tiny", "-p", "epochs.softad=2"], ["epochs.softad", "epochs is 4"]),
@@ -205,7 +205,7 @@ def test_a_profile_of_changed_parameters_has_all_methods(tmp_path, monkeypatch, 
     before = tree(home)
     capsys.readouterr()
     line = refused(capsys, "train", *ERM, "-p", "lr=0.2", "--as", "slow", "--dataset", "gaussian")
-    assert f"{path} has other parameters (lr, settings, grids)" in line
+    assert f"{path} has other parameters (grids, lr, settings)" in line
     assert "choose another name for --as" in line
     assert "softad train slow" in line
     assert tree(home) == before

@@ -291,7 +291,7 @@ def test_a_stopped_command_leaves_no_page_and_no_kernel(home):
     ("method", "changes", "words"),
     [
         ("softda", None, ["'softda'", "choose from erm, sam, softad"]),
-        ("erm", "{epoch: 3}", ["'epoch'", "choose from folder, table, target"]),
+        ("erm", "{epoch: 3}", ["'epoch'", "choose from trials, label_noise, grids"]),
         ("erm", "{learning_rate: 3}", ["'learning_rate'", "mean 'lr'"]),
         ("erm", "3", ["changes", "{NAME: VALUE}", "3"]),
         ("softad", {"theta": 0.1}, ["theta belongs to a method", "grids.softad"]),
