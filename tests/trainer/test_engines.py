@@ -4,6 +4,8 @@ import dataclasses
 import gc
 import math
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -43,81 +45,123 @@ def parts_of(data, trial):
     return {part: data.part(part, trial) for part in PARTS}
 
 
-def assert_is_plain(kind, method, recipe, trials=TRIALS, knobs=None, **given):
-    """Every run of the engine is what a plain loop makes of it; also as it was at its best epoch."""
-    own = ("model", "data")
-    settings = {name: value for name, value in given.items() if name not in own}
-    model, data = given.get("model", SMALL), given.get("data") or splits()
-    nets, runs = networks(trials, model=model), list(zip(trials, knobs or knobs_of(method)))
+@dataclass(frozen=True)
+class Case:
+    """Runs of one method on `TRIALS`, one for each value of its hyperparameter."""
+
+    method: str
+    recipe: Recipe = SGD
+    values: tuple[float, ...] = ()
+    settings: dict = field(default_factory=dict)
+    model: Callable = SMALL
+    dataset: str = "gaussian"
+
+    @property
+    def runs(self):
+        return list(zip(TRIALS, self.values or knobs_of(self.method)))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What becomes of a run."""
+
+    weights: dict
+    first: dict
+    last: dict
+    best_epoch: int
+    best: dict
+
+
+def by_engine(kind, case):
+    """The ends of every run of a case."""
+    trials, values = zip(*case.runs)
+    data = splits(name=case.dataset)
     ends = []
-    for engine in make_engines(kind, method, trials, knobs, **given):
-        measured = train(engine, recipe, SEEDS, {0, recipe.epochs}, best_epoch=True)
-        best = measured.best
+    for engine in make_engines(
+        kind, case.method, trials, values, model=case.model, data=data, **case.settings
+    ):
+        measured = train(engine, case.recipe, SEEDS, {0, case.recipe.epochs}, best_epoch=True)
+        first, last = measured.rows
+        best = {name: measured.best[name] for name in MEASURES}
         for run in range(len(engine)):
-            ends.append((best["epoch"][run], [row(m, run) for m in measured.rows], row(best, run)))
-            net, (trial, knob) = nets[len(ends) - 1], runs[len(ends) - 1]
-            parts, start = parts_of(data, trial), net.state_dict()["0.weight"].clone()
-            history = plain_loop(method, net, parts, SEEDS[trial], recipe, knob, **settings)
-            assert not torch.equal(start, net.state_dict()["0.weight"])
-            assert_near(weights(engine, run), net.state_dict())
-            epoch, found, early = ends[-1]
-            for i, expected in zip((0, recipe.epochs), found, strict=True):
-                assert_near(expected, history[i])
-            lowest = min(range(1, recipe.epochs + 1), key=lambda e: history[e]["loss_val"])
-            assert epoch == lowest
-            assert_near({name: early[name] for name in history[0]}, history[lowest])
-    assert len(ends) == len(trials)
+            tables = [row(table, run) for table in (first, last, best)]
+            ends.append(
+                Ends(
+                    weights(engine, run),
+                    first=tables[0],
+                    last=tables[1],
+                    best_epoch=measured.best["epoch"][run],
+                    best=tables[2],
+                )
+            )
+    return ends
+
+
+def by_plain_loop(case):
+    """The same, by a loop over each run alone."""
+    data = splits(name=case.dataset)
+    ends = []
+    for trial, value in case.runs:
+        (network,) = networks([trial], model=case.model)
+        history = plain_loop(
+            case.method,
+            network,
+            parts_of(data, trial),
+            SEEDS[trial],
+            case.recipe,
+            value,
+            **case.settings,
+        )
+        best = min(range(1, len(history)), key=lambda epoch: history[epoch]["loss_val"])
+        ends.append(Ends(network.state_dict(), history[0], history[-1], best, history[best]))
+    return ends
+
+
+def affine(shape, classes):
+    return nn.Sequential(linear(shape, classes))
+
+
+CASES = {}
+for method in METHODS:
+    CASES[f"{method}, adam"] = Case(method, ADAM)
+    CASES[f"{method}, sgd"] = Case(method, SGD)
+for method in ("softad", "sam", "cvar"):
+    CASES[f"{method}, linear"] = Case(method, values=(0.3, 0.1), model=affine, dataset="sinusoid")
+for method in ("softad", "decay"):
+    cosine = {"epochs": 6, "lr_schedule": "cosine"}
+    CASES[f"{method}, adam, cosine"] = Case(method, dataclasses.replace(ADAM, **cosine))
+    CASES[f"{method}, sgd, cosine"] = Case(method, Recipe("sgd", 0.1, 10, **cosine))
+for name, recipe in {
+    "adamw, decay": Recipe("adamw", 1e-2, 10, 4, weight_decay=0.5),
+    "adam, decay": Recipe("adam", 1e-2, 10, 4, weight_decay=0.05),
+    "sgd, decay": Recipe("sgd", 0.05, 10, 4, momentum=0.9, weight_decay=0.05),
+}.items():
+    CASES[f"softad, {name}"] = Case("softad", recipe)
+for method, settings in (
+    ("softad", {"sigma": 0.3}),
+    ("softad", {"sigma": 4.0, "scale": "text"}),
+    ("sam", {"bn_update": "first"}),
+    ("asam", {"bn_update": "first"}),
+    ("gnp", {"bn_update": "first"}),
+    ("asam", {"variant": "davda54"}),
+    ("asam", {"eta": 0.3}),
+    ("gnp", {"mixing": "official", "radius": 0.3}),
+    ("fdgr", {"scheme": "centered", "step_size": 0.2, "bn_update": "first"}),
+):
+    CASES[f"{method}, {settings}"] = Case(method, values=(0.05, 0.5), settings=settings)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("recipe", [ADAM, SGD], ids=["adam", "sgd"])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_the_plain_loop(method, recipe, kind):
-    assert_is_plain(kind, method, recipe)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        Recipe("adamw", 1e-2, 10, 4, weight_decay=0.5),
-        Recipe("adam", 1e-2, 10, 4, weight_decay=0.05),
-        Recipe("sgd", 0.05, 10, 4, momentum=0.9, weight_decay=0.05),
-        Recipe("adam", 1e-2, 10, 6, lr_schedule="cosine"),
-        Recipe("sgd", 0.1, 10, 6, lr_schedule="cosine"),
-    ],
-    ids=["adamw", "adam-decay", "sgd-decay", "adam-cosine", "sgd-cosine"],
-)
-def test_every_recipe_is_the_plain_loop(recipe, kind):
-    for method in ("softad",) if recipe.weight_decay else ("softad", "decay"):
-        assert_is_plain(kind, method, recipe)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("softad", {"sigma": 0.3}),
-        ("softad", {"sigma": 4.0, "scale": "text"}),
-        ("sam", {"bn_update": "first"}),
-        ("asam", {"bn_update": "first"}),
-        ("gnp", {"bn_update": "first"}),
-        ("asam", {"variant": "davda54"}),
-        ("asam", {"eta": 0.3}),
-        ("gnp", {"mixing": "official", "radius": 0.3}),
-        ("fdgr", {"scheme": "centered", "step_size": 0.2, "bn_update": "first"}),
-    ],
-)
-def test_every_setting_is_the_plain_loop(method, settings, kind):
-    assert_is_plain(kind, method, SGD, (0, 1), (0.05, 0.5), **settings)
-
-
-@pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("method", ["softad", "sam", "cvar"])
-def test_the_linear_model_is_the_plain_loop(method, kind):
-    model = lambda shape, classes: torch.nn.Sequential(linear(shape, classes))  # noqa: E731
-    data = splits(name="sinusoid")
-    assert_is_plain(kind, method, SGD, (0, 1), (0.3, 0.1), model=model, data=data)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_run_is_that_of_the_plain_loop(case, kind):
+    """Its weights, its measures before and after, and those at its best epoch."""
+    for found, expected in zip(by_engine(kind, case), by_plain_loop(case), strict=True):
+        assert_near(found.weights, expected.weights)
+        assert_near(found.first, expected.first)
+        assert_near(found.last, expected.last)
+        assert found.best_epoch == expected.best_epoch
+        assert_near(found.best, expected.best)
+        assert found.first["model_norm"] != found.last["model_norm"]
 
 
 def test_a_setting_may_differ_from_run_to_run():
