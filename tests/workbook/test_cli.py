@@ -39,7 +39,10 @@ STUDY = [
     (["tiny", "--dataset", "gaussian,moons"], ["'moons'", "choose from gaussian"]),
     (["tiny", "--method", "flooding"], ["'flooding'", "choose from erm, sam, softad"]),
     (["tiny", "--method", ","], ["--method", "leave it out for all"]),
-    (["tiny", "-p", "epoch=3"], ["'epoch'", "choose from trials, label_noise, grids", "mean 'epochs'"]),
+    (
+        ["tiny", "-p", "epoch=3"],
+        ["'epoch'", "choose from trials, label_noise, grids", "mean 'epochs'"],
+    ),
     (["tiny", "-p", "learning_rate=1"], ["'learning_rate'", "mean 'lr'"]),
     (["tiny", "-p", "epochs=many"], ["epochs", "valid integer", "'many'"]),
     (["tiny", "-p", "epochs.softad=2"], ["epochs.softad", "epochs is 4"]),
