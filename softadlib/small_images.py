@@ -1,10 +1,15 @@
 """torchvision's ResNets on 32 × 32 images: the same network, without the products with padding.
 
-There `layer2` has 4 × 4 maps, `layer3` 2 × 2 and `layer4` 1 × 1, and a 3 × 3 convolution multiplies
-mostly padding: in `layer4` only the centre tap of a kernel meets data. Here a map lies as (position,
-sample, channel), and a convolution is a sum of matrix products, one for each tap and each run of
-neighbouring positions. Weights have torchvision's names, shapes and values. Those that meet only padding
-stay in them, and their gradient is zero, as it is in torchvision's network.
+There `layer1` has 8 × 8 maps, `layer2` 4 × 4, `layer3` 2 × 2 and `layer4` 1 × 1, and a 3 × 3 convolution
+multiplies mostly padding: in `layer4` only the centre tap of a kernel meets data. Here a map lies as
+(position, sample, channel), positions row by row, and a convolution is a number of matrix products of
+(sample, channel) with (in, out):
+
+- with stride 2 and on 1 × 1 maps one for each tap, input position and output position that meet;
+- on the other maps fewer, by the identities of `Scheme`.
+
+Weights have torchvision's names, shapes and values. Those that meet only padding stay in them, and their
+gradient is zero, as it is in torchvision's network.
 """
 
 import copy
@@ -19,22 +24,16 @@ from torch.autograd.function import once_differentiable
 
 IMAGE_SHAPE = (3, 32, 32)
 """Of the images whose maps are small."""
-STEM_SIZE = 8
-"""Positions along a side of the maps of `layer1`, where an ordinary convolution is faster."""
+FIRST_SIZE = 8
+"""Positions along a side of the maps of `layer1`."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Neighbouring positions that a tap joins, one by one: outputs[i] has a product with inputs[i]."""
-
-    tap: int
-    inputs: slice
-    outputs: slice
+# Convolutions with stride 2, and on 1 × 1 maps
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a square convolution joins on a map of `size` × `size` positions, numbered row by row."""
+    """What the taps of a square convolution join on a map of `size` × `size` positions."""
 
     size: int
     kernel: int
@@ -46,70 +45,44 @@ class Geometry:
         """Positions along a side of the output."""
         return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
 
-    def joins(self, tap: int) -> list[tuple[int, int]]:
-        """Return the positions (input, output) that a tap joins, padding left out, by output."""
+    @functools.cached_property
+    def joins(self) -> list[tuple[int, int, int]]:
+        """Taps with the input and output positions that they join, (tap, input, output); no padding."""
         joins = []
         for output in range(self.size_out**2):
-            row = output // self.size_out * self.stride - self.padding + tap // self.kernel
-            column = output % self.size_out * self.stride - self.padding + tap % self.kernel
-            if 0 <= row < self.size and 0 <= column < self.size:
-                joins.append((row * self.size + column, output))
+            for tap in range(self.kernel**2):
+                row = output // self.size_out * self.stride - self.padding + tap // self.kernel
+                column = output % self.size_out * self.stride - self.padding + tap % self.kernel
+                if 0 <= row < self.size and 0 <= column < self.size:
+                    joins.append((tap, row * self.size + column, output))
         return joins
-
-    @functools.cached_property
-    def pieces(self) -> list[Piece]:
-        """All that the taps join, in pieces that are as long as possible."""
-        pieces = []
-        for tap in range(self.kernel**2):
-            joins = self.joins(tap)
-            ends = [i for i in range(1, len(joins)) if not _follows(joins[i], joins[i - 1])]
-            for start, end in zip([0, *ends], [*ends, len(joins)]):
-                if start < end:
-                    first_in, first_out = joins[start]
-                    last_in, last_out = joins[end - 1]
-                    inputs, outputs = slice(first_in, last_in + 1), slice(first_out, last_out + 1)
-                    pieces.append(Piece(tap, inputs, outputs))
-        return pieces
-
-
-def _follows(join: tuple[int, int], before: tuple[int, int]) -> bool:
-    """Tell whether both positions of `join` are the next ones after those of `before`."""
-    return join == (before[0] + 1, before[1] + 1)
 
 
 class TapProducts(torch.autograd.Function):
-    """A convolution without bias of x (position, sample, channel), by `Geometry.pieces`."""
+    """A convolution of maps (position, sample, channel) by one product for each of `Geometry.joins`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.geometry = geometry
         taps = by_tap(weight)
         y = x.new_zeros(geometry.size_out**2, x.shape[1], weight.shape[0])
-        for piece in geometry.pieces:
-            rows(y, piece.outputs).addmm_(rows(x, piece.inputs), taps[piece.tap])
+        for tap, i, o in geometry.joins:
+            y[o].addmm_(x[i], taps[tap])
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
-        g = g.contiguous()
         taps = by_tap(weight)
         of_x = torch.zeros_like(x)
         of_weight = torch.zeros_like(weight)
         of_taps = by_tap(of_weight)
-        for piece in ctx.geometry.pieces:
-            g_piece = rows(g, piece.outputs)
-            rows(of_x, piece.inputs).addmm_(g_piece, taps[piece.tap].T)
-            of_taps[piece.tap].addmm_(rows(x, piece.inputs).T, g_piece)
+        for tap, i, o in ctx.geometry.joins:
+            of_x[i].addmm_(g[o], taps[tap].T)
+            of_taps[tap].addmm_(x[i].T, g[o])
         return of_x, of_weight, None
-
-
-def rows(maps: Tensor, positions: slice) -> Tensor:
-    """Return a view of contiguous maps at neighbouring positions, (position × sample, channel)."""
-    return maps[positions].view(-1, maps.shape[2])
 
 
 def by_tap(weight: Tensor) -> Tensor:
@@ -117,17 +90,102 @@ def by_tap(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 1, 0).flatten(0, 1)
 
 
-class TapConvolution(nn.Module):
-    """A convolution on maps (position, sample, channel)."""
+# Convolutions with three taps along a side, stride 1 and padding 1
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A convolution of `size` positions with three taps, y = outputs ((inputs x) ∘ (taps w)).
+
+    The products ∘ are of numbers along one axis, and of matrices (sample, channel) and (in, out) on maps,
+    where the scheme is used along both axes. On two positions y₀ = w₁x₀ + w₂x₁ and y₁ = w₀x₀ + w₁x₁ have
+    three products, w₁(x₀ + x₁), (w₂ − w₁)x₁ and (w₀ − w₁)x₀, in place of four. Four positions have six in
+    place of ten: values of polynomials at five points and at infinity. Lavin & Gray (2016).
+    """
+
+    inputs: Tensor
+    """(products of all tiles, size)."""
+    taps: Tensor
+    """(products, 3)."""
+    outputs: Tensor
+    """(size, products of all tiles)."""
+    tiles: int
+    """Parts of the axis that have the same products."""
+
+
+POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
+"""Where the polynomials are taken: with these, rounding errors are ten times those of plain products."""
+
+
+@functools.cache
+def make_scheme(size: int, dtype: torch.dtype) -> Scheme:
+    """Return the scheme of a map's axis: of 2 positions, or of a multiple of 4."""
+    if size == 2:
+        inputs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=dtype)
+        taps = torch.tensor([[1.0, -1.0, 0.0], [0.0, -1.0, 1.0], [0.0, 1.0, 0.0]], dtype=dtype)
+        outputs = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]], dtype=dtype)
+        return Scheme(inputs, taps, outputs, tiles=1)
+    tiles = size // 4
+    scale = powers(3).abs().sum(1, keepdim=True)  # both factors of a product of like size
+    of_tile = powers(6).inverse().T * scale  # (6, 6): a tile's four positions and their neighbours
+    padded = nn.functional.pad(torch.eye(size, dtype=torch.float64), (0, 0, 1, 1))
+    windows = [of_tile @ padded[4 * tile : 4 * tile + 6] for tile in range(tiles)]
+    outputs = torch.zeros(tiles, 4, 6, tiles, dtype=torch.float64)
+    for tile in range(tiles):
+        outputs[tile, :, :, tile] = powers(4).T
+    return Scheme(
+        torch.stack(windows, dim=1).flatten(0, 1).to(dtype),
+        (powers(3) / scale).to(dtype),
+        outputs.view(size, -1).to(dtype),
+        tiles,
+    )
+
+
+def powers(count: int) -> Tensor:
+    """Return 1, p, p² … of every point, `count` of them, and of infinity the last, (6, count)."""
+    points = torch.tensor(POINTS, dtype=torch.float64)[:, None]
+    infinity = torch.zeros(1, count, dtype=torch.float64)
+    infinity[0, -1] = 1.0
+    return torch.cat([points ** torch.arange(count), infinity])
+
+
+def along_both(matrix: Tensor, values: Tensor) -> Tensor:
+    """Multiply both axes of `values` (n, n, …) by a matrix (m, n): (m, m, all else)."""
+    m, n = matrix.shape
+    rows = (matrix @ values.reshape(n, -1)).view(m, n, -1)
+    return torch.bmm(matrix.expand(m, m, n), rows)
+
+
+def convolve(x: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
+    """Return a 3 × 3 convolution of maps (position, sample, channel), with stride 1 and padding 1."""
+    positions, samples, channels = x.shape
+    channels_out = weight.shape[0]
+    products, tiles = len(scheme.taps), scheme.tiles
+    inputs = along_both(scheme.inputs, x).view(-1, tiles * samples, channels)
+    taps = along_both(scheme.taps, weight.permute(2, 3, 1, 0))
+    taps = taps.view(products, 1, products, -1).expand(products, tiles, products, -1)
+    outputs = torch.bmm(inputs, taps.reshape(-1, channels, channels_out))
+    axis = products * tiles
+    return along_both(scheme.outputs, outputs.view(axis, axis, -1)).view(positions, samples, -1)
+
+
+# The network
+
+
+class SmallConvolution(nn.Module):
+    """A convolution without bias on maps (position, sample, channel) with `size` positions along a side."""
 
     def __init__(self, convolution: nn.Conv2d, size: int):
         super().__init__()
         self.weight = convolution.weight
-        kernel, stride, padding = convolution.kernel_size, convolution.stride, convolution.padding
-        assert not isinstance(padding, str)
-        self.geometry = Geometry(size, kernel[0], stride[0], padding[0])
+        (kernel, _), (stride, _) = convolution.kernel_size, convolution.stride
+        assert not isinstance(convolution.padding, str)
+        self.geometry = Geometry(size, kernel, stride, convolution.padding[0])
+        self.has_scheme = kernel == 3 and stride == 1 and size > 1
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.has_scheme:
+            return convolve(x, self.weight, make_scheme(self.geometry.size, x.dtype))
         y: Tensor = TapProducts.apply(x, self.weight, self.geometry)
         return y
 
@@ -161,26 +219,26 @@ class PositionMean(nn.Module):
 
 
 def on_small_maps(network: nn.Module) -> nn.Module:
-    """Return a copy of one of torchvision's ResNets that computes the same by products of taps.
+    """Return a copy of one of torchvision's ResNets that computes the same from images (n, 3, 32, 32).
 
-    It takes images (n, 3, 32, 32). `state_dict` has the same names, shapes and values.
+    Its `state_dict` has the same names, shapes and values.
 
     >>> import torchvision
-    >>> network = torchvision.models.resnet18(num_classes=10)
+    >>> network = torchvision.models.resnet18(num_classes=10).eval()
     >>> images = torch.rand(4, 3, 32, 32)
-    >>> torch.allclose(on_small_maps(network)(images), network(images), atol=1e-5)
+    >>> torch.allclose(on_small_maps(network)(images), network(images), atol=1e-4)
     True
     """
     fast: Any = copy.deepcopy(network)
-    fast.layer1.append(ToPositions())
-    size = STEM_SIZE
-    for block in (*fast.layer2, *fast.layer3, *fast.layer4):
+    fast.maxpool = nn.Sequential(fast.maxpool, ToPositions())
+    size = FIRST_SIZE
+    for block in (*fast.layer1, *fast.layer2, *fast.layer3, *fast.layer4):
         if block.downsample is not None:
-            block.downsample[0] = TapConvolution(block.downsample[0], size)
+            block.downsample[0] = SmallConvolution(block.downsample[0], size)
             block.downsample[1] = PositionBatchNorm(block.downsample[1])
-        block.conv1 = TapConvolution(block.conv1, size)
+        block.conv1 = SmallConvolution(block.conv1, size)
         size = block.conv1.geometry.size_out
-        block.conv2 = TapConvolution(block.conv2, size)
+        block.conv2 = SmallConvolution(block.conv2, size)
         block.bn1 = PositionBatchNorm(block.bn1)
         block.bn2 = PositionBatchNorm(block.bn2)
     fast.avgpool = PositionMean()
