@@ -11,7 +11,7 @@ from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.gradient_rules import Grads
 from softadlib.functional.reduction import HALF
-from softadlib.optim.closure import MovedWeights, dense_gradient
+from softadlib.optim.passes import MovedWeights, dense_gradient
 from softadlib.optim.perturbed import perturbed_pass
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -64,7 +64,7 @@ class SAMTrainerMixin:
         grads.clear()  # frees them for the second pass
         for p in params.values():
             p.grad = None
-        with MovedWeights(params).moved_to(point), perturbed_pass():
+        with MovedWeights(params, point), perturbed_pass():
             for inputs, args, settings in micro_batches:
                 run(model, inputs, *args, **settings)
         return loss

@@ -10,7 +10,7 @@ from helpers.steps import X, Y, closure_from, closure_of, loss_of, network, step
 from torch import nn
 from torch.optim import SGD, Adam
 
-from softadlib.optim.sam import ASAM, FDGR, GNP, SAM
+from softadlib import ASAM, FDGR, GNP, SAM
 
 BASES = {"sgd": lambda p: SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: Adam(p, lr=0.01)}
 
