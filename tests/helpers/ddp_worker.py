@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD
 
+from softadlib import ASAM, FDGR, GNP, SAM
 from softadlib import functional as F
 from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted, gather_losses
 from softadlib.losses.softad import ERM, Flooding, IFlood, SoftAD
-from softadlib import ASAM, FDGR, GNP, SAM
 
 LEVELS = torch.linspace(0.2, 1.4, 12, dtype=torch.float64)
 CRITERIA = {

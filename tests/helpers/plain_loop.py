@@ -121,9 +121,8 @@ def asam_shifts(model, radius, variant="official", eta=0.01, **_):
         size = p.detach().abs() if adaptive else torch.tensor(1.0, dtype=p.dtype)
         sizes.append(size + eta if adaptive and variant == "official" else size)
     squares = [(size * p.grad).square().sum() for size, p in zip(sizes, model.parameters())]
-    return [
-        radius * s * s * p.grad / sum(squares).sqrt() for s, p in zip(sizes, model.parameters())
-    ]
+    norm = sum(squares).sqrt() + (1e-12 if variant == "davda54" else 1e-16)
+    return [radius * s * s * p.grad / norm for s, p in zip(sizes, model.parameters())]
 
 
 def gradient_at(shifts, model, optimizer, x, y, bn_update):
@@ -164,7 +163,7 @@ def sharp_step(method, model, optimizer, x, y, knob, bn_update="both", **setting
 def gnp_mix(first, shifted, model, alpha, radius=0.1, mixing="paper", **_):
     """(1 − α) × the gradient + α × that of SAM."""
     climbed = shifted(sam_shifts(model, radius))
-    norm = torch.cat([g.flatten() for g in first]).norm() if mixing == "official" else 1
+    norm = torch.cat([g.flatten() for g in first]).norm() + 1e-12 if mixing == "official" else 1
     return [g / norm + alpha * (far - g / norm) for g, far in zip(first, climbed)]
 
 

@@ -1,25 +1,20 @@
 """What the optimizers refuse: each message names what was given and the way out, in one line."""
 
 import contextlib
-import copy
 from functools import partial
 
 import pytest
 import torch
 from helpers.refusals import refused
 from helpers.steps import closure_from
+from helpers.wrappers import WITH_HALVES, WITH_RADIUS, WRAPPERS, wrap
 from torch import nn
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import ASGD, LBFGS, SGD
 
 from softadlib import ASAM, FDGR, GNP, MSAM, SAM
 
-MAKERS = {
-    "sam": SAM,
-    "asam": ASAM,
-    "gnp": GNP,
-    "fdgr": partial(FDGR, strength=0.1),
-}
-every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+HALF = torch.float16
+MODEL = nn.Linear(2, 1)
 
 
 def weights(dtype=torch.float32):
@@ -27,11 +22,16 @@ def weights(dtype=torch.float32):
 
 
 def sgd(*params, **settings):
-    return SGD(list(params or [weights()]), **{"lr": 0.1, **settings})
+    return SGD(list(params or [weights()]), **{"lr": 0.1, "momentum": 0.9, **settings})
 
 
-def of_two_groups(**first):
-    return SGD([{"params": [weights()], **first}, {"params": [weights()]}], lr=0.1)
+def two_groups(**first):
+    groups = [{"params": [weights()], **first}, {"params": [weights()]}]
+    return SGD(groups, lr=0.1, momentum=0.9)
+
+
+def make(name, base):
+    return wrap(name, base, None)
 
 
 class OtherSAM(SGD):
@@ -41,98 +41,116 @@ class OtherSAM(SGD):
     def first_step(self, zero_grad=False): ...
 
 
+class DDP(nn.Linear):
+    no_sync = contextlib.nullcontext
+
+
+TAKES = ("takes an optimizer", "(SGD(model.parameters(), lr=0.1), radius=0.05)")
 BASES = {
-    "closure": (lambda: torch.optim.LBFGS([weights()]), ["LBFGS", "SGD or Adam"]),
-    "sam of sam": (lambda: SAM(sgd()), ["cannot wrap SAM", "SGD or Adam"]),
-    "gnp": (lambda: GNP(sgd()), ["cannot wrap GNP", "SGD or Adam"]),
-    "sam of another package": (OtherSAM, ["cannot wrap OtherSAM", "SGD or Adam"]),
+    "LBFGS": (lambda: LBFGS([weights()]), ["LBFGS", "SGD or Adam"]),
+    "SAM": (lambda: SAM(sgd()), ["cannot wrap SAM", "SGD or Adam"]),
+    "GNP": (lambda: GNP(sgd()), ["cannot wrap GNP", "SGD or Adam"]),
+    "SAM of another package": (OtherSAM, ["cannot wrap OtherSAM", "SGD or Adam"]),
+    "a list with SAM": (lambda: [sgd(), SAM(sgd())], ["cannot wrap SAM", "SGD or Adam"]),
     "maximize": (lambda: sgd(maximize=True), ["maximize=True", "negative loss"]),
-    "float16": (lambda: sgd(weights(torch.float16)), ["float16", "use float32"]),
+    "float16": (lambda: sgd(weights(HALF)), ["float16", "use float32"]),
     "bfloat16": (lambda: sgd(weights(torch.bfloat16)), ["bfloat16", "use float32"]),
-    "parameters": (lambda: [weights()], ["got Parameter", "SGD(model.parameters(), lr=0.1)"]),
-    "a class": (lambda: SGD, ["got type", "SGD(model.parameters(), lr=0.1)"]),
-    "a list with a sam": (lambda: [sgd(), SAM(sgd())], ["cannot wrap SAM", "SGD or Adam"]),
+    "parameters": (lambda: [weights()], ["got Parameter", *TAKES]),
+    "a generator": (MODEL.parameters, ["got generator", *TAKES]),
+    "a class": (lambda: SGD, ["got type", *TAKES]),
+    "nothing": (list, ["got an empty list", *TAKES]),
+    "a shared parameter": (lambda: [sgd(MODEL.bias), sgd(*MODEL.parameters())], ["in common"]),
 }
-
-
-@pytest.mark.parametrize(("base", "words"), BASES.values(), ids=BASES)
-@every
-def test_a_base_that_cannot_be_stepped_is_refused(make, base, words):
-    refused(lambda: make(base()), *words)
-
-
-@every
-def test_a_parameter_group_that_comes_later_is_checked_too(make):
-    optimizer = make(sgd())
-    for group, word in (
-        ({"params": [weights()], "maximize": True}, "negative loss"),
-        ({"params": [weights(torch.float16)]}, "use float32"),
-    ):
-        refused(partial(copy.deepcopy(optimizer).add_param_group, group), word)
-
-
-MODEL = nn.Linear(2, 1)
-SETTINGS = {
+ADDED = {
+    "maximize": (lambda: {"params": [weights()], "maximize": True}, ["negative loss"]),
+    "float16": (lambda: {"params": [weights(HALF)]}, ["use float32"]),
+}
+NUMBERS = {
+    "SAM radius": (SAM, "radius"),
+    "ASAM radius": (ASAM, "radius"),
+    "ASAM eta": (ASAM, "eta"),
+    "MSAM radius": (MSAM, "radius"),
+    "GNP alpha": (GNP, "alpha"),
+    "GNP radius": (GNP, "radius"),
+    "FDGR strength": (FDGR, "strength"),
+    "FDGR step_size": (partial(FDGR, strength=0.1), "step_size"),
+}
+BAD = (float("nan"), float("inf"), "0.1", True, None, -0.1)
+REFUSED = {
     "variant": (lambda: ASAM(sgd(), variant="adaptive"), ["'adaptive'", "official, davda54"]),
     "mixing": (lambda: GNP(sgd(), mixing="code"), ["'code'", "paper, official"]),
     "scheme": (lambda: FDGR(sgd(), 0.1, scheme="backward"), ["'backward'", "forward, centered"]),
-    "step of 0": (lambda: FDGR(sgd(), 0.1, 0.0), ["step_size", "above 0", "got 0.0"]),
-    "official": (lambda: ASAM(sgd(), variant="official"), ["'official'", "model="]),
-    "names": (lambda: ASAM(sgd(), model=MODEL), ["lacks a parameter", "variant='official'"]),
-    "batch norm": (lambda: GNP(sgd(), bn_update="first"), ["bn_update='first'", "model="]),
-    "no DDP": (lambda: SAM(sgd(), model=MODEL, first_sync=False), ["model=", "Distributed"]),
-    "complex": (lambda: ASAM(sgd(weights(torch.complex64))), ["complex", "use SAM"]),
-    "momentum": (lambda: MSAM(sgd()), ["SGD has none", "momentum=0.9", "Adam"]),
-    "radius of a group": (
-        lambda: SAM(of_two_groups(radius=0.5), 0.05),
-        ["radius=0.05", "hold radius=0.5", "earlier wrapper"],
+    "a step of 0": (lambda: FDGR(sgd(), 0.1, 0.0), ["step_size", "above 0", "got 0.0"]),
+    "official without a model": (lambda: ASAM(sgd(), variant="official"), ["'official'", "model="]),
+    "official without names": (
+        lambda: ASAM(sgd(), model=MODEL),
+        ["lacks a parameter", "variant='official'"],
     ),
-    "wrapped before": (
-        lambda: GNP(SAM(sgd(), 0.3).base, radius=0.1),
-        ["radius=0.1", "hold radius=0.3", "earlier wrapper"],
-    ),
-    "no optimizer": (lambda: SAM([]), ["one optimizer or several", "an empty list"]),
-    "complex, added": (
-        lambda: ASAM(sgd()).add_param_group({"params": [weights(torch.complex64)]}),
-        ["complex", "use SAM"],
-    ),
-    "shared": (lambda: SAM([sgd(MODEL.weight), Adam(MODEL.parameters())]), ["in common"]),
-    "joint group": (
+    "no momentum": (lambda: MSAM(sgd(momentum=0)), ["SGD has none", "momentum=0.9", "Adam"]),
+    "a group for several optimizers": (
         lambda: SAM([sgd(), sgd()]).add_param_group({"params": [weights()]}),
         ["one of the joined optimizers"],
     ),
+    "a scaler without the first exchange": (
+        lambda: SAM(sgd(), model=DDP(2, 1), first_sync=False).step(
+            lambda: None, scaler=torch.amp.GradScaler("cpu")
+        ),
+        ["leave out first_sync=False", "bfloat16"],
+    ),
 }
+for bn in (SAM, ASAM, GNP, partial(FDGR, strength=0.1)):
+    REFUSED[f"bn_update, {bn}"] = (
+        partial(lambda bn: bn(sgd(), bn_update="first"), bn),
+        ["bn_update='first'", "model="],
+    )
+for name in WRAPPERS:
+    for base, (given, words) in BASES.items():
+        REFUSED[f"{name} over {base}"] = (partial(lambda n, g: make(n, g()), name, given), words)
+    for group, (given, words) in ADDED.items():
+        add = partial(lambda n, g: make(n, sgd()).add_param_group(g()), name, given)
+        REFUSED[f"{name}, {group} added"] = (add, words)
+    words = ["closure", "step(closure, scaler=scaler)"]
+    REFUSED[f"{name}, no closure"] = (lambda n=name: make(n, sgd()).step(), words)
+    REFUSED[f"{name}, a loss"] = (lambda n=name: make(n, sgd()).step(torch.tensor(1.5)), words)
+for name in WITH_RADIUS:
+    REFUSED[f"{name}, radius of a group"] = (
+        lambda n=name: make(n, two_groups(radius=0.25)),
+        ["hold radius=0.25", "earlier wrapper"],
+    )
+    REFUSED[f"{name}, wrapped before"] = (
+        lambda n=name: make(n, SAM(sgd(), 0.25).base),
+        ["hold radius=0.25", "earlier wrapper"],
+    )
+for number, (wrapper, argument) in NUMBERS.items():
+    for bad in BAD:
+        REFUSED[f"{number}, {bad!r}"] = (
+            lambda w=wrapper, a=argument, b=bad: w(sgd(), **{a: b}),
+            [f"{argument} must", repr(bad)],
+        )
 
 
-@pytest.mark.parametrize(("make", "words"), SETTINGS.values(), ids=SETTINGS)
-def test_settings_that_do_not_fit_are_refused(make, words):
-    refused(make, *words)
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_refused(call, words):
+    refused(call, *words)
 
 
-NUMBERS = [
-    (SAM, "radius"),
-    (ASAM, "radius"),
-    (ASAM, "eta"),
-    (MSAM, "radius"),
-    (GNP, "alpha"),
-    (GNP, "radius"),
-    (FDGR, "strength"),
-    (partial(FDGR, strength=0.1), "step_size"),
-]
+@pytest.mark.parametrize("wrapper", [SAM, ASAM, MSAM])
+def test_the_call_of_other_packages_is_answered_with_what_to_write(wrapper):
+    refused(
+        lambda: wrapper(MODEL.parameters(), SGD, lr=0.1, momentum=0.9),
+        "got generator",
+        f"write {wrapper.__name__}(SGD(model.parameters(), lr=0.1), radius=0.05)",
+    )
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "0.1", True, None, -0.1], ids=repr)
-@pytest.mark.parametrize(("make", "name"), NUMBERS)
-def test_a_bad_number_is_refused_in_the_constructor(make, name, bad):
-    refused(lambda: make(sgd(momentum=0.9), **{name: bad}), f"{name} must", repr(bad))
+# In the step, which then changes nothing
 
 
-@pytest.mark.parametrize(("make", "name"), NUMBERS)
-def test_a_bad_number_that_is_assigned_later_is_refused_at_the_latest_by_the_step(make, name):
+@pytest.mark.parametrize(("wrapper", "name"), NUMBERS.values(), ids=NUMBERS)
+def test_a_bad_number_that_is_assigned_later_is_refused_at_the_latest_by_the_step(wrapper, name):
     w = weights()
-    settings = {"strength": 0.1} if make is FDGR else {}
-    optimizer = make(sgd(w, momentum=0.9), **settings)
-    if make is ASAM:
+    optimizer = wrapper(sgd(w), **({"strength": 0.1} if wrapper is FDGR else {}))
+    if wrapper is ASAM:
         optimizer = ASAM(optimizer.base, model=nn.ParameterDict({"weight": w}))
 
     def train():
@@ -143,38 +161,36 @@ def test_a_bad_number_that_is_assigned_later_is_refused_at_the_latest_by_the_ste
     assert w.tolist() == [3.0, 4.0]
 
 
-def test_radii_that_differ_are_refused_by_the_step():
-    w, v = weights(), weights()
-    optimizer = SAM(SGD([{"params": [w]}, {"params": [v]}], lr=0.1), 0.3)
+@pytest.mark.parametrize("name", WITH_RADIUS)
+def test_radii_that_differ_are_refused_by_the_step_until_they_agree(name):
+    base = two_groups()
+    optimizer = make(name, base)
+    radius = optimizer.radius
+    w, v = (group["params"][0] for group in base.param_groups)
     optimizer.param_groups[0]["radius"] = 0.1
     step = partial(optimizer.step, closure_from(optimizer, lambda: (w * v).sum()))
-    refused(step, "[0.1, 0.3]", "same")
+    refused(step, str(sorted([0.1, radius])), "same")
+    assert w.tolist() == v.tolist() == [3.0, 4.0]
+    optimizer.param_groups[0]["radius"] = radius
+    step()
+    assert w.tolist() != [3.0, 4.0]
 
 
-# Calls of step
-
-
-@every
-def test_a_step_without_a_closure_is_refused(make):
-    optimizer = make(sgd())
-    for call in (optimizer.step, partial(optimizer.step, torch.tensor(1.5))):
-        refused(call, "closure", "step(closure, scaler=scaler)")
-
-
-@every
-def test_a_step_of_the_scaler_is_refused(make):
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_step_of_the_scaler_is_refused(name):
     w = weights()
-    optimizer, scaler = make(sgd(w)), torch.amp.GradScaler("cpu", init_scale=4.0)
+    optimizer, scaler = make(name, sgd(w)), torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(w.square().sum()).backward()
     refused(lambda: scaler.step(optimizer), "step(closure, scaler=scaler)")
     assert w.tolist() == [3.0, 4.0]
 
 
-@every
-def test_gradients_of_an_earlier_backward_are_not_added_to(make):
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_gradients_of_an_earlier_backward_are_not_added_to(name, in_place):
     """As a loop that accumulates would: the second pass would have one micro-batch only."""
     w = weights()
-    optimizer = make(sgd(w))
+    optimizer = make(name, sgd(w))
 
     def backward():
         loss = w.square().sum()
@@ -187,14 +203,14 @@ def test_gradients_of_an_earlier_backward_are_not_added_to(make):
         refused(lambda: optimizer.step(backward), "zero_grad()", "micro-batch", kind=RuntimeError)
         assert w.tolist() == before
         optimizer.step(closure_from(optimizer, lambda: w.square().sum()))
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not in_place)
 
 
 @pytest.mark.parametrize("target", ["optimizer", "base"])
-@pytest.mark.parametrize("make", [MSAM, SAM])
-def test_a_closure_that_unscales_is_refused(make, target):
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_closure_that_unscales_is_refused(name, target):
     w, scaler = weights(), torch.amp.GradScaler("cpu")
-    optimizer = make(sgd(w, momentum=0.9))
+    optimizer = make(name, sgd(w))
 
     def closure():
         optimizer.zero_grad()
@@ -203,43 +219,43 @@ def test_a_closure_that_unscales_is_refused(make, target):
         scaler.unscale_(optimizer if target == "optimizer" else optimizer.base)
         return loss
 
-    refused(
-        lambda: optimizer.step(closure, scaler=scaler), "unscale_() has already", kind=RuntimeError
-    )
+    step = partial(optimizer.step, closure, scaler=scaler)
+    refused(step, "unscale_() has already", kind=RuntimeError)
     assert w.tolist() == [3.0, 4.0]
 
 
-def test_a_scaler_needs_the_first_exchange():
-    model = nn.Linear(2, 1)
-    model.no_sync = contextlib.nullcontext  # as DDP has it
-    optimizer = SAM(SGD(model.parameters(), lr=0.1), model=model, first_sync=False)
-    step = partial(optimizer.step, lambda: None, scaler=torch.amp.GradScaler("cpu"))
-    refused(step, "leave out first_sync=False", "bfloat16")
+@pytest.mark.parametrize("target", ["optimizer", "base"])
+@pytest.mark.parametrize("name", WITH_HALVES)
+def test_a_loop_that_unscales_before_the_second_half_is_refused(name, target):
+    w, scaler = weights(), torch.amp.GradScaler("cpu")
+    optimizer = make(name, sgd(w))
+    scaler.scale(w.square().sum()).backward()
+    optimizer.first_step(zero_grad=True, scaler=scaler)
+    scaler.scale(w.square().sum()).backward()
+    scaler.unscale_(optimizer if target == "optimizer" else optimizer.base)
+    second = partial(optimizer.second_step, scaler=scaler)
+    refused(second, "unscale_() has already", kind=RuntimeError)
+    assert w.tolist() == [3.0, 4.0]
 
 
-def test_halves_in_another_order_are_refused():
+@pytest.mark.parametrize("name", WITH_HALVES)
+def test_halves_in_another_order_are_refused(name):
     w = weights()
-    optimizer = SAM(sgd(w))
+    optimizer = make(name, sgd(w))
     refused(optimizer.second_step, "first_step before it", kind=RuntimeError)
     w.square().sum().backward()
-    optimizer.first_step()
-    refused(optimizer.first_step, "call second_step in between", kind=RuntimeError)
-    refused(
-        lambda: optimizer.step(lambda: w.square().sum()),
-        "step was called after first_step; call second_step in between",
-        kind=RuntimeError,
-    )
+    optimizer.first_step(zero_grad=True)
+    closure = closure_from(optimizer, lambda: w.square().sum())
+    for call in (optimizer.first_step, partial(optimizer.step, closure)):
+        refused(call, "earlier first_step; call second_step", kind=RuntimeError)
+    optimizer.zero_grad()
+    optimizer.second_step()
+    assert w.tolist() == [3.0, 4.0], "they are back, and there is no gradient to step with"
 
 
 def test_momentum_that_no_state_shows_is_refused():
     w = weights()
-    optimizer = MSAM(torch.optim.ASGD([{"params": [w], "momentum": 0.9}]))
+    optimizer = MSAM(ASGD([{"params": [w], "momentum": 0.9}]))
     closure = closure_from(optimizer, lambda: w.square().sum())
     optimizer.step(closure)  # there is no state before it
     refused(lambda: optimizer.step(closure), "ASGD", "SGD with momentum, or Adam")
-
-
-def test_a_state_of_another_number_of_joined_optimizers_is_refused():
-    two, three = SAM([sgd(), AdamW([weights()])]), SAM([sgd(), sgd(), sgd()])
-    refused(lambda: two.load_state_dict(three.state_dict()), "of 3", "2 are joined")
-    refused(lambda: two.load_state_dict(sgd().state_dict()), "of 1", "2 are joined")

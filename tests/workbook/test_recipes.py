@@ -282,6 +282,24 @@ def test_lightning_schedules_sam_and_counts_its_steps():
     assert module.trainer.global_step == 2 * BATCHES
 
 
+def test_lightning_does_not_count_the_two_halves():
+    """As README says: `global_step` counts what calls `step`."""
+
+    class ByHalves(recipe("lightning")["Classifier"]):
+        automatic_optimization = False
+
+        def training_step(self, batch, index):
+            optimizer = self.optimizers()
+            for half in (optimizer.first_step, optimizer.second_step):
+                self.manual_backward(super().training_step(batch, index))
+                half(zero_grad=True)
+
+    module = ByHalves(network(), SoftAD(0.1), 0.05)
+    expected = by_hand(network(), softad, 0.05)
+    torch.testing.assert_close(fit(module), expected, rtol=0, atol=1e-10)
+    assert module.trainer.global_step == 0
+
+
 def test_lightning_resumes_sam_from_a_checkpoint(tmp_path):
     make = recipe("lightning")["Classifier"]
     whole = fit(make(network(), SoftAD(0.1), 0.05))
@@ -321,6 +339,7 @@ def test_lightning_with_a_grad_scaler_and_sam_is_refused():
         fit(module, plugins=plugin)
 
 
+@pytest.mark.filterwarnings("ignore:SAM found no gradients")
 def test_lightning_averages_weights_of_sam_over_batch_norm():
     """The last epoch refreshes batch norm: it calls the closure without backward."""
     from lightning.pytorch.callbacks import StochasticWeightAveraging
