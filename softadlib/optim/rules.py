@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import FD_SCHEMES, GNP_MIXINGS, Grads
-from softadlib.optim.passes import MovedWeights, all_finite, unscaled
+from softadlib.optim.passes import MovedWeights, unscaled
 from softadlib.optim.perturbed import perturbed_pass
 from softadlib.optim.wrapper import (
     Base,
@@ -71,16 +71,18 @@ class Passes:
         mark = perturbed_pass() if self.losses else contextlib.nullcontext()
         with MovedWeights(self.params, point, buffers), mark:
             self.losses.append(self.optimizer._run(self.closure))
-        self.with_gradient |= {name for name, p in self.params.items() if p.grad is not None}
+        with_gradient = {name for name, p in self.params.items() if p.grad is not None}
+        self.with_gradient |= with_gradient
         grads = unscaled(self.params, self.scaler)
         for name, p in self.params.items():
             grads[name] = grads[name].clone()  # it may lie in a bucket of DDP, which is used again
             p.grad = None
-        if not self.with_gradient:
-            self.optimizer._warn_without_gradients()
-            self.last = grads
-        elif self.scaler is not None and not all_finite(grads):
-            self.last = grads  # what becomes of it is not finite either, so the scaler skips
+        if not self.optimizer._are_usable(
+            {name: grads[name] for name in with_gradient}, self.scaler
+        ):
+            self.last = (
+                grads  # after an overflow no rule makes finite gradients of it: the step is skipped
+            )
         return grads
 
     def put_gradients(self, grads: Grads) -> None:

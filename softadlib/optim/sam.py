@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, Grads
-from softadlib.optim.passes import MovedWeights, all_finite, unscaled
+from softadlib.optim.passes import MovedWeights, unscaled
 from softadlib.optim.perturbed import end_perturbed, start_perturbed
 from softadlib.optim.wrapper import Base, Closure, RadiusWrapper, takes_an_optimizer
 
@@ -99,7 +99,7 @@ class SAM(RadiusWrapper):
         For a loop without a closure: call `backward()`, `first_step`, compute the loss and call
         `backward()` again, call `second_step`. With micro-batches, accumulate all of them before each
         half. A checkpoint that is saved between the halves holds the perturbed weights. Lightning
-        counts no step in `global_step` and `max_steps`, as it does for `step(closure)`.
+        counts `step(closure)` in `global_step` and `max_steps`, but not the halves.
 
         Args:
             zero_grad: reset the gradients, to which the second `backward()` would add.
@@ -118,9 +118,7 @@ class SAM(RadiusWrapper):
             )
         params = {name: p for name, p in self._params().items() if p.grad is not None}
         grads = unscaled(params, scaler)
-        if not grads:
-            self._warn_without_gradients()
-        climbs = bool(grads) and (scaler is None or all_finite(grads))
+        climbs = self._are_usable(grads, scaler)
         point = self.perturbed(params, grads) if climbs else {}
         if zero_grad and climbs:
             self.zero_grad()

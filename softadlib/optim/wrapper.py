@@ -13,7 +13,7 @@ from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import BN_UPDATES, Grads
 from softadlib.functional.reduction import HALF
 from softadlib.optim.joint import JointOptimizer
-from softadlib.optim.passes import run_closure, running_statistics
+from softadlib.optim.passes import all_finite, run_closure, running_statistics
 
 Base = Optimizer | Sequence[Optimizer]
 """The optimizer that makes the update, or several of them."""
@@ -160,12 +160,16 @@ class OptimizerWrapper(Optimizer):
         scaler.step(self.base)
         scaler.update()
 
-    def _warn_without_gradients(self) -> None:
-        warnings.warn(
-            f"{type(self).__name__} found no gradients, so the weights stay where they are; "
-            "call loss.backward() in the closure, or before first_step",
-            stacklevel=4,
-        )
+    def _are_usable(self, grads: Grads, scaler: Any) -> bool:
+        """Tell whether a pass left gradients to go on with. Warn if it left none."""
+        if not grads:
+            warnings.warn(
+                f"{type(self).__name__} found no gradients, so the weights stay where they are; "
+                "call loss.backward() in the closure, or before first_step",
+                stacklevel=4,
+            )
+            return False
+        return scaler is None or all_finite(grads)
 
     def _check_call(self, closure: object, scaler: Any) -> None:
         """Raise UserError if `step` cannot be made like this."""
