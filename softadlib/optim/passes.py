@@ -1,8 +1,8 @@
 """Pieces of a step that takes gradients at several weights: run the closure, move, read the gradients."""
 
+import contextlib
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +19,26 @@ def run_closure(closure: Callable[[], Tensor], params: Iterable[Tensor], caller:
     Raises RuntimeError if it adds to the gradients of an earlier `backward()`, as a loop that
     accumulates micro-batches outside of the closure does.
     """
-    watched = next((p for p in params if p.requires_grad and p.grad is not None), None)
-    if watched is None:
-        with torch.enable_grad():
+    with torch.enable_grad():
+        watched = next((p for p in params if p.requires_grad and p.grad is not None), None)
+        if watched is None:
             return closure()
-    earlier = watched.grad
-    reset_before_backward: list[bool] = []
+        earlier = watched.grad
+        still_there: list[
+            bool
+        ] = []  # at each backward, before it adds its gradient, and at the end
 
-    def was_reset() -> bool:
-        return watched.grad is not earlier or not dense_gradient(watched).any()
+        def look(_: Tensor | None = None) -> None:
+            is_there = watched.grad is earlier and bool(dense_gradient(watched).any())
+            still_there.append(is_there)
 
-    def before_accumulation(_: Tensor) -> None:
-        if not reset_before_backward:  # of several micro-batches, the first
-            reset_before_backward.append(was_reset())
-
-    hook = watched.register_hook(before_accumulation)
-    try:
-        with torch.enable_grad():
+        hook = watched.register_hook(look)
+        try:
             loss = closure()
-    finally:
-        hook.remove()
-    if not (reset_before_backward or [was_reset()])[0]:
+        finally:
+            hook.remove()
+        look()
+    if still_there[0]:
         raise RuntimeError(
             f"{caller}.step found gradients of an earlier backward(): in the closure call "
             "optimizer.zero_grad() first, and every micro-batch's backward() "
@@ -48,7 +47,7 @@ def run_closure(closure: Callable[[], Tensor], params: Iterable[Tensor], caller:
     return loss
 
 
-class MovedWeights:
+class MovedWeights(contextlib.AbstractContextManager["MovedWeights"]):
     """Parameters at other values, until `come_back` or the end of the context.
 
     They are restored from a copy, since subtracting the perturbation would round. The tensors are
@@ -78,15 +77,7 @@ class MovedWeights:
         self.before.clear()
         torch.clear_autocast_cache()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.come_back()
 
 
@@ -95,11 +86,13 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
     return [b for name, b in model.named_buffers() if name.rpartition(".")[2] in STATISTICS]
 
 
+def dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
+
+
 def dense_gradient(p: Tensor) -> Tensor:
     """Return the gradient of `p` as a dense tensor; zeros where there is none."""
-    if p.grad is None:
-        return torch.zeros_like(p)
-    return p.grad.to_dense() if p.grad.is_sparse else p.grad
+    return torch.zeros_like(p) if p.grad is None else dense(p.grad)
 
 
 def unscaled(params: Grads, scaler: Any) -> Grads:

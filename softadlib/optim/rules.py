@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import FD_SCHEMES, GNP_MIXINGS, Grads
-from softadlib.optim.passes import MovedWeights, unscaled
+from softadlib.optim.passes import MovedWeights, all_finite, dense, unscaled
 from softadlib.optim.perturbed import perturbed_pass
 from softadlib.optim.wrapper import (
     Base,
@@ -21,78 +21,7 @@ from softadlib.optim.wrapper import (
 )
 
 
-class RuleOptimizer(OptimizerWrapper):
-    """Steps `base` with the gradient that `combine` makes of several passes of the closure."""
-
-    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
-        """Return the gradients to step with, by name.
-
-        Args:
-            gradient: `gradient(weights, track=True)` gives the gradients at these weights, by name,
-                see `Passes.gradient`.
-            params: the parameters by name.
-        """
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def step(self, closure: Closure | None = None, *, scaler: Any = None) -> Tensor:  # type: ignore[override]
-        self._check_call(closure, scaler)
-        passes = Passes(self, closure, scaler)
-        passes.put_gradients(self.combine(passes.gradient, passes.params))
-        self._step_base(scaler)
-        return passes.losses[0]
-
-
-class Passes:
-    """The passes of one step: the closure at several weights, and the gradients it leaves there."""
-
-    def __init__(self, optimizer: OptimizerWrapper, closure: Any, scaler: Any):
-        self.optimizer = optimizer
-        self.closure = closure
-        self.scaler = scaler
-        self.params = optimizer._params()
-        self.losses: list[Tensor] = []
-        """What the closure returned, one per pass."""
-        self.with_gradient: set[str] = set()
-        """Names of the parameters that had a gradient in any pass."""
-        self.last: Grads | None = None
-        """The gradients of a pass after which there is no other: it left none, or one overflowed."""
-
-    def gradient(self, at: Grads, track: bool = True) -> Grads:
-        """Run the closure at the weights `at`, come back, and return the gradients there, by name.
-
-        `at` is emptied, unless it is `params` itself. `track=False` also restores the running
-        statistics of batch norm.
-        """
-        if self.last is not None:
-            return self.last
-        point = {} if at is self.params else at
-        buffers = [] if track else self.optimizer._statistics()
-        mark = perturbed_pass() if self.losses else contextlib.nullcontext()
-        with MovedWeights(self.params, point, buffers), mark:
-            self.losses.append(self.optimizer._run(self.closure))
-        with_gradient = {name for name, p in self.params.items() if p.grad is not None}
-        self.with_gradient |= with_gradient
-        grads = unscaled(self.params, self.scaler)
-        for name, p in self.params.items():
-            grads[name] = grads[name].clone()  # it may lie in a bucket of DDP, which is used again
-            p.grad = None
-        if not self.optimizer._are_usable(
-            {name: grads[name] for name in with_gradient}, self.scaler
-        ):
-            self.last = (
-                grads  # after an overflow no rule makes finite gradients of it: the step is skipped
-            )
-        return grads
-
-    def put_gradients(self, grads: Grads) -> None:
-        """Give each parameter its gradient; none to those that had none in any pass."""
-        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-        for name in self.with_gradient:
-            self.params[name].grad = grads[name] if scale == 1.0 else grads[name] * scale
-
-
-class MSAM(RuleOptimizer, RadiusWrapper):
+class MSAM(RadiusWrapper):
     """Momentum-SAM: steps `base` with the gradient taken at w − r·m/‖m‖, m the momentum of `base`.
 
     `step(closure)` runs the closure once, at the perturbed weights; it returns the loss there. So a
@@ -137,19 +66,87 @@ class MSAM(RuleOptimizer, RadiusWrapper):
                 "shard with torch.distributed.fsdp.fully_shard"
             )
 
-    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, *, scaler: Any = None) -> Tensor:  # type: ignore[override]
+        """Move against the momentum, run the closure there, come back and step `base`."""
+        self._check_call(closure, scaler)
+        radius = self.radius
+        params = self._params()
+        momentum = self._momentum(params)
+        moving = {name: params[name] for name in momentum}
+        point = F.perturb(moving, momentum, -radius) if momentum else {}
+        with MovedWeights(params, point):
+            loss = self._run(closure)
+        if all(p.grad is None for p in params.values()):
+            self._warn_without_gradients()
+        self._step_base(scaler)
+        return loss
+
+    def _momentum(self, params: Grads) -> Grads:
+        """Return the momentum of the parameters that have one; of none before the first step."""
         momentum = {}
         for name, p in params.items():
             state = self.state.get(p, {})
             buffer = state.get("momentum_buffer", state.get("exp_avg"))
             if buffer is not None:
-                momentum[name] = buffer
+                momentum[name] = dense(buffer)
         if not momentum and any(self.state.values()):
             raise UserError(
                 f"{type(self.base).__name__} keeps neither momentum_buffer nor exp_avg, which MSAM takes; "
                 "take torch.optim.SGD with momentum, or Adam"
             )
-        return F.msam_gradient(gradient, params, self.radius, momentum=momentum)
+        return momentum
+
+
+class RuleOptimizer(OptimizerWrapper):
+    """Steps `base` with the gradient that `combine` makes of several passes of the closure."""
+
+    def combine(self, gradient: Callable[..., Grads], params: Grads) -> Grads:
+        """Return the gradients to step with, by name.
+
+        Args:
+            gradient: `gradient(weights, track=True)` runs the closure at these weights and gives the
+                gradients there, by name. It empties `weights`, unless they are `params`. With
+                `track=False` it restores the running statistics of batch norm.
+            params: the parameters by name.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None, *, scaler: Any = None) -> Tensor:  # type: ignore[override]
+        """Run the closure where the rule asks for a gradient, and step `base` with what it makes of them."""
+        self._check_call(closure, scaler)
+        params = self._params()
+        losses: list[Tensor] = []
+        with_gradient: set[str] = set()
+        last: Grads = {}  # of a pass that overflowed or left no gradients: there is no other after it
+
+        def gradient(at: Grads, track: bool = True) -> Grads:
+            if last:
+                return last
+            point = {} if at is params else at
+            mark = perturbed_pass() if losses else contextlib.nullcontext()
+            with MovedWeights(params, point, [] if track else self._statistics()), mark:
+                losses.append(self._run(closure))
+            with_gradient.update(name for name, p in params.items() if p.grad is not None)
+            grads = unscaled(params, scaler)
+            for name, p in params.items():
+                grads[name] = grads[
+                    name
+                ].clone()  # it may lie in a bucket of DDP, used by each pass
+                p.grad = None
+            if not with_gradient or (scaler is not None and not all_finite(grads)):
+                last.update(grads)
+            return grads
+
+        combined = self.combine(gradient, params)
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        for name in with_gradient:  # a parameter without gradients is left out, as torch does
+            params[name].grad = combined[name] * scale
+        if not with_gradient:
+            self._warn_without_gradients()
+        self._step_base(scaler)  # after an overflow `combined` is not finite, and the scaler skips
+        return losses[0]
 
 
 class GNP(RuleOptimizer, RadiusWrapper):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import ASAM_VARIANTS, Grads
-from softadlib.optim.passes import MovedWeights, unscaled
+from softadlib.optim.passes import MovedWeights, all_finite, unscaled
 from softadlib.optim.perturbed import end_perturbed, start_perturbed
 from softadlib.optim.wrapper import Base, Closure, RadiusWrapper, takes_an_optimizer
 
@@ -118,7 +118,9 @@ class SAM(RadiusWrapper):
             )
         params = {name: p for name, p in self._params().items() if p.grad is not None}
         grads = unscaled(params, scaler)
-        climbs = self._are_usable(grads, scaler)
+        if not grads:
+            self._warn_without_gradients()
+        climbs = bool(grads) and (scaler is None or all_finite(grads))
         point = self.perturbed(params, grads) if climbs else {}
         if zero_grad and climbs:
             self.zero_grad()

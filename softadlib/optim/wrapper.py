@@ -13,7 +13,7 @@ from softadlib._validation import UserError, choose, real
 from softadlib.functional.gradient_rules import BN_UPDATES, Grads
 from softadlib.functional.reduction import HALF
 from softadlib.optim.joint import JointOptimizer
-from softadlib.optim.passes import all_finite, run_closure, running_statistics
+from softadlib.optim.passes import run_closure, running_statistics
 
 Base = Optimizer | Sequence[Optimizer]
 """The optimizer that makes the update, or several of them."""
@@ -30,9 +30,8 @@ def takes_an_optimizer(init: Init) -> Init:
         bases = base if isinstance(base, (list, tuple)) else [base]
         if not bases or not all(isinstance(one, Optimizer) for one in bases):
             name = type(self).__name__
-            given = type(bases[0]).__name__ if bases else "an empty list"
             raise UserError(
-                f"{name} takes an optimizer or a list of them, got {given}; write "
+                f"{name} takes an optimizer, or a list of them: write "
                 f"{name}(SGD(model.parameters(), lr=0.1), radius=0.05)"
             )
         init(self, base, *args, **settings)
@@ -160,16 +159,12 @@ class OptimizerWrapper(Optimizer):
         scaler.step(self.base)
         scaler.update()
 
-    def _are_usable(self, grads: Grads, scaler: Any) -> bool:
-        """Tell whether a pass left gradients to go on with. Warn if it left none."""
-        if not grads:
-            warnings.warn(
-                f"{type(self).__name__} found no gradients, so the weights stay where they are; "
-                "call loss.backward() in the closure, or before first_step",
-                stacklevel=4,
-            )
-            return False
-        return scaler is None or all_finite(grads)
+    def _warn_without_gradients(self) -> None:
+        warnings.warn(
+            f"{type(self).__name__} found no gradients, so the weights stay where they are; "
+            "call loss.backward() in the closure, or before first_step",
+            stacklevel=4,
+        )
 
     def _check_call(self, closure: object, scaler: Any) -> None:
         """Raise UserError if `step` cannot be made like this."""
@@ -249,29 +244,26 @@ class RadiusWrapper(OptimizerWrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of `base`, and the radius if the state has one.
 
-        The state may be that of SAM in another package, whose groups call the radius `rho`. It has no
-        state of the base, such as momentum.
+        The state may be that of SAM in another package, whose groups call the radius `rho`. Such a state
+        has nothing of the base, such as momentum.
 
         Raises:
             ValueError: for `adaptive=True` in those groups if this is not ASAM, and the other way round.
         """
         if "rho" not in self.param_groups[0]:  # Adadelta has a rho of its own
-            state_dict = self._from_another_package(state_dict)
+            state_dict = self._with_radius_for_rho(state_dict)
         super().load_state_dict(state_dict)
 
-    def _from_another_package(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Rename `rho` in the groups, and drop the weights before a climb from the state."""
-        if not any("rho" in group for group in state_dict.get("param_groups", ())):
+    def _with_radius_for_rho(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        groups = [dict(group) for group in state_dict.get("param_groups", ())]
+        if not any("rho" in group for group in groups):
             return state_dict
-        groups = [dict(group) for group in state_dict["param_groups"]]
         for group in groups:
             group["radius"] = group.pop("rho")
             if group.pop("adaptive", False) != self.adaptive:
                 other = "SAM(base)" if self.adaptive else "ASAM(base, variant='davda54')"
                 raise UserError(f"the state has adaptive={not self.adaptive}; load it into {other}")
-        state = {}
-        for index, values in state_dict["state"].items():
-            kept = {key: value for key, value in values.items() if key not in ("old_p", "e_w")}
-            if kept:
-                state[index] = kept
-        return {**state_dict, "param_groups": groups, "state": state}
+        states = {}  # of the parameters, without the weights before the last climb
+        for number, state in state_dict["state"].items():
+            states[number] = {key: value for key, value in state.items() if key != "old_p"}
+        return {"state": states, "param_groups": groups}

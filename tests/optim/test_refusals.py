@@ -45,7 +45,7 @@ class DDP(nn.Linear):
     no_sync = contextlib.nullcontext
 
 
-TAKES = ("takes an optimizer", "(SGD(model.parameters(), lr=0.1), radius=0.05)")
+TAKES = ["takes an optimizer", "write", "(SGD(model.parameters(), lr=0.1), radius=0.05)"]
 BASES = {
     "LBFGS": (lambda: LBFGS([weights()]), ["LBFGS", "SGD or Adam"]),
     "SAM": (lambda: SAM(sgd()), ["cannot wrap SAM", "SGD or Adam"]),
@@ -55,10 +55,10 @@ BASES = {
     "maximize": (lambda: sgd(maximize=True), ["maximize=True", "negative loss"]),
     "float16": (lambda: sgd(weights(HALF)), ["float16", "use float32"]),
     "bfloat16": (lambda: sgd(weights(torch.bfloat16)), ["bfloat16", "use float32"]),
-    "parameters": (lambda: [weights()], ["got Parameter", *TAKES]),
-    "a generator": (MODEL.parameters, ["got generator", *TAKES]),
-    "a class": (lambda: SGD, ["got type", *TAKES]),
-    "nothing": (list, ["got an empty list", *TAKES]),
+    "parameters": (lambda: [weights()], TAKES),
+    "a generator": (MODEL.parameters, TAKES),
+    "a class": (lambda: SGD, TAKES),
+    "nothing": (list, TAKES),
     "a shared parameter": (lambda: [sgd(MODEL.bias), sgd(*MODEL.parameters())], ["in common"]),
 }
 ADDED = {
@@ -138,7 +138,6 @@ def test_refused(call, words):
 def test_the_call_of_other_packages_is_answered_with_what_to_write(wrapper):
     refused(
         lambda: wrapper(MODEL.parameters(), SGD, lr=0.1, momentum=0.9),
-        "got generator",
         f"write {wrapper.__name__}(SGD(model.parameters(), lr=0.1), radius=0.05)",
     )
 
