@@ -87,6 +87,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 
 
 def dense(tensor: Tensor) -> Tensor:
+    """Return `tensor`, dense if it is sparse."""
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
