@@ -92,6 +92,12 @@ def test_the_first_page_leads_to_every_chapter_and_notebook(book):
     assert {p.stem for p in (book / "notebooks").glob("*.html")} == {*NOTEBOOKS, "README"}
 
 
+def test_the_page_of_commands_has_a_section_for_each(book):
+    text = (book / "softadlib/workbook/pages/book/command.html").read_text()
+    sections = re.findall(r"<h2>softad (\w+)<", text)
+    assert sections == ["run", "draw", "train", "show", "report", "data"]
+
+
 def test_the_notebooks_stand_in_the_order_of_their_list(book):
     text = (book / "notebooks/README.html").read_text()
     sidebar = text[text.index("bd-docs-nav") :]

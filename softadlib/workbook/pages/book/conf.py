@@ -59,7 +59,7 @@ def commands() -> str:
         return subprocess.check_output(command, text=True, env=environment)
 
     top = ask()
-    names = re.findall(r"^ {4}([a-z][\w-]*)(?= {2,}|$)", top, re.M)
+    names = re.findall(r"^ {2}([a-z][\w-]*)(?= {2,})", top, re.M)
     pages = [("softad", top), *((f"softad {name}", ask(name)) for name in names)]
     return "\n".join(f"## {name}\n\n```text\n{said}```\n" for name, said in pages)
 
