@@ -150,6 +150,41 @@ def test_accumulation_of_the_recipe_for_flooding_is_flooding_of_the_whole_batch(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+def test_adaflood_of_the_recipe_floods_each_sample_at_its_held_out_level():
+    """The levels and every step written out; each auxiliary network sees every other sample."""
+    inputs, targets = data().dataset.tensors
+
+    def trained(loss_of, samples):
+        model = network()
+        velocity = [torch.zeros_like(p) for p in model.parameters()]
+        for _ in range(2):
+            for index in samples.split(64):
+                losses = nn.functional.cross_entropy(
+                    model(inputs[index]), targets[index], reduction="none"
+                )
+                grads = torch.autograd.grad(loss_of(losses, index), list(model.parameters()))
+                with torch.no_grad():
+                    for p, v, g in zip(model.parameters(), velocity, grads):
+                        v.mul_(0.9).add_(g)
+                        p -= 0.1 * v
+        return model
+
+    everything = torch.arange(len(inputs))
+    levels = torch.empty(len(inputs))
+    for half in range(2):
+        outside = everything % 2 == half
+        auxiliary = trained(lambda losses, index: losses.mean(), everything[~outside])
+        with torch.no_grad():
+            logits = auxiliary(inputs[outside])
+        right = logits.softmax(1)[torch.arange(len(logits)), targets[outside]]
+        levels[outside] = -(0.5 * right + 0.5).log()
+    expected = trained(
+        lambda losses, index: (levels[index] + (losses - levels[index]).abs()).mean(), everything
+    )
+    found = weights(recipe("adaflood")["model"])
+    torch.testing.assert_close(found, weights(expected), rtol=0, atol=1e-12)
+
+
 def test_the_probabilities_of_the_recipe_are_those_for_which_softad_is_smallest():
     """Found by descent: of probabilities p the criterion asks for a softmax, which asks back for p."""
     p = torch.tensor([0.7, 0.2, 0.1])
