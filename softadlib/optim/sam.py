@@ -67,6 +67,8 @@ class SAM(RadiusWrapper):
         first_sync: bool = True,
     ):
         super().__init__(base, radius, bn_update, model)
+        if not first_sync and not hasattr(model, "no_sync"):
+            raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
         self.first_sync = first_sync
         self._moved: MovedWeights | None = None  # between the two halves
 
@@ -120,7 +122,8 @@ class SAM(RadiusWrapper):
         grads = unscaled(params, scaler)
         if not grads:
             self._warn_without_gradients()
-        climbs = bool(grads) and (scaler is None or all_finite(grads))
+        overflowed = scaler is not None and scaler.is_enabled() and not all_finite(grads)
+        climbs = bool(grads) and not overflowed
         point = self.perturbed(params, grads) if climbs else {}
         if zero_grad and climbs:
             self.zero_grad()

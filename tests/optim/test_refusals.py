@@ -91,6 +91,10 @@ REFUSED = {
         lambda: SAM([sgd(), sgd()]).add_param_group({"params": [weights()]}),
         ["one of the joined optimizers"],
     ),
+    "first_sync without DDP": (
+        lambda: SAM(sgd(), model=MODEL, first_sync=False),
+        ["first_sync=False needs model=", "DistributedDataParallel"],
+    ),
     "a scaler without the first exchange": (
         lambda: SAM(sgd(), model=DDP(2, 1), first_sync=False).step(
             lambda: None, scaler=torch.amp.GradScaler("cpu")
