@@ -24,6 +24,7 @@ NAMES = {
         "CVaR",
         "CalibrationWarning",
         "ChiSquareDRO",
+        "Criterion",
         "Flooding",
         "Focal",
         "IFlood",

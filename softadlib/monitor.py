@@ -12,8 +12,8 @@ from torch import Tensor
 
 from softadlib import functional as F
 from softadlib._validation import UserError, whole
+from softadlib.losses.base import uncompiled
 from softadlib.losses.criterion import Criterion
-from softadlib.losses.per_sample import uncompiled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

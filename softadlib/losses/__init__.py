@@ -1,6 +1,7 @@
 """Criteria: each takes logits and targets, and returns a loss to call `backward()` on."""
 
 from softadlib.losses.adaflood import AdaFlood
+from softadlib.losses.criterion import Criterion
 from softadlib.losses.huggingface import hf_loss
 from softadlib.losses.robust import ChiSquareDRO, CVaR, Tilted, gather_losses
 from softadlib.losses.softad import ERM, Flooding, Focal, IFlood, SoftAD
@@ -12,6 +13,7 @@ __all__ = [
     "CVaR",
     "CalibrationWarning",
     "ChiSquareDRO",
+    "Criterion",
     "Flooding",
     "Focal",
     "IFlood",

@@ -9,8 +9,8 @@ from torch import Tensor
 from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.reduction import Weights, as_tensor, is_hidden, kind_of
+from softadlib.losses.base import Base
 from softadlib.losses.criterion import Criterion
-from softadlib.losses.per_sample import Base
 
 
 class AdaFlood(Criterion):
@@ -41,10 +41,6 @@ class AdaFlood(Criterion):
     """
 
     theta: Tensor
-    no_closed_form = (
-        "each training sample has its own level, and a new sample has none; with a level use "
-        "IFlood(theta).probabilities(logits)"
-    )
 
     def __init__(
         self,
@@ -67,6 +63,12 @@ class AdaFlood(Criterion):
     ) -> Tensor:
         """Return w·(θ_i + |ℓ_i − θ_i|) in the shape of the per-sample losses."""
         return self._value_at(input, target, index, sample_weight, "none")
+
+    def derivative(self, losses: Tensor) -> Tensor:
+        raise UserError(
+            "AdaFlood has no class probabilities in closed form: each training sample has its own level, "
+            "and a new sample has none; with a level use IFlood(theta).probabilities(logits)"
+        )
 
     def _value_at(
         self, input: Any, target: Any, index: Tensor, sample_weight: Weights, reduction: str

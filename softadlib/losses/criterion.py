@@ -12,8 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from softadlib import functional as F
 from softadlib._validation import UserError, choose, warn
 from softadlib.functional.reduction import Weights, is_hidden
-from softadlib.losses.per_sample import Base, resolve_base
-from softadlib.optim.perturbed import in_perturbed_pass
+from softadlib.losses.base import Base, resolve_base
+from softadlib.optim.perturbed import in_perturbed_pass  # SAM sets the mark, hooks obey it
 
 LossesHook = Callable[[Tensor, Weights, float | Tensor | None], None]
 """Takes losses (n,), how much each counts (n,) or None, and θ: one, one for each loss, or None."""
@@ -33,7 +33,11 @@ class TorchOptions:
 
 
 class Criterion(TorchOptions, nn.Module):
-    """A scalar criterion over per-sample losses. Subclasses write `reduce`; the rest follows.
+    """A scalar criterion over per-sample losses: the base class of all, and of your own.
+
+    A subclass defines `reduce(losses, weights=None, reduction="mean")` of losses (n,), for all three
+    reductions where it is a mean of f(ℓ) over samples; where it is not, it sets `additive = False`,
+    and "mean" is enough. `settings` names the attributes that `repr` shows.
 
     If `additive` is true, the values of equal parts average to the value of the whole batch. For
     unequal parts, and with weights, add up sums and divide by all weights. The mean of an empty batch
@@ -51,20 +55,26 @@ class Criterion(TorchOptions, nn.Module):
         ValueError: for a base that cannot be called, that gives a single value, or that has parameters
             and reduces; for class weights together with label smoothing or class probabilities; for
             another `reduction`, and for a `sample_weight` of another shape or below 0.
-        UserWarning: at the first batch, where the arguments look swapped, float targets do not sum
-            to 1, or logits (B, T, T) leave open which axis holds the classes.
+        UserWarning: at the first batch, unless compiled, where the arguments look swapped, float targets
+            do not sum to 1, or logits (B, T, T) leave open which axis holds the classes.
 
     `state_dict` holds θ and class weights. All other settings (σ, γ, β, t, radius, label smoothing)
     come from the constructor, as in torch's losses. A checkpoint of a module that holds a criterion
     has its θ: load it into a module without one by `strict=False`.
+
+    Example:
+        >>> from softadlib import Criterion, functional
+        >>> class Squared(Criterion):
+        ...     def reduce(self, losses, weights=None, reduction="mean"):
+        ...         return functional.erm(losses**2, sample_weight=weights, reduction=reduction)
+        >>> Squared(base=nn.L1Loss())(torch.tensor([1.0, 3.0]), torch.zeros(2))  # (1 + 9)/2
+        tensor(5.)
     """
 
     settings: tuple[str, ...] = ()
-    """Names of the numbers that `repr` shows."""
+    """Names of the attributes that `repr` shows."""
     additive = True
     """Whether the criterion is a mean over samples of a function f of the sample's loss."""
-    no_closed_form = ""
-    """Why f′, and with it the class probabilities, are not known; empty where they are."""
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
@@ -112,7 +122,7 @@ class Criterion(TorchOptions, nn.Module):
         return value.reshape(losses.shape) if reduction == "none" else value
 
     def _losses(self, input: Any, target: Any, sample_weight: Weights) -> tuple[Tensor, Weights]:
-        """Return per-sample losses, and how much each counts; look at the first batch."""
+        """Return per-sample losses, and how much each counts; check the first batch, unless compiled."""
         losses, weights = self.base(input, target, sample_weight)
         if self._is_first_batch and not torch.compiler.is_compiling():
             self._is_first_batch = False
@@ -124,7 +134,7 @@ class Criterion(TorchOptions, nn.Module):
         self.base.check_first_batch(input, target, sample_weight)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
-        """Reduce per-sample losses (n,) and how much each counts (n,) to (), or (n,) for "none"."""
+        """Reduce per-sample losses (n,) and how much each counts (n,) to (), or w·f(ℓ) (n,) for "none"."""
         raise NotImplementedError
 
     def derivative(self, losses: Tensor) -> Tensor:
@@ -137,9 +147,11 @@ class Criterion(TorchOptions, nn.Module):
         >>> IFlood(0.5).derivative(torch.tensor([0.1, 2.0]))
         tensor([-1.,  1.])
         """
-        if self.no_closed_form:
+        if not self.additive:
             raise UserError(
-                f"{type(self).__name__} has no class probabilities in closed form: {self.no_closed_form}"
+                f"{type(self).__name__} has no f′, and so no class probabilities in closed form: how much "
+                "a sample counts depends on the other losses of its batch; for a trained network fit a temperature "
+                "(softadlib.fit_temperature)"
             )
         slope: Tensor = torch.func.grad(functools.partial(self.reduce, reduction="sum"))(losses)
         return slope
@@ -149,7 +161,7 @@ class Criterion(TorchOptions, nn.Module):
 
         `weights` (n,) say how much each sample counts; one that counts w times has the value of one.
         """
-        if not self.no_closed_form:
+        if self.additive:
             return self.derivative(losses)
         slope: Tensor = torch.func.grad(self.reduce)(losses, weights)
         if weights is None:

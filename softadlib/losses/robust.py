@@ -11,8 +11,8 @@ from torch import Tensor
 from softadlib import functional as F
 from softadlib._validation import UserError, real
 from softadlib.functional.reduction import Weights
+from softadlib.losses.base import Base
 from softadlib.losses.criterion import Criterion
-from softadlib.losses.per_sample import Base
 
 if TYPE_CHECKING:  # absent where torch was built without it
     from torch.distributed import ProcessGroup
@@ -25,10 +25,6 @@ class BatchCriterion(Criterion):
     """
 
     additive = False
-    no_closed_form = (
-        "how much a sample counts depends on the other losses of its batch; "
-        "for a trained network fit a temperature (softadlib.fit_temperature)"
-    )
 
     def __init__(self, base: Base | None = None):
         super().__init__(base)

@@ -6,8 +6,8 @@ from softadlib import functional as F
 from softadlib._validation import choose, real
 from softadlib.functional.objectives import MIN_SIGMA
 from softadlib.functional.reduction import Weights
+from softadlib.losses.base import Base
 from softadlib.losses.criterion import Criterion
-from softadlib.losses.per_sample import Base
 from softadlib.losses.thresholded import Thresholded
 
 
@@ -97,10 +97,6 @@ class Flooding(Thresholded):
     """
 
     additive = False
-    no_closed_form = (
-        "it holds the mean loss at theta, and many networks have that mean; "
-        "for a trained one fit a temperature (softadlib.fit_temperature)"
-    )
 
     def __init__(self, theta: float, *, base: Base | None = None):
         super().__init__(theta, base=base)
@@ -122,8 +118,8 @@ class IFlood(Thresholded):
 
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's unweighted cross-entropies, or above the level
-            of a smoothed one.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, except a binary one with weights
+            inside, or above the level of a smoothed one.
         InertWarning: θ below the smallest loss of smoothed targets.
 
     Xie et al. (2022).
@@ -143,9 +139,9 @@ class SoftAD(Thresholded):
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
     samples below ascend, those near θ hardly move. A network is trained as if its logits were divided by
-    about two: `criterion.temperature()`. At the minimum the softmax is less confident than the true
-    probabilities; `criterion.probabilities(logits)` undoes that. Compare the two on validation data:
-    where the network was over-confident, the softmax is better.
+    `criterion.temperature()`, about two for σ = 1 and a small θ. At the minimum the softmax is less
+    confident than the true probabilities; `criterion.probabilities(logits)` undoes that. Compare the
+    two on validation data: where the network was over-confident, the softmax is better.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
@@ -162,8 +158,8 @@ class SoftAD(Thresholded):
 
     Raises:
         ValueError: for numbers out of range, an unknown scale, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's unweighted cross-entropies, or above the level
-            of a smoothed one.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, except a binary one with weights
+            inside, or above the level of a smoothed one.
         InertWarning: θ below the smallest loss of smoothed targets.
 
     Holland & Nakatani (2024).

@@ -9,12 +9,12 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from softadlib._validation import real, warn, whole
 from softadlib.functional.reduction import Weights
+from softadlib.losses.base import Base, BaseLoss, class_axis
 from softadlib.losses.criterion import Criterion
-from softadlib.losses.per_sample import Base, BaseLoss, class_axis
 
 
 class InertWarning(UserWarning):
@@ -22,7 +22,7 @@ class InertWarning(UserWarning):
 
 
 class CalibrationWarning(UserWarning):
-    """θ is so high that the minimiser of cross-entropy may predict a class that is not the likeliest."""
+    """θ is so high that the criterion's minimiser may predict a class that is not the likeliest."""
 
 
 class Levels(NamedTuple):
@@ -73,10 +73,13 @@ def _entropy(share: float) -> float:
 
 
 def _levels_of(base: BaseLoss) -> Levels | None:
-    """Return the levels of torch's unsmoothed and unweighted cross-entropies, None of others."""
-    is_binary = isinstance(base.loss, (nn.BCELoss, nn.BCEWithLogitsLoss))
-    is_plain = base.of_classes or (is_binary and base.loss.weight is None)
-    if not is_plain or base.label_smoothing or getattr(base.loss, "pos_weight", None) is not None:
+    """Return the levels where a loss is −ln q of its target, in nats; None of other losses.
+
+    Class weights leave it so, because they weigh whole samples; weights inside a binary loss do not.
+    """
+    is_cross_entropy = base.of_classes or base.of_one_logit or base.of_one_probability
+    inside = (getattr(base.loss, name, None) for name in ("weight", "pos_weight"))
+    if not is_cross_entropy or base.label_smoothing or any(w is not None for w in inside):
         return None
     return Levels(minimum=0.0, calibrated_below=math.log(2))
 
@@ -91,7 +94,8 @@ class Thresholded(Criterion):
         self._warned: set[type[Warning]] = set()
         self._levels = _levels_of(self.base)
         """Levels of the base; those of a smoothed one are known from the first batch on."""
-        self.theta = real("theta", theta)  # a Parameter would be registered as one
+        # As a number: nn.Module registers a Parameter before the setter could refuse it.
+        self.theta = real("theta", theta)
 
     @property
     def theta(self) -> float:
@@ -105,8 +109,10 @@ class Thresholded(Criterion):
 
     def _check_first_batch(self, input: Any, target: Any, sample_weight: Weights) -> None:
         super()._check_first_batch(input, target, sample_weight)
-        classes = input.shape[class_axis(input)] if self.base.label_smoothing else 1
-        if classes > 1 and not target.is_floating_point():
+        if not self.base.label_smoothing or target.is_floating_point():
+            return
+        classes = input.shape[class_axis(input)]
+        if classes > 1:
             self._levels = cross_entropy_levels(classes, self.base.label_smoothing)
             self._check_theta()
 
@@ -115,13 +121,14 @@ class Thresholded(Criterion):
         levels = self._levels
         if levels is None:
             return
+        # Only an additive criterion holds every sample at θ; Flooding holds the mean loss there.
         if self.additive and self.theta >= levels.calibrated_below:
             self._warn_once(
-                f"from theta = {levels.calibrated_below:.4f} on the minimiser of cross-entropy predicts "
+                f"from theta = {levels.calibrated_below:.4f} on the criterion's minimiser may predict "
                 "the wrong class; use a smaller theta",
                 CalibrationWarning,
             )
-        elif 0 < self.theta < levels.minimum:
+        elif 0 < self.theta < levels.minimum:  # θ ≤ 0 lets no loss ascend, smoothed or not
             self._warn_once(
                 f"no loss of smoothed targets is below {levels.minimum:.4f}, so that nothing ever "
                 f"ascends; try theta = {levels.minimum + self.theta:.4f}, as far above that",

@@ -15,6 +15,7 @@ from softadlib import (
     ERM,
     AdaFlood,
     ChiSquareDRO,
+    Criterion,
     CVaR,
     Flooding,
     Focal,
@@ -42,6 +43,15 @@ class Scaled(nn.CrossEntropyLoss):
     def __init__(self, weight):
         super().__init__(weight, reduction="none")
         self.scale = nn.Parameter(torch.ones(()))
+
+
+class Squared(Criterion):
+    """A criterion of the user's own, of the whole batch."""
+
+    additive = False
+
+    def reduce(self, losses, weights=None, reduction="mean"):
+        return losses.mean() ** 2
 
 
 class Trained(nn.Module):
@@ -125,6 +135,7 @@ REFUSALS = {
     "p, flooding": (lambda: Flooding(0.1).probabilities(LOGITS), "Flooding", "fit_temperature"),
     "p, cvar": (lambda: CVaR(0.5).probabilities(LOGITS), "CVaR", "fit_temperature"),
     "p, adaflood": (lambda: AdaFlood(LEVELS).probabilities(LOGITS), "AdaFlood", "IFlood"),
+    "f', own": (lambda: Squared().derivative(torch.ones(2)), "Squared", "depends on the other losses"),
     "T, flooding": (lambda: Flooding(0.1).temperature(), "Flooding", "fit_temperature"),
     "T, adaflood": (lambda: AdaFlood(LEVELS).temperature(), "AdaFlood", "IFlood"),
     "T, mse": (lambda: ERM(nn.MSELoss()).temperature(), "MSELoss"),

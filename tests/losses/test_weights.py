@@ -12,6 +12,7 @@ from softadlib import (
     ERM,
     AdaFlood,
     ChiSquareDRO,
+    Criterion,
     CVaR,
     Flooding,
     Focal,
@@ -196,6 +197,17 @@ def test_weights_by_class_are_the_recipe_for_smoothing_and_soft_targets():
         loss = -(0.8 * logp[y] + 0.2 * logp.mean())
         total, norm = total + WEIGHT[y] * loss, norm + WEIGHT[y]
     assert_equal(criterion(LOGITS, CLASSES, sample_weight=WEIGHT[CLASSES]), total / norm)
+
+
+def test_gradient_weights_of_a_users_criterion_of_the_whole_batch():
+    class Squared(Criterion):
+        additive = False
+
+        def reduce(self, losses, weights=None, reduction="mean"):
+            return losses.mean() ** 2
+
+    found = Squared().gradient_weights(torch.tensor([1.0, 2.0, 6.0]))
+    torch.testing.assert_close(found, torch.full((3,), 6.0))  # n · 2 · mean / n
 
 
 def test_a_sample_that_does_not_count_has_no_gradient_weight():

@@ -13,12 +13,12 @@ from softadlib.functional.class_probabilities import class_log_probabilities
 from softadlib.functional.reduction import HALF, Weights, check_weights, is_hidden
 
 Base = Callable[[Any, Any], Tensor]
-OF_FUNCTIONS = {
+MODULE_OF = {
     nn.functional.cross_entropy: nn.CrossEntropyLoss,
     nn.functional.nll_loss: nn.NLLLoss,
 }
-"""Function of torch → the loss that `partial(function, …)` stands for."""
-INSIDE = (
+"""Function of torch → the module that `partial(function, …)` stands for."""
+USE_SAMPLE_WEIGHT = (
     "torch weighs the classes inside each sample, which leaves no loss in nats and no weight of the "
     "sample: leave out weight=, and call criterion(logits, targets, sample_weight=w[targets])"
 )
@@ -44,8 +44,8 @@ def resolve_base(base: Base | None = None) -> "BaseLoss":
     if isinstance(loss, type) or not callable(loss):
         got = f"the class {loss.__name__}" if isinstance(loss, type) else f"{loss!r:.40}"
         raise UserError(f"base must be a callable such as nn.MSELoss(), got {got}")
-    if isinstance(loss, functools.partial) and loss.func in OF_FUNCTIONS and not loss.args:
-        loss = OF_FUNCTIONS[loss.func](**loss.keywords)
+    if isinstance(loss, functools.partial) and loss.func in MODULE_OF and not loss.args:
+        loss = MODULE_OF[loss.func](**loss.keywords)
     reduction = getattr(loss, "reduction", None)
     has_parameters = isinstance(loss, nn.Module) and len(list(loss.parameters())) > 0
     if has_parameters and reduction not in (None, "none"):
@@ -87,6 +87,7 @@ class BaseLoss(nn.Module):
         self.of_classes = forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
         """Whether it is torch's cross-entropy or NLL, of classes or class probabilities."""
         self.of_one_logit = forward is nn.BCEWithLogitsLoss.forward
+        self.of_one_probability = forward is nn.BCELoss.forward
         self.ignore_index: Any = getattr(loss, "ignore_index", None)
         self.label_smoothing: float = (
             getattr(loss, "label_smoothing", 0.0) if self.of_classes else 0.0
@@ -95,7 +96,7 @@ class BaseLoss(nn.Module):
         if weights is not None:
             if self.label_smoothing or not is_copy:
                 raise UserError(
-                    f"class weights with label smoothing, or beside parameters, in {loss!r}: {INSIDE}"
+                    f"class weights with label smoothing, or beside parameters, in {loss!r}: {USE_SAMPLE_WEIGHT}"
                 )
             loss.weight = None
         self.register_buffer("class_weights", weights)
@@ -111,7 +112,7 @@ class BaseLoss(nn.Module):
         if self.is_copy:
             input, target = _in_float32(input), _in_float32(target)
         if self.of_classes and target.dtype == torch.uint8:
-            target = target.long()  # torch takes -100 for class 156, and a uint8 index is a mask
+            target = target.long()  # in uint8 a comparison with -100 finds class 156
         if sample_weight is not None:
             target = _replace_uncounted(target, sample_weight)
         losses = self.loss(input, target)
@@ -142,7 +143,7 @@ class BaseLoss(nn.Module):
 
     def _weights_by_class(self, class_weights: Tensor, input: Tensor, target: Tensor) -> Tensor:
         if target.is_floating_point():
-            raise UserError(f"class probabilities with class weights: {INSIDE}")
+            raise UserError(f"class probabilities with class weights: {USE_SAMPLE_WEIGHT}")
         classes = input.shape[class_axis(input)]
         if class_weights.shape != (classes,):
             raise UserError(
@@ -234,7 +235,7 @@ def _rows(target: Any) -> int:
 
 
 def _all_count(target: Tensor, ignored: int) -> bool:
-    """True if no target is ignored. Checked on a CPU only, where it is cheaper than a weight tensor."""
+    """True if all targets are known to count. A GPU is not asked: there weights cost less."""
     if ignored >= 0 or target.device.type != "cpu" or is_hidden(target):
         return False
     return target.numel() > 0 and target.amin().item() >= 0
