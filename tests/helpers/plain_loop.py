@@ -5,6 +5,7 @@ words, and the tests hold the library's engines and optimizers against it:
 
 - `plain_loop` is the training: epochs, batches, one step per batch.
 - `OBJECTIVES` are the methods that change what is minimised: from the losses of a batch's samples to one number.
+  A registered method that is not among them has its registered objective here.
 - `sharp_step` and `msam_step` are the methods that change where the gradient is taken, such as SAM.
 
 Nothing here is fast, and nothing is checked.
@@ -16,6 +17,8 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
+
+from softadlib.methods import METHODS
 
 CE = nn.CrossEntropyLoss(reduction="none")
 SHARP = ("sam", "asam", "gnp", "fdgr")
@@ -104,7 +107,8 @@ def backward(method, model, optimizer, x, y, knob, settings):
     if method == "smoothing":
         nn.CrossEntropyLoss(label_smoothing=knob)(model(x), y).backward()
     else:
-        OBJECTIVES[method](CE(model(x), y), knob, **settings).backward()
+        objective = OBJECTIVES.get(method) or METHODS[method].objective
+        objective(CE(model(x), y), knob, **settings).backward()
 
 
 def sam_shifts(model, radius):
