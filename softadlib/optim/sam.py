@@ -122,8 +122,8 @@ class SAM(RadiusWrapper):
         grads = unscaled(params, scaler)
         if not grads:
             self._warn_without_gradients()
-        overflowed = scaler is not None and scaler.is_enabled() and not all_finite(grads)
-        climbs = bool(grads) and not overflowed
+        is_scaled = scaler is not None and scaler.is_enabled()
+        climbs = bool(grads) and (not is_scaled or all_finite(grads))
         point = self.perturbed(params, grads) if climbs else {}
         if zero_grad and climbs:
             self.zero_grad()
