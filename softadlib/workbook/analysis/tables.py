@@ -30,6 +30,22 @@ class _Labels(dict[str, str]):
 
 
 LABELS = _Labels({name: method.label for name, method in METHODS.items()})
+
+
+class _Titles(dict[str, str]):
+    """Names of datasets, as the paper writes them; a dataset without one goes by its name in the files."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+TITLES = _Titles(
+    fashionmnist="FashionMNIST",
+    cifar10="CIFAR-10",
+    cifar100="CIFAR-100",
+    svhn="SVHN",
+    letters="Letters",
+)
 RULES = {
     "largest": "ties to the largest",
     "smallest": "ties to the smallest",

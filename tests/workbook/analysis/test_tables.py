@@ -200,3 +200,12 @@ def test_methods_side_by_side_as_a_person_would_count_them():
             "value, early": "0.003", "early": "0.250", "accuracy, %, early": "70.0",
         },
     ]  # fmt: skip
+
+
+def test_titles_of_datasets():
+    assert tables.TITLES["fashionmnist"] == "FashionMNIST"
+    assert tables.TITLES["my-table"] == "my-table"
+    assert pd.Series(["cifar10", "gaussian"]).map(tables.TITLES).tolist() == [
+        "CIFAR-10",
+        "gaussian",
+    ]
