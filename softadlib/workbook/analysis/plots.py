@@ -33,8 +33,10 @@ NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model
 HALO = [withStroke(linewidth=3, foreground="white")]
 """Outline of a line that is drawn over dark cells."""
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
+PAGE_WIDTH = 5.0
+"""Width of a picture in inches: 358 points of a telephone show its smallest letters 8 points high."""
 WIDTH = 6.5
-"""Width of a page's pictures in inches: lettering stays readable on a telephone."""
+"""The earlier width, until the last page is drawn with `panels`."""
 
 
 def use_style() -> None:
@@ -49,6 +51,39 @@ def use_style() -> None:
     pd.set_option("display.precision", 3)
     # Twice the dots, drawn at half their size; nothing happens outside IPython.
     set_matplotlib_formats("retina", pil_kwargs={"optimize": True})  # type: ignore[no-untyped-call]
+
+
+def panels(
+    rows: int = 1, columns: int = 1, height: float = 2.2, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    """Make a picture of `PAGE_WIDTH`, and its panels as an array (rows, columns).
+
+    Use one or two columns, and no letters below `fontsize="small"`. `head` writes the names of a
+    panel and of its y-axis above it, so that labels take no width. Five methods fit in one line of
+    `fig.legend(…, ncols=5, fontsize="small")`. seaborn's grids get the same width by
+    `height=2.2, aspect=PAGE_WIDTH / 2 / 2.2`, with `col_wrap=2`.
+
+    Args:
+        height: of a row, in inches.
+        options: of `plt.subplots`, such as `sharey="row"`.
+
+    Example:
+        >>> fig, axes = panels(2, 2)
+        >>> axes.shape, fig.get_size_inches().tolist()
+        ((2, 2), [5.0, 4.4])
+    """
+    size = (PAGE_WIDTH, height * rows)
+    return plt.subplots(rows, columns, figsize=size, squeeze=False, **options)
+
+
+def head(ax: Axes, title: str, y: str = "") -> None:
+    """Write a panel's title above its left corner, and below that what its y-axis shows.
+
+    Example: `head(ax, "gaussian", "test loss (nats)")`.
+    """
+    ax.set_title(title, loc="left", pad=17 if y else 5)
+    beside: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    ax.annotate(y, (0, 1), (0, 4), color="0.35", fontsize="small", **beside)
 
 
 @contextlib.contextmanager
@@ -189,7 +224,9 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
 
 
 def measure_curves(
-    rows: pd.DataFrame, measures: Sequence[str] = ("loss_test", "acc_test")
+    rows: pd.DataFrame,
+    measures: Sequence[str] = ("loss_test", "acc_test"),
+    width: float = WIDTH,
 ) -> Figure:
     """Draw measures over the epochs, a row of panels per measure and a column per dataset.
 
@@ -201,10 +238,11 @@ def measure_curves(
     Args:
         rows: columns `studies.schema.ALL_COLUMNS`, one label noise, one run per dataset, method and trial.
         measures: columns of `rows`, such as `loss_train`.
+        width: of the picture, in inches: `PAGE_WIDTH` on pages that are drawn with `panels`.
     """
     datasets = list(dict.fromkeys(rows["dataset"]))
     shape: dict[str, Any] = {"sharex": "col", "squeeze": False}
-    width = min(WIDTH, 3.4 * len(datasets) + 0.6)
+    width = min(width, 3.4 * len(datasets) + 0.6)
     fig: Figure
     fig, axes = plt.subplots(
         len(measures), len(datasets), figsize=(width, 0.6 + 1.9 * len(measures)), **shape

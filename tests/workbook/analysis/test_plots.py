@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
+from matplotlib.text import Text
 
 from softadlib.methods import METHODS
 from softadlib.workbook.analysis import plots as figures
@@ -45,6 +46,31 @@ def lines(ax, method):
 
 def names(legend):
     return [text.get_text() for text in legend.get_texts()]
+
+
+class TestPanels:
+    def test_a_picture_is_five_inches_wide_and_each_row_adds_its_height(self):
+        figure, axes = figures.panels(3, 2, height=1.5)
+        assert axes.shape == (3, 2)
+        assert figure.get_size_inches().tolist() == [5.0, 4.5]
+
+    def test_the_names_of_a_panel_stand_above_it_and_apart(self):
+        figure, axes = figures.panels()
+        ax = axes[0, 0]
+        figures.head(ax, "gaussian", "test loss (nats)")
+        figure.canvas.draw()
+        (note,) = ax.texts
+        title = next(text for text in ax.findobj(Text) if text.get_text() == "gaussian")
+        box, above = note.get_window_extent(), title.get_window_extent()
+        assert [ax.get_title("left"), note.get_text()] == ["gaussian", "test loss (nats)"]
+        assert box.y0 > ax.get_window_extent().y1
+        assert above.y0 > box.y1
+        assert above.x0 == pytest.approx(ax.get_window_extent().x0)
+
+    def test_small_letters_are_eight_points_high_on_a_telephone(self):
+        size = mpl.rcParams["font.size"] * mpl.font_manager.font_scalings["small"]
+        points = size * 100 / 72 * 358 / (100 * figures.PAGE_WIDTH)
+        assert points == pytest.approx(8, abs=0.1)
 
 
 class TestCells:
