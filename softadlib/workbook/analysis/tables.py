@@ -106,6 +106,52 @@ MATCHED = ["dataset", "label_noise", "method", "epochs"]
 """What both sides must share to stand on one line."""
 
 
+class Shown:
+    """A table as a page shows it, in plain text and in HTML: see `shown`."""
+
+    def __init__(self, text: pd.DataFrame, bold: pd.DataFrame) -> None:
+        self._text = text
+        self._html = text.where(~bold, "<b>" + text + "</b>")
+
+    def __repr__(self) -> str:
+        return self._text.to_string()
+
+    def _repr_html_(self) -> str:
+        return self._html.to_html(escape=False)
+
+
+def shown(
+    table: pd.DataFrame,
+    digits: int | Mapping[Any, int] = 3,
+    best: str = "",
+    along: str = "columns",
+) -> Shown:
+    """Show each number with a fixed count of decimals, and the best numbers in bold.
+
+    Args:
+        table: any frame; whole numbers and text stay as they are, what is missing becomes a dash.
+        digits: decimals of all columns, or of each column that is named; the others have 3.
+        best: "min" or "max"; "" marks nothing.
+        along: the best of each row ("columns") or of each column ("rows").
+    """
+    numbers = table.select_dtypes("number")
+    text = table.astype(object).copy()
+    for name in table:
+        places = digits if isinstance(digits, int) else digits.get(name, 3)
+        whole = not pd.api.types.is_float_dtype(table[name])
+        cell = Cell(str(name), places)
+        text[name] = [
+            DASH if pd.isna(value) else str(value) if whole else cell.text(value)
+            for value in table[name]
+        ]
+    bold = pd.DataFrame(False, index=table.index, columns=table.columns)
+    if best:
+        axis = 1 if along == "columns" else 0
+        rounded = numbers.round(digits if isinstance(digits, int) else 3)
+        bold[numbers.columns] = rounded.eq(rounded.agg(best, axis=axis), axis=1 - axis)
+    return Shown(text, bold)
+
+
 def in_order(datasets: Iterable[str]) -> list[str]:
     """Return datasets without repeats: the paper's in its order, then all others by name."""
     names = set(datasets)

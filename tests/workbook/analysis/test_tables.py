@@ -209,3 +209,30 @@ def test_titles_of_datasets():
         "CIFAR-10",
         "gaussian",
     ]
+
+
+def test_shown_has_fixed_decimals_and_the_best_in_bold():
+    table = pd.DataFrame(
+        {"ERM": [0.08, 0.5], "SoftAD": [0.0304, math.nan], "n": [15, 3]}, index=["a & b", "c"]
+    )
+    page = tables.shown(table, best="min")
+    words = repr(page).split()
+    assert words == [
+        "ERM",
+        "SoftAD",
+        "n",
+        "a",
+        "&",
+        "b",
+        "0.080",
+        "0.030",
+        "15",
+        "c",
+        "0.500",
+        "–",
+        "3",
+    ]
+    marked = tables.shown(table[["ERM", "SoftAD"]], best="min")._repr_html_()
+    assert marked.count("<b>") == 2 and "<b>0.030</b>" in marked and "<b>0.500</b>" in marked
+    down = tables.shown(table[["ERM"]], digits={"ERM": 1}, best="max", along="rows")._repr_html_()
+    assert down.count("<b>") == 1 and "<b>0.5</b>" in down
