@@ -14,7 +14,7 @@ from softadlib.workbook.analysis import tables
 from softadlib.workbook.studies import results
 
 WIDTH = 0.1
-"""A loss is near θ if it is within this many nats of it, and within θ/2."""
+"""A loss is near θ if it is within this many nats of it."""
 MEASURES = ("near", "spread")
 """The share of samples near θ, and the interquartile range of their losses in nats."""
 
@@ -53,8 +53,7 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     near = []
     spread = []
     for quantiles, theta in zip(rows["quantiles"], rows["theta"]):
-        width = min(WIDTH, theta / 2)
-        below, above = share_below(quantiles, [theta - width, theta + width])
+        below, above = share_below(quantiles, [theta - WIDTH, theta + WIDTH])
         near.append(above - below)
         low, high = np.quantile(quantiles, [0.25, 0.75])
         spread.append(high - low)

@@ -36,10 +36,9 @@ def test_shares_are_those_of_counting_to_one_in_a_hundred():
     assert line.spread == pytest.approx(q[1] - q[0], rel=1e-5)
 
 
-def test_a_loss_of_zero_is_near_no_theta():
-    """θ = 0.02: near are 0.01 to 0.03, where a band of 0.1 would hold 0 too."""
-    losses = np.array([0.0] * 500 + [0.02] * 500)
-    line = concentration.shares(run("softad", 0, 0.02, parts(losses), epochs=(10,)))
+def test_near_is_within_a_tenth_of_a_nat_at_every_theta():
+    losses = np.array([0.0] * 250 + [0.09] * 250 + [0.11] * 500)
+    line = concentration.shares(run("softad", 0, 0.005, parts(losses), epochs=(10,)))
     assert line.query("part == 'train'")["near"].item() == pytest.approx(0.5, abs=0.01)
 
 
