@@ -28,3 +28,12 @@ def printed_by_authors() -> pd.DataFrame:
     """
     with files("softadlib.workbook.analysis").joinpath("authors_outputs.csv").open() as file:
         return pd.read_csv(file, comment="#")
+
+
+def curves_by_authors() -> pd.DataFrame:
+    """Return curves of the authors' notebooks, read off their pictures: a row per dataset, method and tenth epoch.
+
+    Columns: `dataset`, `method`, `epoch`, `loss_test`, `model_norm`; a covered point is NaN.
+    """
+    with files("softadlib.workbook.analysis").joinpath("authors_curves.csv").open() as file:
+        return pd.read_csv(file, comment="#")

@@ -75,6 +75,24 @@ class TestPrintedByAuthors:
         assert off["erm"] == pytest.approx(0.0023, abs=1e-4)
 
 
+class TestCurvesByAuthors:
+    @pytest.mark.parametrize(("measure", "pixels"), [("loss_test", 0.02), ("model_norm", 0.3)])
+    def test_end_at_the_printed_numbers(self, measure, pixels):
+        """Within a pixel; SVHN's last point is a median over a loss that jumps."""
+        curves = published.curves_by_authors()
+        ends = curves[curves["epoch"] == 500].set_index(["dataset", "method"])[measure]
+        printed = published.printed_by_authors().query(f"quantity == '{measure}' and epochs == 500")
+        printed = printed[printed["label_noise"] == 0].set_index(["dataset", "method"])["mean"]
+        assert len(ends) == 4
+        assert (ends - printed[ends.index]).abs().max() < pixels
+
+    def test_norms_grow(self):
+        curves = published.curves_by_authors()
+        for _, curve in curves.groupby(["dataset", "method"]):
+            assert curve["epoch"].tolist() == list(range(20, 501, 10))
+            assert curve["model_norm"].diff().min() > -0.5
+
+
 class TestBesideAuthors:
     def test_means_by_hand(self, rows):
         table = tables.beside_authors(rows)
