@@ -114,10 +114,10 @@ class Shown:
         self._html = text.where(~bold, "<b>" + text + "</b>")
 
     def __repr__(self) -> str:
-        return self._text.to_string()
+        return str(self._text.to_string())
 
     def _repr_html_(self) -> str:
-        return self._html.to_html(escape=False)
+        return str(self._html.to_html(escape=False))
 
 
 def shown(

@@ -233,6 +233,9 @@ def test_shown_has_fixed_decimals_and_the_best_in_bold():
         "3",
     ]
     marked = tables.shown(table[["ERM", "SoftAD"]], best="min")._repr_html_()
-    assert marked.count("<b>") == 2 and "<b>0.030</b>" in marked and "<b>0.500</b>" in marked
+    assert marked.count("<b>") == 2
+    assert "<b>0.030</b>" in marked
+    assert "<b>0.500</b>" in marked
     down = tables.shown(table[["ERM"]], digits={"ERM": 1}, best="max", along="rows")._repr_html_()
-    assert down.count("<b>") == 1 and "<b>0.5</b>" in down
+    assert down.count("<b>") == 1
+    assert "<b>0.5</b>" in down
