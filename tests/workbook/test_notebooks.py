@@ -1,6 +1,7 @@
 """The committed notebooks: executed, clean, parameterised; every number in prose has a source."""
 
 import ast
+import base64
 import re
 
 import nbformat
@@ -196,3 +197,18 @@ def test_every_profile_draws_pages_some_of_them_their_own():
     assert all(names.values())
     assert "figs04-10_trajectories" in names["images"] - names["quick"]
     assert len(names["smoke"]) == 1, "it is drawn in seconds"
+
+
+def test_pictures_of_the_readme_are_those_of_the_pages():
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"!\[[^\]]*\]\((outputs/[\w/.-]+\.png)\)", text)
+    drawn = {
+        base64.b64decode(output.data["image/png"])
+        for notebook in READ.values()
+        for cell in code(notebook)
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    }
+    assert named
+    for name in named:
+        assert (REPOSITORY / name).read_bytes() in drawn, f"{name}: take it from its page anew"
