@@ -24,9 +24,8 @@ def run_closure(closure: Callable[[], Tensor], params: Iterable[Tensor], caller:
         if watched is None:
             return closure()
         earlier = watched.grad
-        still_there: list[
-            bool
-        ] = []  # at each backward, before it adds its gradient, and at the end
+        # At each backward, before it adds its gradient, and at the end:
+        still_there: list[bool] = []
 
         def look(_: Tensor | None = None) -> None:
             is_there = watched.grad is earlier and bool(dense_gradient(watched).any())

@@ -131,9 +131,8 @@ class RuleOptimizer(OptimizerWrapper):
             with_gradient.update(name for name, p in params.items() if p.grad is not None)
             grads = unscaled(params, scaler)
             for name, p in params.items():
-                grads[name] = grads[
-                    name
-                ].clone()  # it may lie in a bucket of DDP, used by each pass
+                # It may lie in a bucket of DDP, which the next pass overwrites.
+                grads[name] = grads[name].clone()
                 p.grad = None
             if not with_gradient or (scaler is not None and not all_finite(grads)):
                 last.update(grads)
