@@ -10,13 +10,16 @@ import types
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers.protocols import train
 from helpers.workspace import REPOSITORY, TINY, make_home, tree
 
 from softadlib._validation import UserError
+from softadlib.models import MODELS
 from softadlib.workbook import cli
 from softadlib.workbook.studies import results, work
 from softadlib.workbook.studies.params import load, parse_yaml, read_yaml, write_profile
+from softadlib.workbook.studies.run_study import run_study
 
 
 def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
@@ -37,6 +40,21 @@ def test_all_studies_or_those_that_are_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"'sam' has no grid .* choose from erm, softad"):
         work.plan_work("tiny", None, ["sam"])  # of gaussian alone
     assert tree(tmp_path) == before
+
+
+def test_the_network_is_built_once_before_the_first_step(home, monkeypatch):
+    seeds = []
+
+    def own(shape, classes):
+        seeds.append(torch.initial_seed())
+        return torch.nn.Linear(*shape, classes)
+
+    monkeypatch.setitem(MODELS, "own", own)
+    changes = {"model": "own", "trials": 1, "grids.softad": [0.1, 0.2, 0.3]}
+    planned = work.check_work(work.plan_work("tiny", methods=["softad"], changes=changes))
+    (study,) = planned.studies
+    assert run_study(study, jobs=1)["knob"].nunique() == 3
+    assert seeds == list(study.protocol.seeds)
 
 
 def test_stored_results_are_noted(home):

@@ -1,5 +1,7 @@
 """Train runs of a study on one device and return their rows."""
 
+import copy
+import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 from softadlib.methods import get_method
-from softadlib.models import build
+from softadlib.models import MODELS, build
 from softadlib.trainer.checkpoint import Checkpoint, State
 from softadlib.trainer.device import device_name, memory_in_one_line, numerics, pick_device
 from softadlib.trainer.engines import (
@@ -85,17 +87,27 @@ def trained_at_once(protocol: Protocol, run: Run, device: str) -> int:
 
 
 def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
-    """Build a network with the initial weights of the run's trial."""
+    """Return a network with the initial weights of the run's trial."""
+    make = MODELS[protocol.model]
     seed = protocol.seeds[run.trial]
-    network = build(protocol.model, splits.shape, splits.classes, seed)
-    return network.to(getattr(torch, protocol.dtype))
+    network = _built(protocol.model, make, splits.shape, splits.classes, seed)
+    return copy.deepcopy(network).to(getattr(torch, protocol.dtype))
+
+
+@functools.lru_cache(maxsize=1)
+def _built(
+    model: str, make: object, shape: tuple[int, ...], classes: int, seed: int
+) -> nn.Module:
+    """Build it once for the check before a study and for its first run. `make`: names can be given anew."""
+    return build(model, shape, classes, seed)
 
 
 def group_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGroup:
     """Return what engines are given of `runs`, with their initial weights."""
     method = get_method(runs[0].method)
     # Runs of a trial have the same initial weights: building one network per run is slow.
-    networks = {run.trial: network_of(protocol, splits, run) for run in runs}
+    first = {run.trial: run for run in reversed(runs)}
+    networks = {trial: network_of(protocol, splits, run) for trial, run in first.items()}
     return RunGroup(
         method=method,
         networks=[networks[run.trial] for run in runs],

@@ -7,7 +7,6 @@ from typing import Any
 
 from softadlib import _files
 from softadlib._validation import MissingData, UserError, choose
-from softadlib.models import build
 from softadlib.trainer.device import check_precision, pick_device
 from softadlib.workbook.data.data_warnings import data_warnings
 from softadlib.workbook.studies.load_splits import load_splits
@@ -16,6 +15,7 @@ from softadlib.workbook.studies.parquet import outputs
 from softadlib.workbook.studies.protocol import Protocol
 from softadlib.workbook.studies.read import stored_studies
 from softadlib.workbook.studies.study import Study, other_protocol, refuse_other_protocol
+from softadlib.workbook.studies.train_runs import network_of
 
 OTHER_FOLDERS = ("bench", "book", "fig12", "figures", "test-images")
 """Folders of `outputs/` that hold something else than the results of a profile."""
@@ -144,7 +144,9 @@ def check_studies(studies: Sequence[Study]) -> None:
     check_precision(pick_device(protocol.device), protocol.precision)
     for noise in protocol.label_noise:
         splits = load_splits(protocol, noise, trials=1)
-    build(protocol.model, splits.shape, splits.classes, seed=0)
+    left = [run for study in studies for run in (*study.todo, *study.replays)]
+    if left:  # else chunks are to be put together
+        network_of(protocol, splits, left[0])
 
 
 def derived_files(
