@@ -23,7 +23,7 @@ def rows_by_side(profile: str) -> dict[str, pd.DataFrame]:
 
 
 def relative_losses(profile: str) -> pd.DataFrame:
-    """Return test losses of a profile with `linked`, and their ratio to those of ERM in the same trial.
+    """Return test losses of a profile with `closed_form`, and their ratio to those of ERM in the same trial.
 
     One row per run, side and form, with columns dataset, label_noise, method, trial, knob, side,
     form, loss and ratio. The side is "last epoch" or "stopped early". The form says which class

@@ -12,6 +12,7 @@ from softadlib._validation import UserError, choose
 from softadlib.methods import METHODS, PAPER
 from softadlib.workbook.studies.params import load, parse_yaml, write_profile
 from softadlib.workbook.studies.protocol import Protocol
+from softadlib.workbook.studies.sweep import check_name
 from softadlib.workbook.studies.work import derived_files
 
 NUMBERS = re.compile(r"[-+.\deE\s]+(?:,[-+.\deE\s]+)+")
@@ -58,7 +59,7 @@ def _refuse_unknown(name: str) -> None:
         )
     names = [field for field in Protocol.names() if field not in ("profile", "dataset")]
     try:
-        choose("parameter", name.partition(".")[0], names)
+        check_name(name.partition(".")[0], names)
     except UserError as error:
         words = re.sub(r"[_-]", " ", name).lower()
         for field, facts in Protocol.model_fields.items():

@@ -14,6 +14,7 @@ from softadlib._validation import UserError, choose
 from softadlib.workbook.data.datasets import dataset_names
 from softadlib.workbook.studies import own_methods
 from softadlib.workbook.studies.protocol import Protocol
+from softadlib.workbook.studies.sweep import check_name
 
 
 def parse_yaml(text: str) -> Any:
@@ -146,5 +147,5 @@ def load(profile: str, dataset: str, overrides: Mapping[str, Any] | None = None)
         raise type(error)(f"{path}: {error}") from None
     names = [n for n in Protocol.names() if n not in ("profile", "dataset")]
     for key in overrides or {}:
-        choose("parameter", key.partition(".")[0], names)
+        check_name(key.partition(".")[0], names)
     return Protocol(**merge(values, overrides)) if overrides else protocol

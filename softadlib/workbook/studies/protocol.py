@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -27,6 +27,17 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
+@dataclass(frozen=True)
+class HashedAs:
+    """The name under which a field enters the hash of a run.
+
+    It is empty for `settings`, of which a method has its own, and for places of data, whose content
+    counts: `Protocol.fingerprint` hashes both in another way.
+    """
+
+    name: str
+
+
 class Protocol(Sweep):
     """Every fact that decides the numbers of a run, and the sweep of these runs; frozen.
 
@@ -35,11 +46,11 @@ class Protocol(Sweep):
 
     dataset: str
     """Name of the data: a synthetic set, an image set, or one of your own."""
-    folder: str = ""
+    folder: Annotated[str, HashedAs("")] = ""
     """Images of your own, `train/<class>/*` and `test/<class>/*`, or `<class>/*`; empty for the known sets."""
-    table: str = ""
+    table: Annotated[str, HashedAs("")] = ""
     """A table of your own: a CSV or parquet file; empty for the known sets."""
-    target: str = ""
+    target: Annotated[str, HashedAs("")] = ""
     """Column of the table that holds the classes; empty for the last one."""
     model: str = "mlp4x500"
     """The network."""
@@ -67,11 +78,11 @@ class Protocol(Sweep):
     """Validation samples; 0 takes 20 % of an image set's training part, or of a table."""
     n_test: Size = 20000
     """Test samples; 0 takes all of an image set's test part, 20 % of a table."""
-    settings: Mapping[str, Mapping[str, Any]] = Field({}, validate_default=True)
+    settings: Annotated[Mapping[str, Mapping[str, Any]], HashedAs("")] = Field({}, validate_default=True)
     """What methods take beside the hyperparameter of their grid: `{softad: {sigma: 2}}`."""
     best_epoch: bool = False
     """Also measure every run as it was at the epoch of its lowest validation loss."""
-    linked: bool = False
+    closed_form: Annotated[bool, HashedAs("linked")] = False
     """With `best_epoch`: also measure class probabilities in closed form, of methods that have one."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of weights and inputs."""
@@ -108,8 +119,8 @@ class Protocol(Sweep):
     def _training_is_consistent(self) -> "Protocol":
         """Refuse momentum, precision and batches that do not fit the rest."""
         check_momentum(self.optimizer, self.momentum, self.grids)
-        if self.linked and not self.best_epoch:
-            raise UserError("linked is measured at the best epoch too; set best_epoch: true")
+        if self.closed_form and not self.best_epoch:
+            raise UserError("closed_form is measured at the best epoch too; set best_epoch: true")
         if self.precision != "fp32" and self.dtype != "float32":
             raise UserError(f"precision {self.precision} is for dtype float32, got {self.dtype}")
         check_batches(self.n_train, self.batch_size)
@@ -187,9 +198,9 @@ class Protocol(Sweep):
         own data are hashed by their content, not by their place.
         """
         facts: dict[str, Any] = {}
-        for name in OF_A_RUN:
+        for name, hashed_as in OF_A_RUN.items():
             if getattr(self, name) != type(self).model_fields[name].default:
-                facts[name] = getattr(self, name)
+                facts[hashed_as] = getattr(self, name)
         for name, value in self.settings_of(method).items():
             if value != get_method(method).defaults[name]:
                 facts[f"{method}.{name}"] = value
@@ -218,7 +229,15 @@ class Protocol(Sweep):
         ]
 
 
-NOT_OF_ONE = ("settings", "folder", "table", "target")
-"""Fields of which each method has its own, and places of data, whose content counts."""
-OF_A_RUN = [name for name in Protocol.names() if name not in (*Sweep.names(), *NOT_OF_ONE)]
-"""Fields that decide what a run does, whatever its method."""
+def _of_a_run() -> dict[str, str]:
+    names = {}
+    for name in Protocol.names():
+        marks = [m for m in Protocol.model_fields[name].metadata if isinstance(m, HashedAs)]
+        hashed_as = marks[0].name if marks else name
+        if hashed_as and name not in Sweep.names():
+            names[name] = hashed_as
+    return names
+
+
+OF_A_RUN = _of_a_run()
+"""Fields that decide what a run does, whatever its method, and the names under which they are hashed."""

@@ -5,10 +5,11 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from softadlib import __version__
 from softadlib.trainer.device import machine, pick_device
+from softadlib.workbook.studies.sweep import RENAMED
 
 
 class Session(BaseModel):
@@ -71,6 +72,11 @@ class Provenance(BaseModel):
     seeds: list[int]
     """One per trial."""
     sessions: list[Session]
+
+    @field_validator("protocol")
+    @classmethod
+    def _names_of_today(cls, protocol: dict[str, Any]) -> dict[str, Any]:
+        return {RENAMED.get(name, name): value for name, value in protocol.items()}
 
     @property
     def seconds(self) -> float:

@@ -22,7 +22,7 @@ ROW_ORDER = ["dataset", "method", *RUN_KEY, "epoch"]
 ALL_COLUMNS = ["dataset", "method", "trial", "label_noise", "knob", "epoch", *MEASURES]
 """Columns of every row."""
 CLOSED_FORM = ["linked_loss", "linked_ece"]
-"""Loss and calibration error of the class probabilities in closed form, of a profile with `linked`."""
+"""Loss and calibration error of the class probabilities in closed form, of a profile with `closed_form`."""
 CLOSED_FORM_BEST = ["linked_best_epoch", "linked_best_loss", "linked_best_ece"]
 """The same at the epoch of their own lowest validation loss, in the row of the last epoch.
 

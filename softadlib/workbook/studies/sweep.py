@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,8 @@ from softadlib.workbook.studies.schema import RunKey
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Size = Annotated[int, Field(ge=0, le=10_000_000)]
+RENAMED = {"linked": "closed_form"}
+"""Fields that older files call otherwise: old name → name."""
 
 
 @dataclass(frozen=True, order=True)
@@ -67,7 +69,7 @@ class Sweep(BaseModel):
 
     def __init__(self, /, **values: Any):
         for name in values:
-            choose("parameter", name, self.names())
+            check_name(name, self.names())
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -116,6 +118,13 @@ class Sweep(BaseModel):
         values = self.grids[method] if get_method(method).knob else (math.nan,)
         runs = itertools.product(self.label_noise, range(self.trials), values)
         return tuple(Run(method, noise, trial, value) for noise, trial, value in runs)
+
+
+def check_name(name: str, names: Sequence[str]) -> None:
+    """Raise UserError, in one line, for a name that no field has, or has no more."""
+    if name in RENAMED and name not in names:
+        raise UserError(f"parameter {name!r} is called {RENAMED[name]!r} now")
+    choose("parameter", name, names)
 
 
 def _user_error(error: ValidationError) -> UserError:

@@ -67,7 +67,7 @@ def train_runs(
                 eval_epochs,
                 loss_epochs=loss_epochs,
                 best_epoch=protocol.best_epoch,
-                closed_form=protocol.linked,
+                closed_form=protocol.closed_form,
                 checkpoint=checkpoint,
             )
             rows.append(table_of(together, measured, protocol))

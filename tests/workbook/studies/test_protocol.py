@@ -93,7 +93,7 @@ def test_a_fingerprint_changes_with_what_a_run_does_and_with_nothing_else():
     other = [{"lr": 0.2}, {"epochs": 5}, {"dtype": "float32"}, {"batch_size": 20},
              {"dataset": "spiral"}, {"n_test": 60}, {"weight_decay": 0.1}, {"momentum": 0.9},
              {"optimizer": "adam"}, {"optimizer": "adamw"}, {"lr_schedule": "cosine"},
-             {"best_epoch": True}, {"best_epoch": True, "linked": True}, {"model": "mlp4x500"},
+             {"best_epoch": True}, {"best_epoch": True, "closed_form": True}, {"model": "mlp4x500"},
              {"base_seed": 1}, {"batch_order": 1}, {"batch_order": "authors"}]  # fmt: skip
     plain = {method: protocol().fingerprint(method) for method in METHODS}
     assert len(set(plain.values())) == len(METHODS)
@@ -143,11 +143,20 @@ def test_stored_results_have_the_protocol_of_their_profile(profile, monkeypatch)
 
 def test_a_stored_protocol_without_a_field_was_trained_with_its_default():
     stored = load("smoke", "gaussian").to_dict()
-    del stored["linked"]
+    del stored["closed_form"]
     now = Protocol(**stored)
     assert now.differences(stored, "softad") == []
-    other = now.replace(best_epoch=True, linked=True)
-    assert "linked True, stored False" in other.differences(stored, "softad")
+    other = now.replace(best_epoch=True, closed_form=True)
+    assert "closed_form True, stored False" in other.differences(stored, "softad")
+
+
+def test_stored_results_are_found_by_a_field_of_an_older_name(monkeypatch):
+    monkeypatch.setenv("SOFTAD_HOME", str(REPOSITORY))
+    asked = load("link", "gaussian")
+    for study, provenance in finished("link", "gaussian").items():
+        assert provenance.protocol["closed_form"] is True, "stored as `linked`"
+        assert asked.fingerprint(study.method) == provenance.fingerprint
+        assert asked.differences(provenance.protocol, study.method) == []
 
 
 def test_the_committed_profiles_are_the_papers():
@@ -223,7 +232,8 @@ def test_bad_values_are_one_line_with_name_and_value(key, value):
         ({"dataset": "pets", "folder": "a", "table": "b"}, "folder and table are two sets of data"),
         ({"dataset": "digits", "label_noise": 0.1}, "label_noise is for synthetic sets and tables"),
         ({"grids": {"softad-width": [0, 1]}}, "sigma in grids.softad-width .* least 1e-12, got 0"),
-        ({"linked": True}, "linked .* set best_epoch: true"),
+        ({"linked": True}, "parameter 'linked' is called 'closed_form' now"),
+        ({"closed_form": True}, "closed_form .* set best_epoch: true"),
         ({"grids": {"softad": {"linspace": [-1, 1, 3]}}}, "theta in grids.softad must be .* least 0"),
     ],
 )  # fmt: skip

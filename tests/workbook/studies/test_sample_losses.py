@@ -101,7 +101,7 @@ def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
     """At the last epoch and at the best one."""
     made = protocol(
         best_epoch=True,
-        linked=True,
+        closed_form=True,
         lr=2.0,
         epochs=20,
         curves="none",
