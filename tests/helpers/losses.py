@@ -17,7 +17,7 @@ def run(method, trial, knob, losses, dataset="gaussian", epochs=(0, 10), **scale
         values = np.asarray(losses[part], dtype=float)
         for epoch in epochs:
             line = {"dataset": dataset, "method": method, "label_noise": 0.0, "trial": trial}
-            line |= {"knob": math.nan if knob is None else knob, "epoch": epoch, "part": part}
+            line |= {"knob": math.nan if knob is None else knob, "epoch": epoch, "split": part}
             line |= {"samples": len(values), "loss": values.mean()}
             line["quantiles"] = np.quantile(values, LEVELS).astype(np.float32)
             last = epoch == epochs[-1]

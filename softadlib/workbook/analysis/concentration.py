@@ -60,9 +60,9 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(near=near, spread=spread)
 
 
-def concentration(rows: pd.DataFrame, part: str = "train") -> pd.DataFrame:
+def concentration(rows: pd.DataFrame, split: str = "train") -> pd.DataFrame:
     """Return the means of θ and MEASURES at the last epoch, and n, per dataset and method."""
-    ends = results.final(shares(rows[rows["part"] == part]))
+    ends = results.final(shares(rows[rows["split"] == split]))
     groups = ends.groupby(["dataset", "method"])
     table = groups[["theta", *MEASURES]].mean().assign(n=groups.size())
     return tables.ordered(table.reset_index())

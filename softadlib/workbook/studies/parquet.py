@@ -99,13 +99,13 @@ def with_types(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_split(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return losses of single samples with a row for each split: the column `part`, and `loss` for its mean.
+    """Return losses of single samples with a row for each split: the column `split`, and `loss` for its mean.
 
     Rows without them are left out.
     """
     rows = rows[rows[HAS_LOSSES].notna()] if HAS_LOSSES in rows else rows[:0]
     columns = {name: np.repeat(rows[name].array, len(PARTS)) for name in ROW_ORDER}
-    columns["part"] = pd.array(np.tile(np.array(PARTS, dtype=object), len(rows)), dtype="str")
+    columns["split"] = pd.array(np.tile(np.array(PARTS, dtype=object), len(rows)), dtype="str")
     for measure in SINGLE_LOSSES:
         missing = None if measure == "quantiles" else np.nan
         names = columns_of(measure)

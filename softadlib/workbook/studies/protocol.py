@@ -78,7 +78,9 @@ class Protocol(Sweep):
     """Validation samples; 0 takes 20 % of an image set's training part, or of a table."""
     n_test: Size = 20000
     """Test samples; 0 takes all of an image set's test part, 20 % of a table."""
-    settings: Annotated[Mapping[str, Mapping[str, Any]], HashedAs("")] = Field({}, validate_default=True)
+    settings: Annotated[Mapping[str, Mapping[str, Any]], HashedAs("")] = Field(
+        {}, validate_default=True
+    )
     """What methods take beside the hyperparameter of their grid: `{softad: {sigma: 2}}`."""
     best_epoch: bool = False
     """Also measure every run as it was at the epoch of its lowest validation loss."""

@@ -132,7 +132,7 @@ def read(
 def read_losses(
     profile: str, dataset: str | None = None, label_noise: float | None = None
 ) -> pd.DataFrame:
-    """Return losses of single samples and calibration: a row for each run, epoch and part of the data.
+    """Return losses of single samples and calibration: a row for each run, epoch and split of the data.
 
     Of the selected runs, or of all runs where the protocol has `best_epoch`. Arguments and errors are
     those of `read`. `quantiles` are at the levels `schema.LEVELS`; columns of calibration hold numbers

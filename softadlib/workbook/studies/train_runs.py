@@ -95,9 +95,7 @@ def network_of(protocol: Protocol, splits: Splits, run: Run) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=1)
-def _built(
-    model: str, make: object, shape: tuple[int, ...], classes: int, seed: int
-) -> nn.Module:
+def _built(model: str, make: object, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Build it once for the check before a study and for its first run. `make`: names can be given anew."""
     return build(model, shape, classes, seed)
 

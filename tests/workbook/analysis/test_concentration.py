@@ -28,7 +28,7 @@ def test_shares_are_those_of_counting_to_one_in_a_hundred():
     losses = np.random.default_rng(3).exponential(0.4, 5000)
     (line,) = (
         concentration.shares(run("softad", 0, 0.3, parts(losses), epochs=(10,)))
-        .query("part == 'train'")
+        .query("split == 'train'")
         .itertuples()
     )
     assert line.near == pytest.approx(((losses > 0.2) & (losses < 0.4)).mean(), abs=0.01)
@@ -39,7 +39,7 @@ def test_shares_are_those_of_counting_to_one_in_a_hundred():
 def test_near_is_within_a_tenth_of_a_nat_at_every_theta():
     losses = np.array([0.0] * 250 + [0.09] * 250 + [0.11] * 500)
     line = concentration.shares(run("softad", 0, 0.005, parts(losses), epochs=(10,)))
-    assert line.query("part == 'train'")["near"].item() == pytest.approx(0.5, abs=0.01)
+    assert line.query("split == 'train'")["near"].item() == pytest.approx(0.5, abs=0.01)
 
 
 def test_losses_that_are_all_equal_are_all_near_or_none():

@@ -87,12 +87,12 @@ def test_the_overview_by_independent_sums():
     assert smallest["gap"] == f"{(soft['loss_test'] - soft['loss_train']).mean():.3f}"
     assert smallest["accuracy, %"] == f"{100 * soft['acc_test'].mean():.1f}"
     losses = results.read_losses("paper", "spiral")
-    ece = losses[(losses["method"] == "erm") & (losses["part"] == "test")]["ece"].mean()
+    ece = losses[(losses["method"] == "erm") & (losses["split"] == "test")]["ece"].mean()
     assert erm["ECE, %"] == f"{100 * ece:.1f}"
     assert smallest["ECE, %"] == "–", "losses of few of these runs are stored"
     selected = dict(zip(head, lines[spiral + 2]))
     chosen = results.select(rows[rows["method"] == "softad"], "largest")[["trial", "knob"]]
-    ends = losses[(losses["method"] == "softad") & (losses["part"] == "test")]
+    ends = losses[(losses["method"] == "softad") & (losses["split"] == "test")]
     ends = ends[ends["epoch"] == 500].merge(chosen, on=["trial", "knob"])
     assert len(ends) == 15
     assert selected["ECE, %"] == f"{100 * ends['ece'].mean():.1f}", "of the selected runs alone"

@@ -61,7 +61,7 @@ def test_stored_losses_are_those_of_a_plain_loop():
     for key in run_keys(chosen):
         run = Run("softad", *key)
         expected = {epoch: logits_and_labels(made, run, epoch) for epoch in (0, 2, 4)}
-        of_run = stored[[k == key for k in run_keys(stored)]].set_index(["epoch", "part"])
+        of_run = stored[[k == key for k in run_keys(stored)]].set_index(["epoch", "split"])
         assert sorted(of_run.index) == sorted((e, p) for e in (0, 2, 4) for p in PARTS)
         for (epoch, part), row in of_run.iterrows():
             losses = cross_entropies(*expected[epoch][part])
@@ -86,7 +86,7 @@ def test_calibration_at_the_best_epoch_is_that_of_a_plain_loop():
         expected = logits_and_labels(made, Run("softad", *key), epoch)
         here = [k == key and e == epoch for k, e in zip(run_keys(stored), stored["epoch"])]
         for _, row in stored[here].iterrows():
-            assert_calibrated(row, expected[row["part"]], expected["val"])
+            assert_calibrated(row, expected[row["split"]], expected["val"])
 
 
 def closed_form(logits, theta):
@@ -122,7 +122,7 @@ def test_the_loss_of_class_probabilities_is_that_of_a_plain_loop():
         of_run = stored[[key == run.key for key in run_keys(stored)]]
         assert set(of_run["epoch"]) == {best[run.key], 20}
         for row in of_run.to_dict("records"):
-            epoch, part = row["epoch"], row["part"]
+            epoch, part = row["epoch"], row["split"]
             labels = pairs[epoch][part][1]
             assert row["linked_loss"] == pytest.approx(loss(epoch, part), rel=1e-9)
             ece = expected_calibration_error(log_p[epoch][part], labels)

@@ -114,7 +114,7 @@ def test_pandas_reads_a_file_with_all_that_was_measured():
 def test_losses_by_split_are_a_line_for_each():
     stored = with_losses(rows((0,))).assign(plain_temperature=2.0, ece_train=0.1, ece_test=0.3)
     table = by_split(merge([rows((0,), epochs=(0,)), stored]))
-    assert table["part"].tolist() == ["train", "val", "test"]
+    assert table["split"].tolist() == ["train", "val", "test"]
     assert table["epoch"].tolist() == [4, 4, 4]
     assert table["samples"].tolist() == [20, 20, 20]
     assert table["ece"].fillna(-1).tolist() == [0.1, -1, 0.3]
