@@ -19,7 +19,7 @@ from softadlib.functional.objectives import MIN_SIGMA
 
 @dataclass(frozen=True)
 class Setting:
-    """A value that a method takes beside its knob: a word, a whole number or a number.
+    """A value that a method takes beside its hyperparameter: a word, a whole number or a number.
 
     The type of `default` says which of the three. `choices` bound a word, `low` and `above` a
     number.
@@ -45,16 +45,17 @@ class Setting:
         return real(name, value, low=self.low, above=self.above)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Tensor:
-    """Return the cross-entropy of every sample in nats, (n, C), (n,) → (n,); `knob` is not used."""
+def cross_entropy(logits: Tensor, targets: Tensor, hyperparameter: Tensor) -> Tensor:
+    """Return the cross-entropy of every sample in nats, (n, C), (n,) → (n,); `hyperparameter` is not used."""
     losses: Tensor = nnF.cross_entropy(logits, targets, reduction="none")
     return losses
 
 
-def smoothed_cross_entropy(logits: Tensor, targets: Tensor, knob: Tensor) -> Tensor:
-    """Return (1 − α) × cross-entropy + α × its mean over all classes as targets; α is the knob."""
+def smoothed_cross_entropy(logits: Tensor, targets: Tensor, hyperparameter: Tensor) -> Tensor:
+    """Return (1 − α) × cross-entropy + α × its mean over all classes as targets; α is the hyperparameter."""
     uniform = -logits.log_softmax(-1).mean(-1)
-    return (1 - knob) * cross_entropy(logits, targets, knob) + knob * uniform
+    alpha = hyperparameter
+    return (1 - alpha) * cross_entropy(logits, targets, alpha) + alpha * uniform
 
 
 THETA = "θ (nats)"
@@ -76,38 +77,38 @@ class Method:
     name: str
     label: str
     colour: str = GREY
-    knob: str | None = None
+    hyperparameter: str | None = None
     """Symbol of the swept value, None for a method without one."""
     axis: str = ""
-    """Label of the knob's axis, with its unit."""
+    """Label of the hyperparameter's axis, with its unit."""
     objective: Callable[..., Tensor] = F.erm
-    """(losses (n,), knob, **settings) → (); what is differentiated."""
+    """(losses (n,), hyperparameter, **settings) → (); what is differentiated."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """What the method takes beside its knob, by name."""
+    """What the method takes beside its hyperparameter, by name."""
     derivative: Callable[..., Tensor] | None = None
-    """(losses (n,), knob, **settings) → n·∂objective/∂ℓᵢ (n,), f′ of a mean of f(ℓ). Without it autograd is
+    """(losses (n,), hyperparameter, **settings) → n·∂objective/∂ℓᵢ (n,), f′ of a mean of f(ℓ). Without it autograd is
     used; the mean loss needs none."""
     closed_form: bool = True
     """Whether class probabilities follow from the derivative, where it is given: not of a function of the
     whole batch, nor where f is flat and many networks are at the minimum."""
     losses: Callable[[Tensor, Tensor, Tensor], Tensor] = cross_entropy
-    """(logits (n, C), targets (n,), knob) → per-sample losses (n,)."""
+    """(logits (n, C), targets (n,), hyperparameter) → per-sample losses (n,)."""
     rule: Callable[..., F.Grads] = F.plain_gradient
-    """(gradient, params, knob, **settings) → gradients; what the optimizer sees."""
+    """(gradient, params, hyperparameter, **settings) → gradients; what the optimizer sees."""
     uses_momentum: bool = False
     """Whether the rule is given the optimizer's moving average of gradients, `momentum`."""
     decays_weights: bool = False
-    """Whether the knob is a decoupled weight decay: weights × (1 − learning rate × knob) every step."""
+    """Whether the hyperparameter is a decoupled weight decay λ: weights × (1 − learning rate × λ) every step."""
     low: float = 0.0
-    """The knob is at least this."""
+    """The hyperparameter is at least this."""
     high: float = math.inf
-    """The knob is at most this."""
+    """The hyperparameter is at most this."""
     below: float = math.inf
-    """The knob is below this."""
+    """The hyperparameter is below this."""
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Bounds of the knob, as `_validation.real` takes them."""
+        """Bounds of the hyperparameter, as `_validation.real` takes them."""
         return {"low": self.low, "high": self.high, "below": self.below}
 
     @property
@@ -117,21 +118,21 @@ class Method:
 
     @property
     def gradient_weights(self) -> Callable[..., Tensor] | None:
-        """(losses (n,), knob, **settings) → what multiplies the gradient of each sample; None if not known."""
+        """(losses (n,), hyperparameter, **settings) → factor of each sample's gradient; None if not known."""
         return F.erm_derivative if self.objective is F.erm else self.derivative
 
     @property
     def log_probabilities(self) -> Callable[..., Tensor] | None:
-        """(logits (n, C), knob, **settings of the objective) → ln p (n, C); None without a closed form."""
+        """(logits (n, C), hyperparameter, **settings of the objective) → ln p (n, C); None without a closed form."""
         derivative = self.gradient_weights
         is_known = self.losses in (cross_entropy, smoothed_cross_entropy)
         if derivative is None or not self.closed_form or not is_known:
             return None
 
-        def log_probabilities(logits: Tensor, knob: Tensor, **settings: Any) -> Tensor:
-            smoothing = knob if self.losses is smoothed_cross_entropy else 0.0
+        def log_probabilities(logits: Tensor, hyperparameter: Tensor, **settings: Any) -> Tensor:
+            smoothing = hyperparameter if self.losses is smoothed_cross_entropy else 0.0
             return F.class_log_probabilities(
-                logits, lambda losses: derivative(losses, knob, **settings), smoothing
+                logits, lambda losses: derivative(losses, hyperparameter, **settings), smoothing
             )
 
         return log_probabilities
@@ -140,7 +141,7 @@ class Method:
         """Return names of the settings that any of `users` is given: "objective", "rule"."""
         return tuple(name for name, setting in self.settings.items() if setting.used_by in users)
 
-    def value(self, losses: Tensor, knob: Tensor, **settings: Any) -> Tensor:
+    def value(self, losses: Tensor, hyperparameter: Tensor, **settings: Any) -> Tensor:
         """Return the objective of per-sample losses (n,), a single value to differentiate.
 
         Raises:
@@ -151,11 +152,11 @@ class Method:
             raise UserError(
                 f"losses of {self.name!r} must have shape (n,), one per sample, got {tuple(losses.shape)}"
             )
-        names = ", ".join(["losses", self.knob or "knob", *settings])
+        names = ", ".join(["losses", self.hyperparameter or "hyperparameter", *settings])
         wanted = f"the objective of {self.name!r} is called as objective({names}) and returns"
         wanted += " a single value, such as losses.mean()"
         try:
-            value = self.objective(losses, knob, **settings)
+            value = self.objective(losses, hyperparameter, **settings)
         except TypeError as error:
             raise UserError(f"{wanted}: {error}") from error
         if not isinstance(value, Tensor):
@@ -174,7 +175,7 @@ METHODS: dict[str, Method] = {
             name="flooding",
             label="Flooding",
             colour="#2CB5A0",
-            knob="theta",
+            hyperparameter="theta",
             axis=THETA,
             objective=F.flooding,
             derivative=F.flooding_derivative,
@@ -184,7 +185,7 @@ METHODS: dict[str, Method] = {
             name="iflood",
             label="iFlood",
             colour="#1565C0",
-            knob="theta",
+            hyperparameter="theta",
             axis=THETA,
             objective=F.iflood,
             derivative=F.iflood_derivative,
@@ -193,7 +194,7 @@ METHODS: dict[str, Method] = {
             name="sam",
             label="SAM",
             colour="#F0A202",
-            knob="radius",
+            hyperparameter="radius",
             axis="radius",
             settings={"bn_update": BN_UPDATE},
             rule=F.sam_gradient,
@@ -202,7 +203,7 @@ METHODS: dict[str, Method] = {
             name="softad",
             label="SoftAD",
             colour="#D81B60",
-            knob="theta",
+            hyperparameter="theta",
             axis=THETA,
             objective=F.softad,
             settings={
@@ -217,7 +218,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="asam",
             label="ASAM",
-            knob="radius",
+            hyperparameter="radius",
             axis="radius",
             settings={
                 "bn_update": BN_UPDATE,
@@ -234,7 +235,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="gnp",
             label="GNP",
-            knob="alpha",
+            hyperparameter="alpha",
             axis="α",
             settings={
                 "bn_update": BN_UPDATE,
@@ -248,7 +249,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="fdgr",
             label="FD-GR",
-            knob="strength",
+            hyperparameter="strength",
             axis="λ",
             settings={
                 "bn_update": BN_UPDATE,
@@ -259,12 +260,20 @@ METHODS: dict[str, Method] = {
             },
             rule=F.fdgr_gradient,
         ),
-        Method(name="cvar", label="CVaR", knob="beta", axis="β", objective=F.cvar, below=1.0),
-        Method(name="chi2", label="χ²-DRO", knob="radius", axis="χ² radius", objective=F.chi2_dro),
+        Method(
+            name="cvar", label="CVaR", hyperparameter="beta", axis="β", objective=F.cvar, below=1.0
+        ),
+        Method(
+            name="chi2",
+            label="χ²-DRO",
+            hyperparameter="radius",
+            axis="χ² radius",
+            objective=F.chi2_dro,
+        ),
         Method(
             name="tilted",
             label="Tilted",
-            knob="t",
+            hyperparameter="t",
             axis="t per nat",
             objective=F.tilted,
             low=-math.inf,
@@ -272,7 +281,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="smoothing",
             label="Label smoothing",
-            knob="alpha",
+            hyperparameter="alpha",
             axis="α",
             losses=smoothed_cross_entropy,
             below=1.0,
@@ -280,7 +289,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="focal",
             label="Focal",
-            knob="gamma",
+            hyperparameter="gamma",
             axis="γ",
             objective=F.focal,
             derivative=F.focal_derivative,
@@ -288,7 +297,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="msam",
             label="MSAM",
-            knob="radius",
+            hyperparameter="radius",
             axis="radius",
             rule=F.msam_gradient,
             uses_momentum=True,
@@ -296,14 +305,14 @@ METHODS: dict[str, Method] = {
         Method(
             name="decay",
             label="Weight decay",
-            knob="decay",
+            hyperparameter="decay",
             axis="decay",
             decays_weights=True,
         ),
         Method(
             name="softad-width",
             label="SoftAD, width σ",
-            knob="sigma",
+            hyperparameter="sigma",
             axis="σ (nats)",
             objective=F.softad_width,
             settings={"theta": Setting(0.01, "threshold θ, in nats")},
@@ -313,7 +322,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="softad-logcosh",
             label="SoftAD, log cosh",
-            knob="theta",
+            hyperparameter="theta",
             axis=THETA,
             objective=F.softad_logcosh,
             derivative=F.softad_logcosh_derivative,
@@ -322,7 +331,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="softad-no-ascent",
             label="SoftAD, no ascent",
-            knob="theta",
+            hyperparameter="theta",
             axis=THETA,
             objective=F.softad_no_ascent,
             derivative=F.softad_no_ascent_derivative,
@@ -331,7 +340,7 @@ METHODS: dict[str, Method] = {
         Method(
             name="iflood-no-ascent",
             label="iFlood, no ascent",
-            knob="theta",
+            hyperparameter="theta",
             axis=THETA,
             objective=F.iflood_no_ascent,
             derivative=F.iflood_no_ascent_derivative,

@@ -80,8 +80,8 @@ def test_a_registered_derivative_trains_the_same_and_gives_class_probabilities(m
     def derivative(losses, power):
         return power * losses ** (power - 1)
 
-    plain = Method("power", "Power", knob="power", objective=value)
-    known = Method("known", "Known", knob="power", objective=value, derivative=derivative)
+    plain = Method("power", "Power", hyperparameter="power", objective=value)
+    known = Method("known", "Known", hyperparameter="power", objective=value, derivative=derivative)
     for method in (plain, known):
         monkeypatch.setitem(METHODS, method.name, method)
     ends = [train(name, grids={name: [1.0, 1.5]}) for name in ("power", "known")]

@@ -60,8 +60,8 @@ def softad_no_ascent_derivative(losses: Tensor, theta: Number) -> Tensor:
     return softad_derivative(losses, theta).relu()
 
 
-def erm_derivative(losses: Tensor, knob: object = None) -> Tensor:
-    """∂erm/∂ℓ_i · n = 1, same shape as `losses`. `knob` is ignored.
+def erm_derivative(losses: Tensor, hyperparameter: object = None) -> Tensor:
+    """∂erm/∂ℓ_i · n = 1, same shape as `losses`. `hyperparameter` is ignored.
 
     >>> erm_derivative(torch.tensor([0.25, 1.75]))
     tensor([1., 1.])

@@ -1,7 +1,7 @@
 """Gradient rules: what the optimizer sees, made of one to three gradients. Pure functions, no state.
 
 A rule takes `gradient(params, track=…)`, which gives the gradients at `params` (one run's, by name),
-and the method's knob; the knob and every number may be a 0-d tensor, one per run under `vmap`.
+and the method's hyperparameter; the hyperparameter and every number may be a 0-d tensor, one per run under `vmap`.
 `bn_update="both"` lets every pass move batch norm's running statistics, as the paper's code does;
 "first" keeps those of the first pass, as most public implementations do.
 """
@@ -66,8 +66,8 @@ def _moves_statistics(bn_update: str) -> bool:
     return bn_update == "both"
 
 
-def plain_gradient(gradient: Gradient, params: Grads, knob: object = None) -> Grads:
-    """g(w): the gradient rule of every method that changes the objective only. `knob` is ignored.
+def plain_gradient(gradient: Gradient, params: Grads, hyperparameter: object = None) -> Grads:
+    """g(w): the gradient rule of every method that changes the objective only. `hyperparameter` is ignored.
 
     >>> w = {"weight": torch.tensor([3.0, 4.0])}
     >>> plain_gradient(lambda params, track=True: params, w)["weight"]  # of ‖w‖²/2

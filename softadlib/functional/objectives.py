@@ -63,9 +63,13 @@ def phi(x: Tensor) -> Tensor:
 
 
 def erm(
-    losses: Tensor, knob: object = None, *, sample_weight: Weights = None, reduction: str = "mean"
+    losses: Tensor,
+    hyperparameter: object = None,
+    *,
+    sample_weight: Weights = None,
+    reduction: str = "mean",
 ) -> Tensor:
-    """mean ℓ, (n,) → (). `knob` is ignored; every method is called the same way. Vapnik (1992).
+    """mean ℓ, (n,) → (). `hyperparameter` is ignored; every method is called the same way. Vapnik (1992).
 
     Raises ValueError for losses that are no float tensor, or a single value, as all functions here do.
 

@@ -17,7 +17,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def check_losses(
-    losses: Tensor, knob: Number = 0.0, per_sample: bool = True, name: str = "theta"
+    losses: Tensor, hyperparameter: Number = 0.0, per_sample: bool = True, name: str = "theta"
 ) -> Tensor:
     """Return the losses in float32 at least; raise `UserError` for wrong shapes and types."""
     if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim == 0:
@@ -25,11 +25,15 @@ def check_losses(
             "losses must be a float tensor of per-sample values, shape (n,), as reduction='none' gives, "
             f"got {kind_of(losses)}"
         )
-    if isinstance(knob, Tensor) and knob.ndim and not (per_sample and knob.shape == losses.shape):
+    if (
+        isinstance(hyperparameter, Tensor)
+        and hyperparameter.ndim
+        and not (per_sample and hyperparameter.shape == losses.shape)
+    ):
         wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
-        raise UserError(f"{name} must have shape {wanted}, got {tuple(knob.shape)}")
-    if not isinstance(knob, Tensor):
-        check_number(name, knob)
+        raise UserError(f"{name} must have shape {wanted}, got {tuple(hyperparameter.shape)}")
+    if not isinstance(hyperparameter, Tensor):
+        check_number(name, hyperparameter)
     return in_float32(losses)
 
 

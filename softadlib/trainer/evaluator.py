@@ -71,8 +71,8 @@ class Evaluator:
         assert closed_form is not None
         own = {name: value[run].cpu() for name, value in self.engine.per_run.items()}
         of_objective, _ = self.engine.arguments(own)
-        knob = self.engine.knob[run].cpu()
-        return lambda logits: closed_form(logits, knob, **of_objective)
+        hyperparameter = self.engine.hyperparameter[run].cpu()
+        return lambda logits: closed_form(logits, hyperparameter, **of_objective)
 
     def _measures_of(self, parts: Sequence[str]) -> dict[str, Tensor]:
         """Return loss and accuracy on `parts`, (R,) each."""
@@ -115,7 +115,7 @@ class Evaluator:
         """Return how many samples of `runs` runs a forward pass takes."""
         if self.engine.device.type == "cpu":
             return SAMPLES_AT_ONCE
-        bytes_per_sample = self._activations * self.engine.knob.element_size()
+        bytes_per_sample = self._activations * self.engine.hyperparameter.element_size()
         return max(1, GPU_BYTES // (runs * bytes_per_sample))
 
     @functools.cached_property

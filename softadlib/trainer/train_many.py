@@ -119,7 +119,9 @@ def train_many(
                 networks=[initial[seed] for seed in alike["seed"]],
                 splits=splits,
                 trial=[seeds.index(seed) for seed in alike["seed"]],
-                knob=list(alike[method.knob]) if method.knob else [math.nan] * len(alike),
+                hyperparameter=list(alike[method.hyperparameter])
+                if method.hyperparameter
+                else [math.nan] * len(alike),
                 settings=method.defaults,
             )
             for group in split_into_groups(together):
@@ -139,12 +141,12 @@ def _checked(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
     """Return the i-th run with its defaults; raise UserError for a key that would have no effect."""
     run = {name: value for name, value in run.items() if not _is_nan(value)}
     method = get_method(run.get("method", "erm"))
-    taken = {"method", "seed", "lr", method.knob}
+    taken = {"method", "seed", "lr", method.hyperparameter}
     for name in run.keys() - taken:
         if name in _not_for_columns():
             raise UserError(
                 f"run {i}: {name!r} cannot be a column of your own, and {method.name} takes only "
-                f"{method.knob or 'no hyperparameter'}, seed and lr"
+                f"{method.hyperparameter or 'no hyperparameter'}, seed and lr"
             )
     run |= {
         "run": i,
@@ -152,8 +154,10 @@ def _checked(i: int, run: Mapping[str, Any], lr: float) -> dict[str, Any]:
         "seed": int(run.get("seed", 0)),
         "lr": run.get("lr", lr),
     }
-    if method.knob:
-        run[method.knob] = real(f"run {i}: {method.knob}", run.get(method.knob), **method.bounds)
+    if method.hyperparameter:
+        run[method.hyperparameter] = real(
+            f"run {i}: {method.hyperparameter}", run.get(method.hyperparameter), **method.bounds
+        )
     return run
 
 
@@ -167,7 +171,7 @@ def _not_for_columns() -> set[str | None]:
     names |= {*inspect.signature(train_many).parameters}
     names |= {*inspect.signature(nn.CrossEntropyLoss).parameters}
     for method in METHODS.values():
-        names |= {method.knob, *method.settings}
+        names |= {method.hyperparameter, *method.settings}
     return names
 
 

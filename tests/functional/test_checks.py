@@ -230,5 +230,5 @@ CLASSES = {
 def test_a_knob_has_one_name_in_sweeps_functions_and_classes(name):
     method = METHODS[name]
     function = method.objective if method.rule is F.plain_gradient else method.rule
-    assert method.knob in inspect.signature(function).parameters
-    assert method.knob in inspect.signature(CLASSES[name]).parameters
+    assert method.hyperparameter in inspect.signature(function).parameters
+    assert method.hyperparameter in inspect.signature(CLASSES[name]).parameters

@@ -27,7 +27,7 @@ SGD = Recipe("sgd", 0.05, 10, 4, momentum=0.9)
 def knobs_of(method):
     """Three values of the hyperparameter."""
     values = {"theta": (0.1, 0.4, 0.8), "radius": (0.05, 0.5, 0.1), None: (math.nan,) * 3}
-    return values.get(METHODS[method].knob, (0.05, 0.6, 0.3))
+    return values.get(METHODS[method].hyperparameter, (0.05, 0.6, 0.3))
 
 
 def splits(dtype=torch.float64, n=44, name="gaussian"):

@@ -289,4 +289,4 @@ def test_an_objective_that_returns_no_single_value_is_named(monkeypatch, make_mo
     monkeypatch.setitem(METHODS, "mine", mine)
     with pytest.raises(UserError) as raised:
         train_many(make_model, data(), [{"method": "mine"}], epochs=1, batch_size=20, device="cpu")
-    assert "'mine' is called as objective(losses, knob)" in str(raised.value)
+    assert "'mine' is called as objective(losses, hyperparameter)" in str(raised.value)

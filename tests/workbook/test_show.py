@@ -115,7 +115,7 @@ def test_the_reference_and_the_schema_are_current():
     for name in Protocol.names():
         assert f"| `{name}` |" in between
     for method in METHODS.values():
-        assert not method.knob or f"| `{method.name}` ({method.label}) |" in between
+        assert not method.hyperparameter or f"| `{method.name}` ({method.label}) |" in between
 
 
 SCHEMA = json.loads(reference.schema())

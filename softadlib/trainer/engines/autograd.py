@@ -62,7 +62,7 @@ class AutogradEngine(Engine):
     def _step(self, positions: Tensor) -> None:
         x, y = self.batch_at(positions)
         momentum = self.momentum() if self.method.uses_momentum else {}
-        stacked = (self.params, self.buffers, x, y, self.knob, self.per_run, momentum)
+        stacked = (self.params, self.buffers, x, y, self.hyperparameter, self.per_run, momentum)
         self.apply_gradients(self._directions(*stacked))
 
     def _directions(self, *stacked: Any) -> Grads:
@@ -102,7 +102,7 @@ class AutogradEngine(Engine):
         buffers: Grads,
         x: Tensor,
         y: Tensor,
-        knob: Tensor,
+        hyperparameter: Tensor,
         own: dict[str, Tensor],
         momentum: Grads,
     ) -> Grads:
@@ -112,16 +112,16 @@ class AutogradEngine(Engine):
             of_rule["momentum"] = momentum or None
 
         def loss(params: Grads, buffers: Grads) -> Tensor:
-            logits = self._logits((params, buffers), x).to(knob.dtype)
-            losses = self.method.losses(logits, y, knob)
-            return self.method.value(losses, knob, **of_objective)
+            logits = self._logits((params, buffers), x).to(hyperparameter.dtype)
+            losses = self.method.losses(logits, y, hyperparameter)
+            return self.method.value(losses, hyperparameter, **of_objective)
 
         def gradient(params: Grads, track: bool = True) -> Grads:
             statistics = buffers if track else {name: b.clone() for name, b in buffers.items()}
             gradients: Grads = grad(loss)(params, statistics)
             return gradients
 
-        return self.method.rule(gradient, params, knob, **of_rule)
+        return self.method.rule(gradient, params, hyperparameter, **of_rule)
 
     def _logits(self, state: tuple[Grads, Grads], x: Tensor) -> Tensor:
         """Return the logits of one run in the precision of the forward pass."""
@@ -136,7 +136,7 @@ class AutogradEngine(Engine):
 
     def network(self, run: int) -> Callable[[Tensor], Tensor]:
         state = self.tensors_of(run)
-        return lambda x: self._logits(state, x).to(self.knob.dtype)
+        return lambda x: self._logits(state, x).to(self.hyperparameter.dtype)
 
     def stacked_network(self) -> Callable[[Tensor], Tensor] | None:
         """Return the network of all runs on a GPU, batch norm folded in perceptrons.
@@ -149,7 +149,7 @@ class AutogradEngine(Engine):
         if layers is not None:
             return fuse_batchnorm(layers, self.params, self.buffers)
         call = vmap(lambda params, buffers, x: self._logits((params, buffers), x))
-        return lambda x: call(self.params, self.buffers, x).to(self.knob.dtype)
+        return lambda x: call(self.params, self.buffers, x).to(self.hyperparameter.dtype)
 
 
 def _channels_last(stacked: Grads) -> Grads:

@@ -28,7 +28,7 @@ class RunGroup:
     """Data of all trials, on the device that trains."""
     trial: Sequence[int]
     """(R,): whose data each run sees."""
-    knob: Sequence[float]
+    hyperparameter: Sequence[float]
     """(R,): the method's swept value, NaN for a method without one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the objective or the gradient rule. A tensor (R,) holds one value per run."""
@@ -53,7 +53,7 @@ class RunGroup:
             self,
             networks=[self.networks[i] for i in positions],
             trial=[self.trial[i] for i in positions],
-            knob=[self.knob[i] for i in positions],
+            hyperparameter=[self.hyperparameter[i] for i in positions],
             settings=settings,
         )
 
@@ -80,7 +80,7 @@ class Engine:
         self.params: Grads = self._stack([dict(n.named_parameters()) for n in group.networks])
         self.buffers: Grads = self._stack([dict(n.named_buffers()) for n in group.networks])
         dtype = next(iter(self.params.values())).dtype
-        self.knob = torch.as_tensor(group.knob, dtype=dtype, device=self.device)
+        self.hyperparameter = torch.as_tensor(group.hyperparameter, dtype=dtype, device=self.device)
         self.shared = dict(group.settings)
         self.per_run: dict[str, Tensor] = {}
         for name, value in group.settings.items():
@@ -123,7 +123,7 @@ class Engine:
         """Let the optimizer step along `directions` (R, …), after the decay of a method that decays."""
         if self.method.decays_weights:
             lr = self.optimizer.param_groups[0]["lr"]
-            factor = 1 - lr * self.knob.double()
+            factor = 1 - lr * self.hyperparameter.double()
             for p in self.params.values():
                 p.mul_(factor.to(p.dtype).view(-1, *[1] * (p.ndim - 1)))
         for name, p in self.params.items():
@@ -144,7 +144,7 @@ class Engine:
         return averages
 
     def arguments(self, of_run: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arguments of the objective and those of the gradient rule, beside the knob.
+        """Return the arguments of the objective and those of the gradient rule, beside the hyperparameter.
 
         `of_run`: one run's own values of settings.
         """

@@ -44,5 +44,5 @@ class PerceptronEngine(SingleRunEngine):
     ) -> Grads:
         _, buffers = self.tensors_of(0)
         logits, tape = forward(self.layers, params, buffers, x, track)
-        g = logit_gradient(self.method, logits, y, self.knob[0], **settings)
+        g = logit_gradient(self.method, logits, y, self.hyperparameter[0], **settings)
         return backward(self.layers, params, tape, g)

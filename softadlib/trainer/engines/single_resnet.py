@@ -67,7 +67,7 @@ class ResNetEngine(SingleRunEngine):
             buffers = {name: value.clone() for name, value in buffers.items()}
         with torch.enable_grad():
             logits = self._logits((_torchvision_shapes(leaves), buffers), x)
-        g = logit_gradient(self.method, logits.detach(), y, self.knob[0], **settings)
+        g = logit_gradient(self.method, logits.detach(), y, self.hyperparameter[0], **settings)
         return dict(zip(leaves, torch.autograd.grad(logits, list(leaves.values()), g)))
 
 

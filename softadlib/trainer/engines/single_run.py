@@ -44,12 +44,12 @@ class SingleRunEngine(Engine):
             average = {name: value[0] for name, value in self.momentum().items()}
             of_rule["momentum"] = average or None
         params = {name: value[0] for name, value in self.params.items()}
-        direction = self.method.rule(gradient, params, self.knob[0], **of_rule)
+        direction = self.method.rule(gradient, params, self.hyperparameter[0], **of_rule)
         self.apply_gradients({name: g[None] for name, g in direction.items()})
 
 
 def logit_gradient(
-    method: Method, logits: Tensor, y: Tensor, knob: Tensor, **settings: Any
+    method: Method, logits: Tensor, y: Tensor, hyperparameter: Tensor, **settings: Any
 ) -> Tensor:
     """Return the gradient of the method's objective in the logits (n, C).
 
@@ -61,12 +61,12 @@ def logit_gradient(
     if weights_of is None or method.losses is not cross_entropy:
         logits.requires_grad_()
         with torch.enable_grad():
-            losses = method.losses(logits, y, knob)
-            value = method.value(losses, knob, **settings)
+            losses = method.losses(logits, y, hyperparameter)
+            value = method.value(losses, hyperparameter, **settings)
         return torch.autograd.grad(value, logits)[0]
     logp = logits.log_softmax(1)
     losses, total = _NLL(logp, y, None, _NO_REDUCTION, _NOTHING_IGNORED)
-    weights = weights_of(losses, knob, **settings) / len(y)
+    weights = weights_of(losses, hyperparameter, **settings) / len(y)
     of_logp = _NLL_BACK(weights, logp, y, None, _NO_REDUCTION, _NOTHING_IGNORED, total)
     gradient: Tensor = _SOFTMAX_BACK(of_logp, logp, 1, logp.dtype)
     return gradient

@@ -40,7 +40,7 @@ def share_below(quantiles: np.ndarray, values: ArrayLike) -> np.ndarray:
 
 def with_theta(rows: pd.DataFrame) -> pd.DataFrame:
     """Add a column `theta`; rows without any θ are left out."""
-    has_theta = rows["method"].map({n: m.knob == "theta" for n, m in METHODS.items()})
+    has_theta = rows["method"].map({n: m.hyperparameter == "theta" for n, m in METHODS.items()})
     case = ["dataset", "label_noise", "trial"]
     softad = rows[rows["method"] == "softad"].drop_duplicates(case).set_index(case)["knob"]
     other = rows[case].join(softad.rename("theta"), on=case)["theta"]

@@ -131,7 +131,7 @@ def overview(profile: str) -> str:
             if runs.empty:
                 continue
             ece = runs["ece_test"].dropna() if "ece_test" in runs else runs[:0]
-            has_theta = METHODS[method].knob == "theta"
+            has_theta = METHODS[method].hyperparameter == "theta"
             theta = runs["knob"].mean() if has_theta else float("nan")
             side = _side(other, method, which)
             label = f"{tables.LABELS[method]}, {which} {'θ' if has_theta else 'radius'}"

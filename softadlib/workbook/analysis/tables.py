@@ -229,7 +229,7 @@ def by_rule(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
 
     Columns: `n`, the number of trials; `paper_1` to `paper_4`, the paper's cells, where the rows have no
     flipped labels and the paper has the dataset; a column for each rule of `results.select`. Methods
-    without a knob have no line in the table of knobs.
+    without a hyperparameter have no line in the table of its values.
     """
     key = ["dataset", "method"]
     rows = rows[rows["knob"].notna()] if measure == "knob" else rows

@@ -47,7 +47,7 @@ def linear_rows(
     recipe = Recipe("sgd", lr, batch_size=sizes[0], epochs=epochs)
     rows = []
     for method in methods:
-        knob = theta if get_method(method).knob else math.nan
+        knob = theta if get_method(method).hyperparameter else math.nan
         network = build("linear", (2,), 2, seed).double()
         group = RunGroup(get_method(method), [network], splits, [0], [knob], {"sigma": sigma})
         measured = train(choose_engine(group), recipe, [seed], range(0, epochs + 1, every))

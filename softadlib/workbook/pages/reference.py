@@ -42,7 +42,7 @@ def schema() -> str:
     fields["model"]["enum"] = list(MODELS)
     noise = fields["label_noise"]
     noise["anyOf"] = [noise["items"], {"type": noise.pop("type"), "items": noise.pop("items")}]
-    fields["grids"] |= _entries({m.name: GRID for m in METHODS.values() if m.knob})
+    fields["grids"] |= _entries({m.name: GRID for m in METHODS.values() if m.hyperparameter})
     settings = {}
     for method in METHODS.values():
         of_method = {
@@ -84,10 +84,10 @@ def tables() -> str:
     lines += ["", title, ""]
     lines += ["| method | hyperparameter | values |", "|---|---|---|"]
     for method in METHODS.values():
-        if method.knob:
+        if method.hyperparameter:
             bounds = describe_range(**method.bounds)
             lines.append(
-                f"| `{method.name}` ({method.label}) | {method.axis or method.knob} | {bounds} |"
+                f"| `{method.name}` ({method.label}) | {method.axis or method.hyperparameter} | {bounds} |"
             )
     return "\n".join(lines) + "\n"
 

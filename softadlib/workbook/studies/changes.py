@@ -48,7 +48,7 @@ def _parse_value(name: str, text: str) -> Any:
 
 def _refuse_unknown(name: str) -> None:
     """Raise UserError for what is no parameter, with the name to write where it can be told."""
-    grids = [f"grids.{m.name}" for m in METHODS.values() if m.knob == name]
+    grids = [f"grids.{m.name}" for m in METHODS.values() if m.hyperparameter == name]
     settings = [f"settings.{m.name}.{name}" for m in METHODS.values() if name in m.settings]
     if grids or settings:
         choices = grids + settings

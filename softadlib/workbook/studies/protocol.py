@@ -143,16 +143,16 @@ class Protocol(Sweep):
         return type(self)(**{**self.to_dict(), **changes})
 
     def settings_of(self, method: str) -> dict[str, Any]:
-        """Return what a method takes beside its knob, by name."""
+        """Return what a method takes beside its hyperparameter, by name."""
         return dict(self.settings.get(method, {}))
 
     def select_methods(self, names: Sequence[str] | None = None) -> list[str]:
         """Return its methods, all or those named, in the registry's order. Raises UserError."""
         for name in names or ():
-            if name in METHODS and name not in self.methods and not METHODS[name].knob:
+            if name in METHODS and name not in self.methods and not METHODS[name].hyperparameter:
                 raise UserError(
                     f"method {name!r} has no hyperparameter, and a profile trains ERM and methods that "
-                    "have a grid; give the method a hyperparameter, knob=, and the profile a grid of it"
+                    "have a grid; write Method(…, hyperparameter='NAME'), and give the profile a grid of it"
                 )
             if name in METHODS and name not in self.methods:
                 raise UserError(

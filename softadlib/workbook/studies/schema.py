@@ -65,7 +65,7 @@ class RunKey(NamedTuple):
     label_noise: float
     trial: int
     knob: float | None
-    """None for a method without a knob: in a table that is NaN, which equals nothing."""
+    """None for a method without a hyperparameter: in a table that is NaN, which equals nothing."""
 
     @classmethod
     def from_values(cls, label_noise: float, trial: int, knob: float) -> "RunKey":

@@ -86,8 +86,8 @@ def select(rows: pd.DataFrame, rule: str = "largest") -> pd.DataFrame:
     if ends.duplicated(run).any():
         ends = ends.loc[ends.groupby(run, dropna=False)["epoch"].idxmax()]
     group = ["case", "trial"]
-    knobs = ends.groupby(group)["knob"]
-    low, high = knobs.transform("min"), knobs.transform("max")
+    values = ends.groupby(group)["knob"]
+    low, high = values.transform("min"), values.transform("max")
     ends["at_edge"] = ((ends["knob"] == low) | (ends["knob"] == high)) & (low < high)
     winners = ends[ends[measure] == ends.groupby(group)[measure].transform(best)]
     winners = winners.assign(tied=winners.groupby(group)[measure].transform("size"))

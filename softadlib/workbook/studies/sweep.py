@@ -22,7 +22,7 @@ RENAMED = {"linked": "closed_form"}
 
 @dataclass(frozen=True, order=True)
 class Run:
-    """One training: a method at one knob value, on the data and initial weights of one trial."""
+    """One training: a method at one value of its hyperparameter, on the data and initial weights of one trial."""
 
     method: str
     label_noise: float
@@ -93,7 +93,7 @@ class Sweep(BaseModel):
         """Return the grids in the registry's order, their values sorted."""
         if not isinstance(value, Mapping):
             raise UserError(f"grids must map methods to lists of values, got {value!r}")
-        swept = [m.name for m in METHODS.values() if m.knob]
+        swept = [m.name for m in METHODS.values() if m.hyperparameter]
         for method in value:
             choose("method in grids", method, swept)
         return {m: _parse_grid(m, value[m]) for m in swept if m in value}
@@ -113,9 +113,9 @@ class Sweep(BaseModel):
         return tuple(m for m in METHODS if m == "erm" or m in self.grids)
 
     def runs(self, method: str) -> tuple[Run, ...]:
-        """Return every training of one method: label noise × trial × knob."""
+        """Return every training of one method: label noise × trial × value."""
         choose("method", method, self.methods)
-        values = self.grids[method] if get_method(method).knob else (math.nan,)
+        values = self.grids[method] if get_method(method).hyperparameter else (math.nan,)
         runs = itertools.product(self.label_noise, range(self.trials), values)
         return tuple(Run(method, noise, trial, value) for noise, trial, value in runs)
 
@@ -149,7 +149,7 @@ def _user_error(error: ValidationError) -> UserError:
 
 def _parse_grid(method: str, values: Any) -> tuple[float, ...]:
     """Return the values of one method, sorted and unique, from a number, a list or {linspace: …}."""
-    name, knob = f"grids.{method}", METHODS[method].knob
+    name, swept = f"grids.{method}", METHODS[method].hyperparameter
     if isinstance(values, Mapping):
         values = _linspace(name, values)
     elif isinstance(values, (int, float)) and not isinstance(values, bool):
@@ -157,8 +157,8 @@ def _parse_grid(method: str, values: Any) -> tuple[float, ...]:
     if not isinstance(values, (list, tuple)):
         raise UserError(f"{name} must be a list of numbers, got {values!r}")
     if not values:
-        raise UserError(f"{name} is empty; give at least one {knob}, or leave the method out")
-    grid = [real(f"{knob} in {name}", v, **METHODS[method].bounds) for v in values]
+        raise UserError(f"{name} is empty; give at least one {swept}, or leave the method out")
+    grid = [real(f"{swept} in {name}", v, **METHODS[method].bounds) for v in values]
     if len(set(grid)) != len(grid):
         raise UserError(f"{name} names a value twice: {values!r}")
     return tuple(sorted(grid))

@@ -111,7 +111,7 @@ def group_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGrou
         networks=[networks[run.trial] for run in runs],
         splits=splits,
         trial=[run.trial for run in runs],
-        knob=[run.knob for run in runs],
+        hyperparameter=[run.knob for run in runs],
         settings=protocol.settings_of(method.name),
         bf16=protocol.precision == "bf16",
     )

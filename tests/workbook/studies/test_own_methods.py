@@ -14,7 +14,10 @@ from softadlib.workbook.studies.params import load
 CUBIC = """
 from softadlib.methods import METHODS, Method
 
-METHODS["cubic"] = Method("cubic", "Cubic", knob="power", objective=lambda losses, power: (losses**power).mean())
+def mean_power(losses, power):
+    return (losses**power).mean()
+
+METHODS["cubic"] = Method("cubic", "Cubic", hyperparameter="power", objective=mean_power)
 """
 
 
