@@ -17,23 +17,22 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def check_losses(
-    losses: Tensor, hyperparameter: Number = 0.0, per_sample: bool = True, name: str = "theta"
+    losses: Tensor, value: Number = 0.0, per_sample: bool = True, name: str = "theta"
 ) -> Tensor:
-    """Return the losses in float32 at least; raise `UserError` for wrong shapes and types."""
+    """Return the losses in float32 at least; raise `UserError` for wrong shapes and types.
+
+    `value` is that of the hyperparameter `name`, with one for each loss where `per_sample` allows it.
+    """
     if not isinstance(losses, Tensor) or not losses.is_floating_point() or losses.ndim == 0:
         raise UserError(
             "losses must be a float tensor of per-sample values, shape (n,), as reduction='none' gives, "
             f"got {kind_of(losses)}"
         )
-    if (
-        isinstance(hyperparameter, Tensor)
-        and hyperparameter.ndim
-        and not (per_sample and hyperparameter.shape == losses.shape)
-    ):
+    if not isinstance(value, Tensor):
+        check_number(name, value)
+    elif value.ndim and not (per_sample and value.shape == losses.shape):
         wanted = f"() or {tuple(losses.shape)}" if per_sample else "()"
-        raise UserError(f"{name} must have shape {wanted}, got {tuple(hyperparameter.shape)}")
-    if not isinstance(hyperparameter, Tensor):
-        check_number(name, hyperparameter)
+        raise UserError(f"{name} must have shape {wanted}, got {tuple(value.shape)}")
     return in_float32(losses)
 
 

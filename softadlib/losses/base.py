@@ -1,4 +1,8 @@
-"""A base loss made to give one value per sample: resolved once, when the criterion is made."""
+"""The base of a criterion: a loss that gives one value per sample.
+
+`resolve_base` makes a `BaseLoss` of what the user gives, once, when the criterion is made. The rest of
+the package calls that: `base(input, target)` gives the losses, and how much each counts.
+"""
 
 import copy
 import functools
@@ -13,6 +17,7 @@ from softadlib.functional.class_probabilities import class_log_probabilities
 from softadlib.functional.reduction import HALF, Weights, check_weights, is_hidden
 
 Base = Callable[[Any, Any], Tensor]
+"""What the user gives: (input, target) → losses."""
 MODULE_OF = {
     nn.functional.cross_entropy: nn.CrossEntropyLoss,
     nn.functional.nll_loss: nn.NLLLoss,
@@ -87,7 +92,9 @@ class BaseLoss(nn.Module):
         self.of_classes = forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
         """Whether it is torch's cross-entropy or NLL, of classes or class probabilities."""
         self.of_one_logit = forward is nn.BCEWithLogitsLoss.forward
+        """Whether it is torch's binary cross-entropy of a logit."""
         self.of_one_probability = forward is nn.BCELoss.forward
+        """Whether it is torch's binary cross-entropy of a probability."""
         self.ignore_index: Any = getattr(loss, "ignore_index", None)
         self.label_smoothing: float = (
             getattr(loss, "label_smoothing", 0.0) if self.of_classes else 0.0
@@ -184,19 +191,20 @@ class BaseLoss(nn.Module):
         """Return class probabilities in closed form, where `derivative` is f′ of the criterion."""
         if self.of_one_logit:
             return _probability_of_one(logits, derivative, self.loss.weight, self.loss.pos_weight)
-        self.check_cross_entropy("probabilities have")
+        self.check_closed_form()
         axis = class_axis(logits)
         log_p = class_log_probabilities(logits.movedim(axis, -1), derivative, self.label_smoothing)
         if self.class_weights is not None:
             log_p = (log_p - self.class_weights.log()).log_softmax(-1)
         return log_p.exp().movedim(-1, axis)
 
-    def check_cross_entropy(self, what: str) -> None:
+    def check_closed_form(self) -> None:
         """Raise UserError where the loss is not torch's cross-entropy of classes or of one logit."""
         if not self.of_classes and not self.of_one_logit:
             raise UserError(
-                f"{what} a closed form for torch's CrossEntropyLoss, NLLLoss and BCEWithLogitsLoss, and "
-                f"the base is {self.loss!r}; for a loss of your own see functional.class_probabilities"
+                "class probabilities and temperature have a closed form for torch's CrossEntropyLoss, "
+                f"NLLLoss and BCEWithLogitsLoss, and the base is {self.loss!r}; for a loss of your own see "
+                "functional.class_probabilities"
             )
 
 

@@ -13,7 +13,7 @@ from softadlib import functional as F
 from softadlib._validation import UserError, choose, warn
 from softadlib.functional.reduction import Weights, is_hidden
 from softadlib.losses.base import Base, resolve_base
-from softadlib.optim.perturbed import in_perturbed_pass  # SAM sets the mark, hooks obey it
+from softadlib.optim.perturbed import in_perturbed_pass
 
 LossesHook = Callable[[Tensor, Weights, float | Tensor | None], None]
 """Takes losses (n,), how much each counts (n,) or None, and θ: one, one for each loss, or None."""
@@ -21,7 +21,7 @@ OF_THE_BASE = ("weight", "ignore_index", "label_smoothing")
 
 
 class TorchOptions:
-    """Says where torch's own options go: `SoftAD(0.1, weight=w)` would not."""
+    """Refuses options of torch's losses, and says where they go: `weight=` belongs to the base."""
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
         for name in OF_THE_BASE:
@@ -206,7 +206,7 @@ class Criterion(TorchOptions, nn.Module):
             >>> round(SoftAD(theta=0.0).temperature(), 2)
             1.98
         """
-        self.base.check_cross_entropy("the temperature has")
+        self.base.check_closed_form()
         return F.temperature_asked(self.derivative, p, self.base.label_smoothing)
 
     def register_losses_hook(self, hook: LossesHook) -> RemovableHandle:
@@ -231,7 +231,10 @@ class Criterion(TorchOptions, nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _notify(self, losses: Tensor, weights: Weights, theta: float | Tensor | None) -> None:
-        """Call the hooks of a batch that is trained on; under `torch.func` losses cannot be kept."""
+        """Call the hooks, once for a batch that is trained on: not in a pass that SAM marks as perturbed.
+
+        Under `torch.func` losses cannot be kept, so hooks are not called there.
+        """
         if is_hidden(losses):
             return
         if losses.requires_grad and losses.numel() and not in_perturbed_pass():

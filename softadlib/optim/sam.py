@@ -70,7 +70,8 @@ class SAM(RadiusWrapper):
         if not first_sync and not hasattr(model, "no_sync"):
             raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
         self.first_sync = first_sync
-        self._moved: MovedWeights | None = None  # between the two halves
+        self._moved: MovedWeights | None = None
+        """The weights before `first_step`; None unless a step is between its halves."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, *, scaler: Any = None) -> Tensor:  # type: ignore[override]
@@ -131,7 +132,7 @@ class SAM(RadiusWrapper):
         point = self.perturbed(params, grads) if climbs else {}
         if zero_grad and climbs:
             self.zero_grad()
-        grads.clear()  # frees them before the weights are copied
+        grads.clear()  # after zero_grad the last references: the copy of the weights takes their memory
         self._moved = MovedWeights(params, point, self._statistics())
         start_perturbed(self)
         return climbs

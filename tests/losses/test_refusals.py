@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -30,11 +29,6 @@ LOGITS = torch.zeros(2, 3)
 TWO = torch.tensor([0, 1])
 LEVELS = [0.1, 0.2]
 WEIGHTED = partial(nn.CrossEntropyLoss, torch.ones(3))
-
-
-class Own(nn.CrossEntropyLoss):
-    def forward(self, input, target):
-        return super().forward(input, target)
 
 
 class Scaled(nn.CrossEntropyLoss):
@@ -75,8 +69,6 @@ def on_two(criterion, target=TWO, **settings):
     return criterion(LOGITS, target, **settings)
 
 
-ANSWERS = SimpleNamespace(start_logits=LOGITS, end_logits=LOGITS)
-MASKS = {"logits": torch.zeros(2, 4, 8, 8)}
 REFUSALS = {
     "sigma": (lambda: SoftAD(0.1, 1e-13), "sigma", "at least 1e-12", "1e-13"),
     "scale": (lambda: SoftAD(0.1, scale="paper"), "'paper'", "code, text"),
