@@ -22,7 +22,7 @@ from matplotlib_inline.backend_inline import set_matplotlib_formats
 from softadlib.functional import LN2
 from softadlib.methods import GREY, METHODS
 from softadlib.workbook.analysis.statistics import mean_interval
-from softadlib.workbook.analysis.tables import LABELS, by_registry
+from softadlib.workbook.analysis.tables import LABELS, TITLES, by_registry
 
 LINES: dict[str, Literal["-", "--"]] = {"train": "--", "test": "-"}
 """Each part's line style, the same on every page."""
@@ -32,6 +32,8 @@ PALETTE = defaultdict(lambda: GREY, {name: method.colour for name, method in MET
 NAMES = {"loss": "cross-entropy (nats)", "acc": "accuracy", "model_norm": "model norm"}
 HALO = [withStroke(linewidth=3, foreground="white")]
 """Outline of a line that is drawn over dark cells."""
+SMOOTHED = 5
+"""Measurements in the moving mean of an accuracy over the epochs."""
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
 PAGE_WIDTH = 5.0
 """Width of a picture in inches: 358 points of a telephone show its smallest letters 8 points high."""
@@ -224,52 +226,55 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
 
 
 def measure_curves(
-    rows: pd.DataFrame,
-    measures: Sequence[str] = ("loss_test", "acc_test"),
-    width: float = WIDTH,
-) -> Figure:
-    """Draw measures over the epochs, a row of panels per measure and a column per dataset.
+    rows: pd.DataFrame, measures: Sequence[str] = ("loss_test", "acc_test")
+) -> tuple[Figure, dict[tuple[str, str], Axes]]:
+    """Draw measures over the epochs, a panel for each dataset and measure, two datasets side by side.
 
     This is how the paper draws Figures 4, 5, 8 and 9 (test loss over test accuracy) and, with
     `measures=("model_norm",)`, Figures 6 and 10. Lines are means over trials. The shade is Student's
-    95 % interval; of fewer than six trials it spans all of them. An axis of accuracy leaves out the
-    lowest twentieth of the values: the first epochs, and single ones that fall far below the others.
+    95 % interval; of fewer than six trials it spans all of them. An accuracy is a moving mean over
+    `SMOOTHED` measurements, and its axis leaves out the lowest twentieth of the values, most of them of
+    the first epochs.
 
     Args:
         rows: columns `studies.schema.ALL_COLUMNS`, one label noise, one run per dataset, method and trial.
         measures: columns of `rows`, such as `loss_train`.
-        width: of the picture, in inches: `PAGE_WIDTH` on pages that are drawn with `panels`.
+
+    Returns: the picture, and its panels by dataset and measure.
     """
     datasets = list(dict.fromkeys(rows["dataset"]))
-    shape: dict[str, Any] = {"sharex": "col", "squeeze": False}
-    width = min(width, 3.4 * len(datasets) + 0.6)
-    fig: Figure
-    fig, axes = plt.subplots(
-        len(measures), len(datasets), figsize=(width, 0.6 + 1.9 * len(measures)), **shape
-    )
-    for column, dataset in zip(axes.T, datasets):
+    columns = min(2, len(datasets))
+    fig, grid = panels(-(-len(datasets) // columns) * len(measures), columns, 1.9)
+    for ax in grid.flat:
+        ax.set_axis_off()
+    axes = {}
+    for place, dataset in enumerate(datasets):
         of_set = rows[rows["dataset"] == dataset]
-        for ax, measure in zip(column, measures):
+        for line, measure in enumerate(measures, place // columns * len(measures)):
+            ax = grid[line, place % columns]
+            ax.set_axis_on()
             for name in _in_order(of_set):
                 _measure_curve(ax, name, of_set[of_set["method"] == name], measure)
             if measure.startswith("acc"):
                 ax.set_ylim(bottom=of_set[measure].quantile(0.05))
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        column[0].set_title(dataset)
-        column[-1].set_xlabel("epoch")
-    for ax, measure in zip(axes[:, 0], measures):
-        kind, _, part = measure.rpartition("_")
-        ax.set_ylabel(NAMES[measure] if measure in NAMES else f"{part} {NAMES[kind]}")
+            kind, _, part = measure.rpartition("_")
+            title = TITLES[dataset] if measure == measures[0] else ""
+            head(ax, title, NAMES[measure] if measure in NAMES else f"{part} {NAMES[kind]}")
+            axes[dataset, measure] = ax
+        axes[dataset, measures[-1]].set_xlabel("epoch")
     handles = legend_handles(rows)
     for handle in handles:
         handle.set_marker("")
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
-    return fig
+    return fig, axes
 
 
 def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str) -> None:
     """Draw one method's measure: its mean with an interval, or with all of fewer than six trials."""
     runs = rows.pivot(index="epoch", columns="trial", values=measure)
+    if measure.startswith("acc"):
+        runs = runs.rolling(SMOOTHED, center=True, min_periods=1).mean()
     line = band(runs)
     if runs.shape[1] < 6:
         line = line.assign(low=runs.min(axis=1), high=runs.max(axis=1))

@@ -133,29 +133,42 @@ class TestTrajectories:
 
 
 class TestMeasureCurves:
-    def test_a_row_per_measure_and_a_column_per_dataset(self):
-        rows = pd.concat([table(["erm", "softad"], trials=3), table(["erm"], dataset="spiral")])
-        axes = figures.measure_curves(rows).axes
-        assert [ax.get_ylabel() for ax in axes] == [
-            "test cross-entropy (nats)",
-            "",
-            "test accuracy",
-            "",
-        ]
-        assert [ax.get_title() for ax in axes[:2]] == ["gaussian", "spiral"]
-        np.testing.assert_allclose(lines(axes[0], "softad")["-"], [[0, 1], [2.1, 3.1]])
+    def test_two_datasets_stand_side_by_side_and_a_third_below(self):
+        rows = pd.concat([
+            table(["erm", "softad"], trials=3), table(["erm"], dataset="spiral"),
+            table(["erm"], dataset="cifar10"),
+        ])  # fmt: skip
+        figure, axes = figures.measure_curves(rows)
+        assert [ax.axison for ax in figure.axes] == [True] * 5 + [False, True, False]
+        assert [ax.get_title("left") for ax in axes.values()] == [
+            "gaussian", "", "spiral", "", "CIFAR-10", "",
+        ]  # fmt: skip
+        assert axes["spiral", "loss_test"] is figure.axes[1]
+        assert axes["gaussian", "acc_test"].texts[0].get_text() == "test accuracy"
+        np.testing.assert_allclose(
+            lines(axes["gaussian", "loss_test"], "softad")["-"], [[0, 1], [2.1, 3.1]]
+        )
 
     def test_the_shade_of_two_trials_spans_both(self):
-        ax = figures.measure_curves(table(["sam"]), measures=("model_norm",)).axes[0]
+        ax = figures.measure_curves(table(["sam"]), measures=("model_norm",))[0].axes[0]
         np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), [1.05, 2.05])
         edge = ax.collections[0].get_paths()[0].vertices[:, 1]
         assert set(edge.round(9)) == {1.0, 2.0, 1.1, 2.1}
-        assert ax.get_ylabel() == "model norm"
+        assert ax.texts[0].get_text() == "model norm"
 
     def test_an_axis_of_accuracy_begins_above_the_first_epochs(self):
         rows = table(["erm"], trials=3)
         rows["acc_test"] = np.linspace(0.1, 0.9, len(rows))
-        assert figures.measure_curves(rows).axes[1].get_ylim()[0] > 0.1
+        assert figures.measure_curves(rows)[0].axes[1].get_ylim()[0] > 0.1
+
+    def test_an_accuracy_is_a_moving_mean_of_five_measurements(self):
+        rows = table(["erm"], epochs=range(8), trials=1)
+        rows["acc_test"] = [0, 0, 0, 1, 0, 0, 0, 0.5]
+        _, axes = figures.measure_curves(rows, ("acc_test", "loss_test"))
+        drawn = axes["gaussian", "acc_test"].get_lines()[0].get_ydata()
+        np.testing.assert_allclose(
+            drawn, [0, 1 / 4, 1 / 5, 1 / 5, 1 / 5, 1.5 / 5, 0.5 / 4, 0.5 / 3]
+        )
 
 
 def test_grey_methods_are_labelled_at_their_lines():
