@@ -9,7 +9,7 @@ import pandas as pd
 from softadlib._validation import MissingData
 from softadlib.methods import PAPER
 from softadlib.workbook.analysis import tables
-from softadlib.workbook.analysis.statistics import paired, permutation_tests, sign_test
+from softadlib.workbook.analysis.statistics import holm, paired, permutation_tests, sign_test
 from softadlib.workbook.analysis.tables import COMPARED
 from softadlib.workbook.studies import results
 from softadlib.workbook.studies.selection import CASE
@@ -110,15 +110,18 @@ def comparisons(rows: pd.DataFrame, rules: Sequence[str] = tuple(tables.RULES)) 
 def findings(compared: pd.DataFrame) -> pd.DataFrame:
     """Count what the comparisons of each claim find: a line per claim and rule.
 
-    `n` is the smallest number of trials of those that can decide, "–" where none can.
+    `yes by Holm` counts those that support the claim after a correction over all that can decide. `n` is
+    the smallest number of trials of these, "–" where there are none.
     """
     lines = []
     for (claim, rule), part in compared.groupby(["claim", "rule"], sort=False):
         line = {"claim": claim, "rule": rule}
         words = ("yes", "open", "no", TOO_FEW)
         line |= {word: int((part["finds"] == word).sum()) for word in words}
-        decidable = part.loc[part["n"] >= DECIDABLE, "n"]
-        lines.append(line | {"n": "–" if decidable.empty else str(decidable.min())})
+        deciding = part[part["n"] >= DECIDABLE]
+        supported = (holm(deciding["p"]) <= SIGNIFICANT) & (deciding["finds"] == "yes")
+        line["yes by Holm"] = int(supported.sum())
+        lines.append(line | {"n": "–" if deciding.empty else str(deciding["n"].min())})
     order = [claim.name for claim in CLAIMS]
     return pd.DataFrame(lines).sort_values("claim", key=lambda c: c.map(order.index), kind="stable")
 

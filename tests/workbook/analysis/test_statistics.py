@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from softadlib.workbook.analysis.statistics import (
+    holm,
     paired,
     permutation_test,
     permutation_tests,
@@ -79,6 +80,13 @@ def test_refused_in_one_line(call, words):
     with pytest.raises(ValueError, match=words) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_holm_by_hand():
+    """Sorted: 0.01 × 4, 0.02 × 3, 0.025 × 2 = 0.05 but not below the 0.06 before it, and 0.6 × 1."""
+    np.testing.assert_allclose(holm([0.6, 0.01, 0.025, 0.02]), [0.6, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(holm([0.9, 0.8]), [1, 1])
+    assert holm([]).shape == (0,)
 
 
 def test_resampled_interval_of_one_column_is_the_bootstrap_of_scipy():

@@ -79,6 +79,15 @@ def test_findings_are_counted_with_the_smallest_n_that_decides():
     assert few.loc["smaller gap", counts].tolist() == [0, 0, 0, 6, "–"]
 
 
+def test_a_claim_of_three_comparisons_is_corrected_for_three():
+    """2 of 64 signs: p = 0.03 each, and 0.09 after Holm's correction; one alone stays at 0.03."""
+    table = audit.findings(audit.comparisons(table_of(6), ["largest"])).set_index("claim")
+    assert table.loc["smaller gap", ["yes", "yes by Holm"]].tolist() == [3, 0]
+    alone = audit.comparisons(table_of(6), ["largest"]).query("against == 'erm'")
+    alone = audit.findings(alone).set_index("claim")
+    assert alone.loc["smaller gap", ["yes", "yes by Holm"]].tolist() == [1, 1]
+
+
 def test_accuracy_is_comparable_lower_or_open():
     erm = np.array([0.90, 0.91, 0.92, 0.93, 0.94, 0.95])
     for shift, finds in ((-0.005, "comparable"), (-0.02, "lower")):
