@@ -136,7 +136,7 @@ def diagnose(
 
     The answer to "the validation loss rises while the accuracy rises, too". The temperature T
     minimises Σ CE(logits/T, targets) with the weak prior of `fit_temperature`. SoftAD trains a network as if its
-    logits were divided by two, so that it lowers the validation loss where T > √2.
+    logits were divided by two afterwards, so that it lowers the validation loss where T > √2.
 
     Args:
         val_logits: (n, K), (n, K, d₁, …) of pixels, or (n,) of two classes; of data not trained on.

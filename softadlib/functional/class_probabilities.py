@@ -52,7 +52,7 @@ def class_probabilities(
 def temperature_asked(
     derivative: Callable[[Tensor], Tensor], p: float = 0.9, smoothing: float = 0.0
 ) -> float:
-    r"""T with which the cross-entropy of logits/T asks for the logits that the mean of f(ℓ) asks for.
+    r"""T for which the mean of f(ℓ) asks for the logits that cross-entropy asks for, divided by T.
 
     Two classes, one of which has probability p: the minimiser q of f has p ∝ q / f′(−ln q), that of
     cross-entropy has q = p. T = logit p / logit q, so T > 1 asks for less confidence. T depends little on

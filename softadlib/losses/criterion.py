@@ -192,7 +192,7 @@ class Criterion(TorchOptions, nn.Module):
         return self.base.probabilities(logits, self.derivative)
 
     def temperature(self, p: float = 0.9) -> float:
-        """Return the T whose cross-entropy of logits/T asks for the same logits as this criterion.
+        """Return the T for which this criterion asks for the logits of cross-entropy, divided by T.
 
         Of two classes, of which one has probability `p`: see `functional.temperature_asked`. 1 for ERM,
         about 2 for SoftAD with σ = 1 and a small θ, ∞ where no logits have the right order (θ ≥ ln 2).

@@ -138,8 +138,8 @@ class SoftAD(Thresholded):
     """η·θ + σ²·mean ρ((ℓ−θ)/σ), ρ(x) = √(1+x²) − 1: soft ascent-descent around θ.
 
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
-    samples below ascend, those near θ hardly move. A network is trained as if its logits were divided by
-    `criterion.temperature()`, about two for σ = 1 and a small θ. At the minimum the softmax is less
+    samples below ascend, those near θ hardly move. It trains a network to the logits of cross-entropy
+    divided by `criterion.temperature()`, about two for σ = 1 and a small θ. At the minimum the softmax is less
     confident than the true probabilities; `criterion.probabilities(logits)` undoes that. Compare the
     two on validation data: where the network was over-confident, the softmax is better.
 

@@ -10,6 +10,7 @@ from softadlib import Focal, IFlood, SoftAD
 from softadlib.losses.criterion import Criterion
 from softadlib.workbook.analysis.relative import BEST, LAST
 from softadlib.workbook.experiments.closed_form import rows_by_side
+from softadlib.workbook.studies import results
 from softadlib.workbook.studies.selection import CASE
 
 TWO_CLASSES = ("gaussian", "sinusoid", "spiral", "chess", "german", "magic", "phoneme", "spambase")
@@ -64,6 +65,37 @@ def beside_erm(means: pd.DataFrame, method: str, value: float) -> pd.DataFrame:
     ).reset_index()
 
 
+def without_validation() -> pd.DataFrame:
+    """Return SoftAD at θ = 0 trained on the validation rows, too, beside ERM with and without them.
+
+    One row per data set and label noise, means over trials at the last epoch. Columns: `temperature` of
+    ERM with validation rows; ratios of test losses, SoftAD's to that of ERM without validation rows
+    (`ratio`), of ERM with them after one temperature (`ratio_temperature`), and of SoftAD at θ = 0.01
+    (`ratio_theta`); `accuracy`, SoftAD's minus that of ERM with validation rows; and n.
+    """
+    alone = results.final(results.read("no-validation"))
+    split = pd.concat([results.final(results.read(name)) for name in ("link", "held-out")])
+    columns = ["loss_test", "acc_test", "prior_loss_test"]
+    of_erm = split[split["method"] == "erm"].groupby(CASE)
+    erm = of_erm[columns].mean().assign(temperature=of_erm["prior_temperature"].agg(gmean))
+    plain = alone[alone["method"] == "erm"].groupby(CASE)["loss_test"].mean()
+    soft = alone[alone["method"] == "softad"]
+    at_zero = soft[soft["knob"] == 0].groupby(CASE)[["loss_test", "acc_test"]].agg(["mean", "size"])
+    other = soft[soft["knob"] == 0.01].groupby(CASE)["loss_test"].mean()
+    loss = at_zero["loss_test", "mean"]
+    cells = pd.DataFrame(
+        {
+            "temperature": erm["temperature"],
+            "ratio": loss / plain,
+            "ratio_temperature": loss / erm["prior_loss_test"],
+            "ratio_theta": loss / other,
+            "accuracy": at_zero["acc_test", "mean"] - erm["acc_test"],
+            "n": at_zero["loss_test", "size"],
+        }
+    )
+    return cells.dropna().reset_index()
+
+
 def asked_and_measured(means: pd.DataFrame) -> pd.DataFrame:
     """Return T(ERM)/T(criterion), as the criterion alone asks for it and as measured, of two classes.
 
@@ -107,4 +139,5 @@ __all__ = [
     "distance",
     "mean_rows",
     "right_cells",
+    "without_validation",
 ]
