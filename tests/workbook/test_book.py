@@ -1,5 +1,6 @@
 """The book as its readers see it: built without a warning, read in Chromium at two widths."""
 
+import html
 import json
 import re
 import shutil
@@ -145,6 +146,29 @@ def test_nothing_is_loaded_from_the_network(book):
         assert [address for address in loaded if re.match(r"https?:|//", address)] == [], page
 
 
+def test_the_index_has_the_question_and_the_first_picture_of_every_page(book):
+    text = (book / "notebooks/README.html").read_text()
+    for entry in (entry for part in read_toc() for entry in part.pages):
+        notebook = json.loads((REPOSITORY / f"notebooks/{entry.page}.ipynb").read_text())
+        outputs = [o for cell in notebook["cells"] for o in cell.get("outputs", [])]
+        has_picture = any("image/png" in output.get("data", {}) for output in outputs)
+        card = text[text.index(f'<a href="../notebooks/{entry.page}.html">') :].split("</a>")[0]
+        question = "".join(notebook["cells"][0]["source"]).splitlines()[0].removeprefix("# ")
+        assert html.escape(question) in card
+        assert (f"_static/pages/{entry.page}.png" in card) == has_picture
+        assert (book / f"_static/pages/{entry.page}.png").exists() == has_picture
+    assert (book / "README.html").read_text().count("_static/pages/") >= 4
+
+
+def test_pages_lead_to_the_next_question_and_the_footer_names_version_and_licence(book):
+    listed = [entry.page for part in read_toc() for entry in part.pages]
+    for page, after in zip(listed, listed[1:]):
+        text = (book / f"notebooks/{page}.html").read_text()
+        assert re.search(rf'class="right-next"\s+href="{after}.html"', text), page
+        assert f"softadlib {softadlib.__version__}, licence MIT" in text
+        assert "Section Navigation" not in text
+
+
 SHOW_PARAMETERS = ("train", "recipes", "extend")
 
 
@@ -158,9 +182,52 @@ def test_code_is_folded_where_results_are_read_and_where_the_notebook_hides_it(b
             if cell["metadata"].get("jupyter", {}).get("source_hidden")
             or ("parameters" in cell["metadata"].get("tags", []) and name not in SHOW_PARAMETERS)
         ]
-        html = (book / f"notebooks/{name}.html").read_text()
-        folded = len(re.findall(r'class="cell [^"]*tag_hide-input', html))
+        text = (book / f"notebooks/{name}.html").read_text()
+        folded = len(re.findall(r'class="cell [^"]*tag_hide-input', text))
         assert folded == len(code if "softad" in notebook["metadata"] else hidden), name
+
+
+@needs_chromium
+def test_one_switch_shows_the_code_of_a_page(book, browser):
+    page = browser.new_page()
+    page.goto((book / "notebooks/claims.html").as_uri())
+    code = page.locator(".cell details.hide .cell_input")
+    assert code.count() > 1
+    assert not code.first.is_visible()
+    page.locator("button.show-code").click()
+    assert all(cell.is_visible() for cell in code.all())
+    page.locator("button.show-code").click()
+    assert not code.first.is_visible()
+    page.close()
+
+
+@needs_chromium
+def test_formulas_are_drawn_without_a_network(book, browser):
+    page = browser.new_page()
+    page.goto((book / "notebooks/temperature.html").as_uri())
+    page.wait_for_selector("mjx-container")
+    written = page.locator("article .math").count()
+    assert page.locator("article .math mjx-container").count() == written > 0
+    assert page.locator("mjx-merror").count() == 0
+    page.close()
+
+
+@needs_chromium
+@pytest.mark.parametrize("part", ["confidence", "weights", "descent", "cliff"])
+def test_a_part_of_the_explorer_stands_alone(browser, part):
+    page = browser.new_page(viewport={"width": 358, "height": 800})
+    page.goto((BOOK / "explorer.html").as_uri() + f"?part={part}&theta=0.6")
+    visible = [s.get_attribute("id") for s in page.locator("section").all() if s.is_visible()]
+    assert visible == [f"part-{part}"]
+    assert page.locator("#theta + output").inner_text() == "0.6"
+    assert page.locator("#step").is_visible() == (part == "descent")
+    page.close()
+
+
+@needs_chromium
+def test_the_explorer_asks_for_half_the_logit_at_a_small_theta(explorer):
+    """ERM's p = 0.9 becomes the probability of half its logit, 3/4, to the third decimal."""
+    assert explorer.evaluate("minimiser('softad', 0.9, 0, 1, 'code')") == pytest.approx(0.75, abs=3e-3)
 
 
 @needs_chromium
@@ -266,9 +333,9 @@ def test_the_explorers_cliff_is_at_ln_2(explorer):
 
 @needs_chromium
 def test_the_explorers_sliders_redraw_every_picture(explorer):
-    draw = "Object.fromEntries([...document.querySelectorAll('svg')].map(s => [s.id, s.innerHTML]))"
+    draw = "Object.fromEntries([...document.querySelectorAll('.pictures svg')].map(s => [s.id, s.innerHTML]))"
     before = explorer.evaluate(draw)
-    assert len(before) == 8
+    assert len(before) == 9
     explorer.locator("#theta").fill("0.9")
     after = explorer.evaluate(draw)
     assert [name for name in before if before[name] == after[name]] == []

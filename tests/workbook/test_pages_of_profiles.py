@@ -16,6 +16,7 @@ from softadlib.workbook.pages.notebooks import without_conclusions
 PAGES = (
     "calibration",
     "claims",
+    "compare",
     "gap",
     "rivals",
     "tab1_3_loss_gaps",

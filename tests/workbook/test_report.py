@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 
 import nbformat
 import pandas as pd
@@ -89,26 +90,27 @@ def test_the_page_opens_with_pictures_and_tables_and_links_within_itself(page):
     assert re.search(r"<td>own</td>\s*<td>ERM</td>", text), "how each was run"
 
 
-def test_the_page_of_own_data_opens_with_its_methods_side_by_side(tmp_path, monkeypatch, capsys):
-    home = make_home(tmp_path, own={"table": "own.csv"})
+def test_the_page_opens_with_the_comparison_of_methods(tmp_path, monkeypatch, capsys):
+    """Of data of one's own; the other pages that can be drawn of them are folded."""
+    home = make_home(tmp_path, ("compare", "claims", "real_tables"), own={"table": "own.csv"})
     monkeypatch.setenv("SOFTAD_HOME", str(home))
     table = pd.DataFrame({"size": range(100), "kind": ["red", "blue"] * 50})
     table.to_csv(home / "own.csv", index=False)
     assert cli.main(["report", "tiny"]) == 2
     assert "first: softad run tiny" in capsys.readouterr().err
     assert cli.main(["train", "tiny", "--method", "erm,softad", "-j", "1"]) == 0
+    assert cli.main(["report", "tiny"]) == 2
+    assert "first: softad draw tiny" in capsys.readouterr().err
+    assert cli.main(["draw", "tiny", "-j", "1"]) == 0
+    assert [p.stem for p in (home / "outputs/tiny/figures").iterdir()] == ["compare"]
     assert cli.main(["report", "tiny"]) == 0
     text = (home / "outputs/tiny/index.html").read_text(encoding="utf-8")
-    first = text[text.index("<main") :].split("</table>")[0]
-    assert "Which method?" in first
-    for word in (
-        "test loss, last",
-        "accuracy, %, last",
-        "value",
-        "<td>ERM</td>",
-        "<td>SoftAD</td>",
-    ):
+    assert "Trained: 2 methods × 1 data sets, 2 trials each; 6 runs, " in text
+    first = text[text.index("<main") :].split("<details")[0]
+    for word in ("<img", "test loss, last", "accuracy, %, last", "value", "after T", "ERM", "SoftAD"):
         assert word in first
+    assert "On all five sets" not in first, "what is said of stored results"
+    assert "<b>" in first
 
 
 def test_output_is_written_where_it_is_told(page, tmp_path, capsys):
@@ -127,7 +129,7 @@ def test_pages_that_are_older_than_the_results_are_named(page, capsys):
         os.utime(path)
     assert cli.main(["report", "tiny"]) == 0
     assert not capsys.readouterr().err
-    later = study.stat().st_mtime + 100
+    later = time.time() + 100
     os.utime(study, (later, later))
     assert cli.main(["report", "tiny"]) == 0
     said = capsys.readouterr().err

@@ -14,7 +14,6 @@ from softadlib.workbook.analysis import published
 from softadlib.workbook.analysis.statistics import mean_interval
 from softadlib.workbook.studies import params, results
 from softadlib.workbook.studies.read import training_words
-from softadlib.workbook.studies.selection import lacks_best_epochs
 
 DATASETS = ("gaussian", "sinusoid", "spiral", "cifar10", "cifar100", "fashionmnist", "svhn")
 """The paper's datasets, in the order of its tables."""
@@ -92,6 +91,7 @@ CELLS = {
     "value_early": Cell("value, early", 2, is_value=True),
     "loss_last": Cell("test loss, last"),
     "loss_early": Cell("early"),
+    "temperature": Cell("T", 2),
     "loss_after_t": Cell("after T"),
     "acc_last": Cell("accuracy, %, last", 1, 100),
     "acc_early": Cell("accuracy, %, early", 1, 100),
@@ -348,36 +348,6 @@ def along_theta(rows: pd.DataFrame) -> pd.DataFrame:
             means = runs[["gap", "loss_test", "acc_test", "model_norm"]].mean()
             lines.append({"dataset": dataset, "theta": theta, "n": len(runs), **means})
     return ordered(pd.DataFrame(lines)) if lines else pd.DataFrame()
-
-
-def side_by_side(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the methods of each data set side by side: a line per method, means over trials.
-
-    Every trial takes the run with the lowest validation loss, once after the last epoch and, where best
-    epochs were measured, once among those. `value_…` is the value that most trials select, of equals
-    the smallest. `loss_after_t` is the test loss after the last epoch and one temperature, fitted on
-    the validation data, where it is stored. Of each data set it is the lowest label noise.
-    """
-    rows = rows[rows["label_noise"] == rows.groupby("dataset")["label_noise"].transform("min")]
-    key = ["dataset", "method"]
-    last = results.select(results.final(rows), "loss").groupby(key)
-    table = last.agg(n=("trial", "size"), value_last=("knob", _most_frequent))
-    table["loss_last"] = last["loss_test"].mean()
-    if "plain_loss_test" in rows:
-        table["loss_after_t"] = last["plain_loss_test"].mean()
-    table["acc_last"] = last["acc_test"].mean()
-    if not lacks_best_epochs(rows):
-        early = results.select(results.best(rows), "loss").groupby(key)
-        table["value_early"] = early["knob"].agg(_most_frequent)
-        table["loss_early"] = early["loss_test"].mean()
-        table["acc_early"] = early["acc_test"].mean()
-    table = ordered(table.dropna(axis="columns", how="all").reset_index())
-    return table.assign(method=table["method"].map(LABELS))
-
-
-def _most_frequent(values: pd.Series) -> float:
-    """Return the smallest of the most frequent values; NaN where there is none."""
-    return float(min(values.mode(), default=float("nan")))
 
 
 def effort(provenances: pd.DataFrame) -> pd.DataFrame:

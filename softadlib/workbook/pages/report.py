@@ -9,8 +9,7 @@ from typing import Any
 
 from softadlib import __version__, _files
 from softadlib._validation import MissingData, UserError
-from softadlib.workbook.analysis import tables
-from softadlib.workbook.analysis.tables import DATASETS, LABELS
+from softadlib.workbook.analysis.tables import LABELS
 from softadlib.workbook.pages.notebooks import (
     Page,
     pages_of_no_profile,
@@ -22,6 +21,8 @@ from softadlib.workbook.studies.parquet import outputs
 from softadlib.workbook.studies.read import finished, provenances
 
 HERE = Path(__file__).parent
+FIRST = "compare"
+"""The notebook that a page opens with."""
 FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$])\$([^$\n]+?)\$(?!\$)", re.DOTALL)
 """A formula in Markdown: $$displayed$$ or $inline$."""
 PARAMETERS = {"parameters", "injected-parameters"}
@@ -120,19 +121,11 @@ def _chapters(sections: Sequence[Section]) -> list[dict[str, Any]]:
     return chapters
 
 
-def _comparison(profile: str) -> str:
-    """Return the methods side by side on each data set, as HTML."""
-    html: str = tables.render(tables.side_by_side(tables.read(profile))).to_html(
-        index=False, border=0
-    )
-    return html
-
-
 def build(profile: str, target: Path | None = None) -> Path:
     """Write a profile's page, by default outputs/<profile>/index.html, and return its path.
 
-    A page of data that are not of the paper opens with the methods side by side. Raises MissingData
-    where there is nothing to show yet.
+    It opens with the page `FIRST`; the others are folded. Raises MissingData where there is nothing to
+    show yet.
     """
     import jinja2
     from markupsafe import Markup
@@ -143,8 +136,7 @@ def build(profile: str, target: Path | None = None) -> Path:
             f"nothing is trained of profile {profile!r} yet; first: softad run {profile}"
         )
     pages = [page for page in pages_of_profile(profile, stored) if page.target.exists()]
-    is_own = not any(result.dataset in DATASETS for result in stored)
-    if not pages and not is_own:
+    if not pages:
         raise MissingData(
             f"nothing is drawn of profile {profile!r} yet; first: softad draw {profile}"
         )
@@ -158,12 +150,13 @@ def build(profile: str, target: Path | None = None) -> Path:
     facts["method"] = facts["method"].map(LABELS)
     text = template.render(
         profile=profile,
+        facts=facts,
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         version=__version__,
         commits=sorted(str(commit) for commit in commits),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        comparison=Markup(_comparison(profile)) if is_own else None,
-        chapters=_chapters(sections),
+        first=[section for section in sections if section.source == FIRST],
+        chapters=_chapters([section for section in sections if section.source != FIRST]),
         trainings=Markup(facts.to_html(index=False, border=0)),
     )
     target = target or outputs(profile) / "index.html"

@@ -165,43 +165,6 @@ def test_a_profile_without_rows_ends_in_one_line():
         tables.read("smoke", label_noise=0.3)
 
 
-def test_methods_side_by_side_as_a_person_would_count_them():
-    """ERM, and SoftAD at two values; two trials, each stopped early at its lower validation loss."""
-    lines = []
-    for method, knob, trial, epoch, val, test, accuracy in (
-        ("erm", math.nan, 0, 1, 0.3, 0.4, 0.7),
-        ("erm", math.nan, 0, 2, 0.5, 0.8, 0.9),
-        ("erm", math.nan, 1, 1, 0.3, 0.6, 0.7),
-        ("erm", math.nan, 1, 2, 0.7, 1.0, 0.9),
-        ("softad", 0.003, 0, 1, 0.4, 0.5, 0.8),
-        ("softad", 0.003, 0, 2, 0.2, 0.3, 0.8),
-        ("softad", 0.003, 1, 1, 0.4, 0.5, 0.8),
-        ("softad", 0.003, 1, 2, 0.2, 0.5, 0.8),
-        ("softad", 0.5, 0, 1, 0.6, 0.7, 0.6),
-        ("softad", 0.5, 0, 2, 0.6, 0.7, 0.6),
-        ("softad", 0.5, 1, 1, 0.1, 0.2, 0.6),
-        ("softad", 0.5, 1, 2, 0.6, 0.7, 0.6),
-    ):
-        facts = {"dataset": "mine", "method": method, "knob": knob, "trial": trial, "epoch": epoch}
-        losses = {"loss_train": test, "loss_val": val, "loss_test": test}
-        after = {"plain_loss_test": test / 2, "acc_val": accuracy, "acc_test": accuracy}
-        lines.append({**facts, "label_noise": 0.0, **losses, **after})
-    table = tables.side_by_side(pd.DataFrame(lines))
-    shown = tables.render(table)
-    assert shown.to_dict("records") == [
-        {
-            "dataset": "mine", "method": "ERM", "n": "2", "test loss, last": "0.900", "after T": "0.450",
-            "accuracy, %, last": "90.0", "value": "–", "value, early": "–", "early": "0.500",
-            "accuracy, %, early": "70.0",
-        },
-        {
-            "dataset": "mine", "method": "SoftAD", "n": "2", "test loss, last": "0.400",
-            "after T": "0.200", "accuracy, %, last": "80.0", "value": "0.003",
-            "value, early": "0.003", "early": "0.250", "accuracy, %, early": "70.0",
-        },
-    ]  # fmt: skip
-
-
 def test_titles_of_datasets():
     assert tables.TITLES["fashionmnist"] == "FashionMNIST"
     assert tables.TITLES["my-table"] == "my-table"

@@ -1,8 +1,12 @@
 """Sphinx configuration of the book: notebooks as stored, READMEs as chapters, nothing is executed."""
 
 # mypy: ignore-errors
-# Sphinx, docutils and latex2mathml are there only where the extra `book` is installed.
+# Sphinx is there only where the extra `book` is installed.
 
+import base64
+import html
+import inspect
+import io
 import json
 import os
 import re
@@ -11,9 +15,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-from docutils import nodes
-from latex2mathml.converter import convert
+from PIL import Image
 
+import softadlib
 from softadlib.workbook.pages.toc import MARKS, read_toc
 
 # autodoc sets TYPE_CHECKING while it imports, and pydantic then fails on models with extra fields: import them before.
@@ -41,13 +45,84 @@ OPEN = ("train", "recipes", "extend")
 """Pages whose code is what they show."""
 
 
+FRONT = {
+    "tab1_3_loss_gaps": ("Does it hold?", "The paper's tables and claims, with its data and seeds."),
+    "temperature": ("Why?", "It trains a network as if its logits were divided by two."),
+    "rivals": ("Should I use it?", "Beside early stopping, one temperature, SAM and others."),
+    "extend": ("Add yours", "A method is a function; data are a CSV file or a folder."),
+}
+"""Pages on the cards of the first page: question and words."""
+EXPLORED = {
+    "temperature": "part=confidence&theta=0.01",
+    "fig01_quadratic_gradients": "part=weights&theta=0.25",
+    "fig02_quadratic_descent": "part=descent&theta=0.25",
+    "fig12_cliff": "part=cliff&theta=0.6",
+}
+"""Page → the part of the explorer that stands in it, and what it starts with."""
+
+
+def cells(page: str) -> list[dict]:
+    """Return the cells of a notebook as it is stored."""
+    return json.loads((ROOT / f"notebooks/{page}.ipynb").read_text())["cells"]
+
+
+def pictures(cell: dict) -> list[str]:
+    """Return the pictures of a cell's outputs, base64."""
+    found = [output.get("data", {}).get("image/png") for output in cell.get("outputs", [])]
+    return ["".join(picture) for picture in found if picture]
+
+
+def title(page: str) -> str:
+    """Return a page's title."""
+    return re.search(r"^# +(.*)$", "".join(cells(page)[0]["source"]), re.M)[1]
+
+
+def write_thumbnails(app, error) -> None:
+    """Write the first picture of every page that has one, small, for the cards."""
+    folder = Path(app.outdir) / "_static/pages"
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in (entry.page for part in read_toc() for entry in part.pages):
+        if first := [picture for cell in cells(page) for picture in pictures(cell)][:1]:
+            image = Image.open(io.BytesIO(base64.b64decode(first[0]))).convert("RGB")
+            image.thumbnail((480, 2000))
+            image.crop((0, 0, image.width, min(300, image.height))).save(folder / f"{page}.png", optimize=True)
+
+
+def card(page: str, question: str, words: str, root: str = "../") -> str:
+    """Return a link to a page with its first picture, a question and an answer, as HTML."""
+    has_picture = any(pictures(cell) for cell in cells(page))
+    source = f"{root}_static/pages/{page}.png"
+    picture = f'<img src="{source}" alt="First picture of {page}">' if has_picture else "<i></i>"
+    text = re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(words[0].upper() + words[1:]))
+    address = f"{root}notebooks/{page}.html"
+    return f'<a href="{address}">{picture}<strong>{html.escape(question)}</strong> {text}</a>'
+
+
+def cards(found: list[str]) -> str:
+    """Return cards side by side, as Markdown."""
+    return '```{raw} html\n<div class="cards">' + "\n".join(found) + "</div>\n```\n"
+
+
 def contents() -> str:
-    """Return a table of contents for each part of the list of pages; the sidebar shows them."""
-    tables = []
+    """Return for each part of the list its cards, and a table of contents that the sidebar shows."""
+    parts = []
     for part in read_toc():
         pages = "\n".join(f"/notebooks/{entry.page}" for entry in part.pages)
-        tables.append(f"```{{toctree}}\n:hidden:\n:caption: {part.part}\n\n{pages}\n```\n")
-    return "\n".join(tables)
+        shown = cards([card(e.page, title(e.page), e.answer) for e in part.pages])
+        toctree = f"```{{toctree}}\n:hidden:\n:caption: {part.part}\n\n{pages}\n```\n"
+        parts.append(f"## {part.part}\n\n{shown}\n{toctree}")
+    return "\n".join(parts)
+
+
+def names() -> str:
+    """Return a table of the public names, SoftAD and SAM first, with the first line of each."""
+    rest = [name for name in softadlib.__all__ if name[0] != "_" and name != "functional"]
+    order = ["SoftAD", "SAM", *sorted({*rest} - {"SoftAD", "SAM"}, key=str.lower)]
+    lines = ["| name | what it is |", "| :-- | :-- |"]
+    for name in order:
+        first = inspect.getdoc(getattr(softadlib, name)).splitlines()[0].replace("|", "\\|")
+        lines.append(f"| {{py:obj}}`~softadlib.{name}` | {first} |")
+    return "\n".join(lines)
 
 
 def commands() -> str:
@@ -67,11 +142,16 @@ def commands() -> str:
 def fill(_app, docname: str, source: list[str]) -> None:
     """Write lists of pages and commands into chapters; describe the pictures of notebooks."""
     if docname == "notebooks/README":
-        source[0] = source[0].replace(MARKS[1], contents())
+        head, rest = source[0].split(MARKS[0])
+        source[0] = head + contents() + rest.split(MARKS[1])[1]
     elif docname.startswith("notebooks/"):
         source[0] = notebook(docname.partition("/")[2], source[0])
     elif docname == SETTINGS["root_doc"]:
-        source[0] += "\n" + (HERE / "chapters.md").read_text()
+        first = cards([card(page, *words, root="") for page, words in FRONT.items()])
+        head, rest = source[0].split("\n", 1)
+        source[0] = f"{head}\n\n{first}{rest}\n" + (HERE / "chapters.md").read_text()
+    elif docname.endswith("book/api"):
+        source[0] = source[0].replace("<!-- names -->", names())
     source[0] = source[0].replace("<!-- commands -->", commands() if "command" in docname else "")
     # What is about the repository is read there.
     source[0] = re.sub(r"\]\((\.\./)*\.github/", f"]({REPOSITORY}/blob/main/.github/", source[0])
@@ -84,19 +164,31 @@ def notebook(page: str, text: str) -> str:
     is folded, and so is the cell of parameters, except on the pages of `OPEN`.
     """
     document = json.loads(text)
-    title = re.search(r"^# +(.*)$", "".join(document["cells"][0]["source"]), re.M)[1]
     number = 0
+    described = title(page)
+    shown = []
     for cell in document["cells"]:
+        shown.append(cell)
         tags = cell["metadata"].setdefault("tags", [])
         hidden = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
         hidden |= "parameters" in tags and page not in OPEN
         if cell["cell_type"] == "code" and (hidden or "softad" in document["metadata"]):
             tags.append("hide-input")
-        if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
+        if pictures(cell):
             number += 1
-            cell["metadata"]["mystnb"] = {"image": {"alt": f"{title}, picture {number}"}}
+            cell["metadata"]["mystnb"] = {"image": {"alt": f"{described}, picture {number}"}}
+            if number == 1 and page in EXPLORED:
+                shown.append(explorer(EXPLORED[page]))
+    document["cells"] = shown
     document["metadata"].pop("widgets", None)
     return json.dumps(document)
+
+
+def explorer(query: str) -> dict:
+    """Return a cell that holds a part of the explorer."""
+    source = f"../explorer.html?{query}"
+    frame = f'<iframe class="explorer" src="{source}" title="Sliders for theta and sigma"></iframe>'
+    return {"cell_type": "markdown", "id": "explorer", "metadata": {}, "source": frame}
 
 
 def escape(_app, what: str, _name: str, _value, _options, lines: list[str]) -> None:
@@ -108,17 +200,10 @@ def escape(_app, what: str, _name: str, _value, _options, lines: list[str]) -> N
         lines.insert(0, "\\")  # else napoleon takes what stands before a colon for a type
 
 
-def visit_math(self, node) -> None:
-    """Write a formula as MathML, which browsers draw without a script."""
-    displayed = isinstance(node, nodes.math_block)
-    formula = convert(node.astext(), display="block" if displayed else "inline")
-    self.body.append(f'<div class="formula">{formula}</div>' if displayed else formula)
-    raise nodes.SkipNode
-
-
 def setup(app) -> dict[str, bool]:
     """Connect the functions above."""
-    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+    app.config.mathjax_path = "mathjax/tex-svg.js"  # outlines in place of fonts, also from a file
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", escape, priority=400)
+    app.connect("build-finished", write_thumbnails)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
