@@ -1,6 +1,7 @@
 """The book as its readers see it: built without a warning, read in Chromium at two widths."""
 
 import html
+import itertools
 import json
 import re
 import shutil
@@ -162,7 +163,7 @@ def test_the_index_has_the_question_and_the_first_picture_of_every_page(book):
 
 def test_pages_lead_to_the_next_question_and_the_footer_names_version_and_licence(book):
     listed = [entry.page for part in read_toc() for entry in part.pages]
-    for page, after in zip(listed, listed[1:]):
+    for page, after in itertools.pairwise(listed):
         text = (book / f"notebooks/{page}.html").read_text()
         assert re.search(rf'class="right-next"\s+href="{after}.html"', text), page
         assert f"softadlib {softadlib.__version__}, licence MIT" in text
@@ -227,7 +228,9 @@ def test_a_part_of_the_explorer_stands_alone(browser, part):
 @needs_chromium
 def test_the_explorer_asks_for_half_the_logit_at_a_small_theta(explorer):
     """ERM's p = 0.9 becomes the probability of half its logit, 3/4, to the third decimal."""
-    assert explorer.evaluate("minimiser('softad', 0.9, 0, 1, 'code')") == pytest.approx(0.75, abs=3e-3)
+    assert explorer.evaluate("minimiser('softad', 0.9, 0, 1, 'code')") == pytest.approx(
+        0.75, abs=3e-3
+    )
 
 
 @needs_chromium

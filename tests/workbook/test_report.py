@@ -107,7 +107,15 @@ def test_the_page_opens_with_the_comparison_of_methods(tmp_path, monkeypatch, ca
     text = (home / "outputs/tiny/index.html").read_text(encoding="utf-8")
     assert "Trained: 2 methods × 1 data sets, 2 trials each; 6 runs, " in text
     first = text[text.index("<main") :].split("<details")[0]
-    for word in ("<img", "test loss, last", "accuracy, %, last", "value", "after T", "ERM", "SoftAD"):
+    for word in (
+        "<img",
+        "test loss, last",
+        "accuracy, %, last",
+        "value",
+        "after T",
+        "ERM",
+        "SoftAD",
+    ):
         assert word in first
     assert "On all five sets" not in first, "what is said of stored results"
     assert "<b>" in first

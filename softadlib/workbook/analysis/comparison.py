@@ -38,7 +38,8 @@ def picture(rows: pd.DataFrame) -> Figure:
     fig.set_layout_engine("constrained", h_pad=0.08)
     for ax, dataset in zip(axes.flat, datasets):
         plots.head(ax, tables.TITLES[dataset], "test loss (nats)")
-        ends, labels = [], {}
+        ends: list[float] = []
+        labels: dict[str, float] = {}
         for method in tables.by_registry(lines[dataset].index.get_level_values("method")):
             line = lines[dataset, method]
             style: dict[str, Any] = {"color": plots.PALETTE[method]}

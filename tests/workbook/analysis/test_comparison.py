@@ -29,7 +29,12 @@ def test_methods_side_by_side_as_a_person_would_count_them():
     ):
         facts = {"dataset": "mine", "method": method, "knob": knob, "trial": trial, "epoch": epoch}
         losses = {"loss_train": test, "loss_val": val, "loss_test": test}
-        after = {"prior_loss_test": test / 2, "prior_temperature": 2.0, "acc_val": accuracy, "acc_test": accuracy}
+        after = {
+            "prior_loss_test": test / 2,
+            "prior_temperature": 2.0,
+            "acc_val": accuracy,
+            "acc_test": accuracy,
+        }
         lines.append({**facts, "label_noise": 0.0, **losses, **after})
     rows = pd.DataFrame(lines)
     table = comparison.side_by_side(rows)
@@ -46,8 +51,6 @@ def test_methods_side_by_side_as_a_person_would_count_them():
             "value, early": "0.003", "early": "0.250", "accuracy, %, early": "70.0",
         },
     ]  # fmt: skip
-
-
 
 
 def made_rows(epochs=(1, 2), **of_all):

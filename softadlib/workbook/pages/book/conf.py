@@ -46,7 +46,10 @@ OPEN = ("train", "recipes", "extend")
 
 
 FRONT = {
-    "tab1_3_loss_gaps": ("Does it hold?", "The paper's tables and claims, with its data and seeds."),
+    "tab1_3_loss_gaps": (
+        "Does it hold?",
+        "The paper's tables and claims, with its data and seeds.",
+    ),
     "temperature": ("Why?", "It trains a network as if its logits were divided by two."),
     "rivals": ("Should I use it?", "Beside early stopping, one temperature, SAM and others."),
     "extend": ("Add yours", "A method is a function; data are a CSV file or a folder."),
@@ -85,7 +88,9 @@ def write_thumbnails(app, error) -> None:
         if first := [picture for cell in cells(page) for picture in pictures(cell)][:1]:
             image = Image.open(io.BytesIO(base64.b64decode(first[0]))).convert("RGB")
             image.thumbnail((480, 2000))
-            image.crop((0, 0, image.width, min(300, image.height))).save(folder / f"{page}.png", optimize=True)
+            image.crop((0, 0, image.width, min(300, image.height))).save(
+                folder / f"{page}.png", optimize=True
+            )
 
 
 def card(page: str, question: str, words: str, root: str = "../") -> str:
