@@ -122,6 +122,7 @@ def test_the_readmes_example_runs():
         "import torch\nfrom torch import nn\nmodel = nn.Linear(2, 2)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "loader = [(torch.randn(8, 2), torch.randint(2, (8,))) for _ in range(3)]\n"
+        "val_logits, val_targets = torch.randn(40, 2), torch.arange(40) % 2\n"
     )
     for block in blocks:
         exec(compile(setup + block, "README.md", "exec"), {})
