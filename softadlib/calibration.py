@@ -18,6 +18,8 @@ from softadlib.functional.reduction import as_tensor
 __all__ = ["expected_calibration_error", "fit_temperature"]
 BOUNDS = (1e-3, 1e3)
 """1/T is sought between these."""
+MANY = 20
+"""From this many samples on, logits of several classes are not by chance all between 0 and 1."""
 
 
 def fit_temperature(
@@ -43,8 +45,9 @@ def fit_temperature(
         T > 0. Divide logits by it.
 
     Raises:
-        ValueError: shapes that disagree, a list of batches, NaN, one class alone, probabilities in place of
-            logits.
+        ValueError: shapes that disagree, a list of batches, class names, NaN, one class alone, probabilities
+            in place of logits.
+        UserWarning: where all logits lie between 0 and 1, as sigmoids do.
 
     Example:
         >>> fit_temperature([[3.0, 0.0], [0.0, 3.0]], [0, 1], prior=0) < 0.01  # runs away
@@ -168,7 +171,7 @@ def columns(
 
 
 def _check_probabilities(z: Tensor) -> None:
-    """Raise UserError for rows that sum to 1 or 100; warn of one logit that may be a sigmoid."""
+    """Raise UserError for rows that sum to 1 or 100; warn of values that may be sigmoids."""
     if not z.numel() or z.min() < 0:
         return
     rounding = torch.finfo(z.dtype).eps if z.is_floating_point() else 0.0
@@ -181,7 +184,7 @@ def _check_probabilities(z: Tensor) -> None:
             "logits are probabilities, rows that sum to 1 or 100; pass the logits that softmax was given, or "
             "the logarithms of the probabilities"
         )
-    if z.ndim == 1 and z.max() <= 1:  # new networks of several classes have such logits, too
+    if z.max() <= 1 and (z.ndim == 1 or len(z) >= MANY):
         warn(
             "all logits lie between 0 and 1, as sigmoids do; pass the logits that sigmoid was given"
         )
@@ -194,4 +197,7 @@ def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     first: Any = values[0] if isinstance(values, (list, tuple)) and values else None
     if getattr(first, "ndim", 0):
         raise UserError(f"{name} are a list of batches; give torch.cat({name})")
-    return as_tensor(np.asarray(values))
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{name} must be numbers, of targets the class indices; got {array.dtype}")
+    return as_tensor(array)

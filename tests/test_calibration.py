@@ -140,6 +140,8 @@ def test_sigmoids_are_warned_of():
     for z, y in ((Z[:, 1], Y), (Z, np.stack([1 - Y, Y | (Z[:, 0] > 0)], 1))):
         with pytest.warns(UserWarning, match="as sigmoids do; pass the logits"):
             fit_temperature(1 / (1 + np.exp(-z)), y)
+    with pytest.warns(UserWarning, match="as sigmoids do; pass the logits"):
+        fit_temperature(1 / (1 + np.exp(-Z)), Y)  # a sigmoid for each of several classes
 
 
 def test_the_error_of_probabilities_by_their_logarithms_is_that_of_the_logits():
@@ -159,6 +161,7 @@ REFUSALS = {
     "batches of tensors": (
         lambda: ece([torch.zeros(4, 2)] * 2, [torch.zeros(4)] * 2), "a list of batches", "torch.cat"
     ),
+    "class names": (lambda: fit_temperature(Z, np.array(["no", "yes"])[Y]), "targets must be numbers", "<U3"),
     "batches of targets": (lambda: fit_temperature(Z, [Y[:50], Y[50:]]), "torch.cat(targets)"),
     "per cent": (lambda: fit_temperature(100 * softmax(Z, 1), Y), "are probabilities", "100"),
     "one class": (lambda: fit_temperature(Z, 0 * Y), "all of class 0", "two classes"),

@@ -170,8 +170,9 @@ class BaseLoss(nn.Module):
                 "the targets have a gradient and the logits have none: call criterion(logits, targets)"
             )
             return
-        if not self.of_classes or is_hidden(target):
+        if not self.of_classes or is_hidden(target) or is_hidden(input):
             return
+        self._check_outputs(input.detach())
         if target.is_floating_point() and sample_weight is None:
             off = (target.detach().sum(class_axis(target)) - 1).abs()
             if (off > 0.01).any() or (target < 0).any():
@@ -185,6 +186,23 @@ class BaseLoss(nn.Module):
                 f"logits {tuple(input.shape)} beside targets {tuple(target.shape)} are read as (batch, "
                 "classes, length), as torch reads them; if the classes are last, give "
                 "logits.flatten(0, -2) and targets.flatten()"
+            )
+
+    def _check_outputs(self, input: Tensor) -> None:
+        """Warn of probabilities in place of logits, and of logits in place of log-probabilities."""
+        axis = class_axis(input)
+        if not input.numel() or input.shape[axis] == 1 or input.device.type == "meta":
+            return
+        if isinstance(self.loss, nn.NLLLoss):
+            if (input > 0).any():
+                warn(
+                    "NLLLoss takes logarithms of probabilities, and some inputs are above 0: of logits give "
+                    "base=nn.CrossEntropyLoss()"
+                )
+        elif ((input >= 0).all() & ((input.sum(axis) - 1).abs() < 0.01).all()).item():
+            warn(
+                "the logits look like probabilities, rows that sum to 1: leave out the softmax at the end of "
+                "the network"
             )
 
     def probabilities(self, logits: Tensor, derivative: Callable[[Tensor], Tensor]) -> Tensor:

@@ -55,8 +55,9 @@ class Criterion(TorchOptions, nn.Module):
         ValueError: for a base that cannot be called, that gives a single value, or that has parameters
             and reduces; for class weights together with label smoothing or class probabilities; for
             another `reduction`, and for a `sample_weight` of another shape or below 0.
-        UserWarning: at the first batch, unless compiled, where the arguments look swapped, float targets
-            do not sum to 1, or logits (B, T, T) leave open which axis holds the classes.
+        UserWarning: at the first batch, unless compiled, where the arguments look swapped, logits look
+            like probabilities, float targets do not sum to 1, or logits (B, T, T) leave open which axis
+            holds the classes.
 
     `state_dict` holds θ and class weights. All other settings (σ, γ, β, t, radius, label smoothing)
     come from the constructor, as in torch's losses. A checkpoint of a module that holds a criterion

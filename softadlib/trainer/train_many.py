@@ -92,6 +92,12 @@ def train_many(
         raise ImportError("train_many returns a pandas table: pip install pandas") from None
 
     choose("optimizer", optimizer, ("adam", "adamw", "sgd"))
+    if isinstance(make_model, nn.Module):
+        raise UserError("make_model must be a function that returns a new network; got a network")
+    if isinstance(runs, Mapping):
+        raise UserError("runs must be a list with a dict for each run; got one dict")
+    if "train" not in data or "val" not in data:
+        raise UserError(f'data must have the parts "train" and "val"; got {list(data)}')
     records = runs.to_dict("records") if isinstance(runs, pd.DataFrame) else runs
     table = pd.DataFrame([_checked(i, run, lr) for i, run in enumerate(records)])
     if table.empty:

@@ -259,6 +259,20 @@ def test_swapped_arguments_are_warned_of():
     SoftAD(0.1)(logits, SHARES.clone().requires_grad_())  # learned targets
 
 
+def test_probabilities_for_logits_and_logits_for_log_probabilities_are_warned_of():
+    logits, targets = torch.randn(6, 3, 2, generator=GENERATOR), torch.zeros(6, 2).long()
+    with pytest.warns(UserWarning, match="leave out the softmax at the end of the network"):
+        SoftAD(0.1)(logits.softmax(1), targets)
+    with pytest.warns(UserWarning, match="of logits give base=nn.CrossEntropyLoss()"):
+        SoftAD(0.1, base=nn.NLLLoss())(logits, targets)
+    SoftAD(0.1)(
+        logits.softmax(2), targets
+    )  # classes are second: no warning, which is an error here
+    SoftAD(0.1)(logits.log_softmax(1), targets)
+    SoftAD(0.1, base=nn.NLLLoss())(logits.log_softmax(1), targets)
+    SoftAD(0.1)(torch.zeros(0, 3), torch.zeros(0).long())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_class_probabilities_in_half_precision_and_of_pixels_are_none_of_these(dtype):
     chances = torch.randn(8, 10, 4, generator=GENERATOR).softmax(1).to(dtype)

@@ -177,6 +177,9 @@ def test_radii_that_differ_are_refused_by_the_step_until_they_agree(name):
     optimizer.param_groups[0]["radius"] = radius
     step()
     assert w.tolist() != [3.0, 4.0]
+    own = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [own], "radius": 0.1})
+    refused(step, str(sorted([0.1, radius])), "same")
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -66,6 +66,7 @@ def test_every_run_ends_where_a_loop_over_it_alone_does(make_model):
 @pytest.mark.parametrize("make_model", [with_tied_weights])
 def test_the_networks_have_the_losses_of_the_table(make_model):
     runs = [{"method": "sam", "radius": 0.1, "seed": 1}, {"seed": 2}]
+    runs.append({"method": "sam", "radius": 0.2, "seed": 1})  # trained beside the first
     sets = data()
     options = {"epochs": 2, "batch_size": 20, "device": "cpu", "networks": True}
     rows, networks = train_many(make_model, sets, runs, **options)
@@ -215,6 +216,9 @@ def part(x, y, name="val"):
     ("changes", "words"),
     [
         ({"runs": iter(())}, ["runs is empty"]),
+        ({"runs": {"method": "softad", "theta": 0.1}}, ["a list with a dict for each run"]),
+        ({"make_model": nn.Linear(4, 3)}, ["make_model must be a function", "got a network"]),
+        ({"data": {"train": data()["train"]}}, ['"train" and "val"', "got ['train']"]),
         ({"runs": [{"method": "softad"}]}, ["run 0: theta", "got None"]),
         ({"runs": [{"method": "softad", "theta": -1}]}, ["run 0: theta", "at least 0", "-1"]),
         ({"runs": [{"method": "sam", "theta": 0.1, "radius": 0.1}]}, ["'theta'", "only radius"]),

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,15 @@ import time
 import pandas as pd
 import pytest
 import torch
-from helpers.workspace import SECONDS, TINY, heed_ctrl_c, make_home, tree, write_notebook
+from helpers.workspace import (
+    REPOSITORY,
+    SECONDS,
+    TINY,
+    heed_ctrl_c,
+    make_home,
+    tree,
+    write_notebook,
+)
 
 from softadlib.workbook import cli
 from softadlib.workbook.data import tables
@@ -173,6 +182,26 @@ def test_shards_are_put_together(home, capsys):
     pd.testing.assert_frame_equal(results.read("tiny"), together)
 
 
+def test_the_array_job_of_the_readme_trains_all_shards(home):
+    text = (REPOSITORY / "params" / "README.md").read_text()
+    (script,) = re.findall(r"```sh\n(#!/bin/sh\n.*?)```", text, re.S)
+    first, last = re.search(r"--array=(\d+)-(\d+)", script).groups()
+    assert first == "1"
+    assert f"$SLURM_ARRAY_TASK_ID/{last}" in script
+    own = script.replace("paper --dataset spiral", "tiny --method erm").replace(
+        f"ID/{last}", "ID/2"
+    )
+    own = own.replace("softad ", f"{sys.executable} -m softadlib ")
+    for task in ("1", "2"):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": task}
+        done = subprocess.run(["sh", "-c", own], env=environment, capture_output=True, text=True)
+        assert f"shard {task}/2 is trained" in done.stderr
+    assert cli.main(["train", *ERM]) == 0
+    together = results.read("tiny")
+    assert cli.main(["train", *ERM, "--fresh"]) == 0
+    pd.testing.assert_frame_equal(results.read("tiny"), together)
+
+
 def test_a_profile_of_changed_parameters_has_all_methods(tmp_path, monkeypatch, capsys):
     home = make_home(tmp_path, gaussian={}, spiral={})
     monkeypatch.chdir(tmp_path.parent)
@@ -235,6 +264,20 @@ def test_a_dry_run_says_what_is_left_and_writes_nothing(home, capsys, command):
     assert "10 trainings are left" in lines, "8 runs, and of softad's two selected the curves"
     assert ("notebooks to draw: page" in lines) == (command == "run")
     assert tree(home) == before
+
+
+def test_show_and_a_dry_run_count_the_same(tmp_path, monkeypatch, capsys):
+    """The trainings of data that are missing, too."""
+    home = make_home(tmp_path, gaussian={}, letter={})
+    monkeypatch.setenv("SOFTAD_HOME", str(home))
+    monkeypatch.setenv("SOFTAD_DATA", str(home / "data"))
+    said = []
+    for command in (["show", "tiny"], ["train", "tiny", "--dry-run"], ["run", "tiny", "--dry-run"]):
+        assert cli.main(command) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (left,) = [line.partition(" trainings are left")[0] for line in lines if "left" in line]
+        said.append(left)
+    assert said == ["20", "20", "20"]
 
 
 def test_own_data_are_listed_and_prepared(home, capsys):

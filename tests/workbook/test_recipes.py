@@ -80,12 +80,12 @@ def gradient_by_hand(params, loss, radius):
     return grads
 
 
-def by_hand(model, loss_of, radius=0.0, epochs=2):
+def by_hand(model, loss_of, radius=0.0, epochs=2, batches=None):
     """SGD with momentum written out, at SAM's point where there is a radius."""
     params = list(model.parameters())
     velocity = [torch.zeros_like(p) for p in params]
     for _ in range(epochs):
-        for x, y in data():
+        for x, y in batches or data():
             grads = gradient_by_hand(params, lambda x=x, y=y: loss_of(model(x), y), radius)
             with torch.no_grad():
                 for p, v, g in zip(params, velocity, grads):
@@ -94,9 +94,9 @@ def by_hand(model, loss_of, radius=0.0, epochs=2):
     return weights(model)
 
 
-def softad(logits, targets):
+def softad(logits, targets, theta=0.1):
     losses = nn.functional.cross_entropy(logits, targets, reduction="none")
-    return 0.1 + ((1 + (losses - 0.1) ** 2).sqrt() - 1).mean()
+    return theta + ((1 + (losses - theta) ** 2).sqrt() - 1).mean()
 
 
 def network():
@@ -388,7 +388,7 @@ def test_lightning_averages_weights_of_sam_over_batch_norm():
     assert module.trainer.current_epoch == 4, "three, and one that refreshes batch norm"
 
 
-# skorch, accelerate, ignite, fastai
+# skorch, Keras, accelerate, ignite, fastai
 
 
 def fitted_by_skorch():
@@ -465,6 +465,77 @@ def test_skorch_searches_theta():
         expected = probabilities_by_hand(search.best_estimator_.module_(x), theta)
     found = torch.as_tensor(search.predict_proba(x.numpy()))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_skorch_searches_theta_and_the_reading_of_the_logits():
+    """A grid of pairs: each θ by the softmax and in closed form, by cross-entropy on the other fold."""
+    from sklearn.model_selection import GridSearchCV, KFold
+
+    net, _ = fitted_by_skorch()
+    grid = []
+    for theta in (0.02, 0.2):
+        readings = [nn.Softmax(dim=1), SoftAD(theta).probabilities]
+        grid.append({"criterion__theta": [theta], "predict_nonlinearity": readings})
+    search = GridSearchCV(net, grid, scoring="neg_log_loss", cv=KFold(2), error_score="raise")
+    x, y = data().dataset.tensors
+    search.fit(x.numpy(), y.numpy())
+
+    losses = np.zeros((2, 4))
+    for fold, (train, test) in enumerate(KFold(2).split(x)):
+        for i, theta in enumerate((0.02, 0.2)):
+            model = network()
+            batches = DataLoader(TensorDataset(x[train], y[train]), batch_size=8)
+            by_hand(model, functools.partial(softad, theta=theta), 0.05, batches=batches)
+            with torch.no_grad():
+                logits = model(x[test])
+            for j, p in enumerate((logits.softmax(1), probabilities_by_hand(logits, theta))):
+                losses[fold, 2 * i + j] = nn.functional.nll_loss(p.log(), y[test])
+    found = search.cv_results_["mean_test_score"]
+    assert found == pytest.approx(-losses.mean(0), rel=1e-9)
+    assert len(set(found)) == 4
+
+
+KERAS_LOSS = """
+criterion = SoftAD(theta, reduction="none")  # a value for each sample, which Keras weighs
+
+
+def softad_loss(targets, logits):  # Keras gives the targets first
+    return criterion(logits, targets.flatten().long())
+"""
+"""For `model.compile(loss=softad_loss, …)`, with KERAS_BACKEND=torch and a last layer without softmax."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_keras_weighs_samples_where_the_criterion_gives_one_value_each(monkeypatch, reduction):
+    """Keras steps by Σ w·f(ℓ)/n; of a mean it would weigh every sample by the mean weight."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras", reason="needs keras")
+    x, y = data().dataset.tensors
+    sample_weight = torch.linspace(0.1, 3, len(x))
+    space = {"SoftAD": SoftAD, "theta": 0.1}
+    exec(KERAS_LOSS.replace("none", reduction), space)
+    keras.config.set_floatx("float64")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+    start = [torch.tensor(w) for w in model.get_weights()]
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=space["softad_loss"])
+    arrays = (x.numpy(), y.numpy(), sample_weight.numpy())
+    model.fit(*arrays, batch_size=8, epochs=2, shuffle=False, verbose=0)
+
+    linear = nn.Linear(64, 10)
+    linear.weight.data, linear.bias.data = start[0].T.clone(), start[1].clone()
+    batches = DataLoader(TensorDataset(x, torch.stack([y, sample_weight], 1)), batch_size=8)
+
+    def loss_of(logits, both):
+        targets, weight = both[:, 0].long(), both[:, 1]
+        losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+        return (weight * (0.1 + (1 + (losses - 0.1) ** 2).sqrt() - 1)).mean()
+
+    by_hand(linear, loss_of, batches=batches)
+    found = torch.tensor(model.get_weights()[0]).T
+    is_close = torch.allclose(found, linear.weight.detach(), rtol=0, atol=1e-6)
+    assert is_close == (reduction == "none")
 
 
 def test_accelerate_takes_the_gradient_of_all_micro_batches():

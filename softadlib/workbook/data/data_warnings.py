@@ -1,6 +1,7 @@
 """Warnings about data of your own: allowed, and probably a mistake."""
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SEGMENTATION = {"images", "image", "masks", "mask", "labels", "annotations", "targets", "input"}
 """Folders of images and of what belongs to them, which are no classes."""
+MISSING_CODES = (99, 999, 9999, 99999)
+"""Numbers, also with a minus, that some write where a value is missing."""
 
 
 def data_warnings(name: str, folder: str = "", table: str = "", target: str = "") -> list[str]:
@@ -44,12 +47,18 @@ def data_warnings(name: str, folder: str = "", table: str = "", target: str = ""
 def table_warnings(cleaned: "pd.DataFrame") -> list[str]:
     """Return warnings about cleaned columns, of which the last holds the classes."""
     target = cleaned.iloc[:, -1]
-    lines = []
+    lines = spelling_warnings(target.cat.categories)
     for name, column in cleaned.iloc[:, :-1].items():
         if column.dtype == "category":
             lines += word_warnings(column)
         elif numbers_rows(column):
             lines.append(f"column {name!r} numbers the rows; leave it out if it names them")
+        elif (code := missing_code(column)) is not None:
+            rows = int((column == code).sum())
+            lines.append(
+                f"column {name!r} holds {code:g} in {rows:,} rows, far from all others; leave it empty there if "
+                "it stands for a missing value"
+            )
         if stands_for(column, target):
             lines.append(
                 f"column {name!r} has one value per class; leave it out if it says the class"
@@ -77,6 +86,31 @@ def word_warnings(column: "pd.Series") -> list[str]:
             f"column {column.name!r} has leading zeros, such as {code!r}; it counts as words"
         )
     return lines
+
+
+def spelling_warnings(classes: Iterable[str]) -> list[str]:
+    """Return a warning about classes that differ in capital letters alone."""
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        spellings.setdefault(name.casefold(), []).append(name)
+    return [
+        f"the classes {', '.join(names)} differ in capital letters alone; write one of them if they are one"
+        for names in spellings.values()
+        if len(names) > 1
+    ]
+
+
+def missing_code(column: "pd.Series") -> float | None:
+    """Return a number such as -999 that stands in several rows, far from all others; else None."""
+    if column.dtype.kind != "f":
+        return None
+    for code in (column.min(), column.max()):
+        others = column[column.notna() & (column != code)]
+        spread = others.max() - others.min()
+        is_far = abs(code - others.median()) > 10 * spread
+        if abs(code) in MISSING_CODES and (column == code).sum() > 1 and spread > 0 and is_far:
+            return float(code)
+    return None
 
 
 def numbers_rows(column: "pd.Series") -> bool:
@@ -117,7 +151,7 @@ def left_out(folder: Path, found: ImageFolder) -> list[str]:
 
 def class_warnings(found: ImageFolder) -> list[str]:
     """Return warnings about folders that may be no classes, and about small classes."""
-    lines = []
+    lines = spelling_warnings(found.train)
     names = ", ".join(found.train)
     inner = [{file.parent.name for file in files} for files in found.train.values()]
     if len(inner[0]) > 1 and all(folders == inner[0] for folders in inner):

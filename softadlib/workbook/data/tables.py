@@ -217,8 +217,12 @@ def _read_csv(file: Path) -> "pd.DataFrame":
             frame = pd.read_csv(file, dtype=str, index_col=False, skip_blank_lines=False)
     except pd.errors.ParserWarning:
         begin = ",".join(names.fillna(""))[:80]
+        semicolons = (
+            "; it has semicolons: save it with commas between the values, and points in the numbers"
+        )
         raise UserError(
             f"its rows have more values than its first line, {begin!r}, has names"
+            f"{semicolons * (';' in begin)}"
         ) from None
     nameless = names.isna().to_numpy()
     if frame.loc[:, nameless].isna().all(axis=None):  # every line ends with a comma

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from distributed import Client
 from helpers.protocols import store_of, train
-from helpers.workspace import SECONDS, await_part, make_home
+from helpers.workspace import REPOSITORY, SECONDS, await_part, make_home
+from readme_commands import commands
 
 from softadlib.workbook.studies import results
 from softadlib.workbook.studies.params import load
@@ -50,6 +51,31 @@ def test_a_worker_is_killed_and_then_the_scheduler(
     assert said.splitlines()[-1].startswith(f"softad: the dask scheduler at {address!r} is gone;")
     rows = train(load("tiny", "gaussian"), "softad")
     pd.testing.assert_frame_equal(rows, undisturbed, check_exact=True)
+
+
+def test_the_lines_of_the_readme_train_on_a_cluster(
+    start, study, undisturbed, tmp_path, monkeypatch
+):
+    """As they stand there, but for the profile, the port, and two workers in place of eight."""
+    text = (REPOSITORY / "params" / "README.md").read_text()
+    lines = [line for line in commands(text) if "scheduler.json" in line]
+    assert [line.split()[:2] for line in lines] == [
+        ["dask", "scheduler"],
+        ["dask", "worker"],
+        ["softad", "train"],
+    ]
+    monkeypatch.chdir(tmp_path)  # where scheduler.json is written
+    scheduler, worker, train = (line.replace("--nworkers 8", "--nworkers 2") for line in lines)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    start(sys.executable, "-m", *scheduler.split(), "--port", "0", "--no-dashboard", **quiet)
+    start(sys.executable, "-m", *worker.split(), "--no-dashboard", **quiet)
+    with Client(scheduler_file="scheduler.json", timeout=120) as client:
+        client.wait_for_workers(2, timeout=120)
+    words = train.replace("paper", "tiny --method softad").split()[1:]
+    command = start(sys.executable, "-m", "softadlib", *words, stderr=subprocess.PIPE)
+    _, said = command.communicate(timeout=200)
+    assert command.returncode == 0, said
+    pd.testing.assert_frame_equal(results.read("tiny"), undisturbed, check_exact=True)
 
 
 def train_and_kill(start, address, process):

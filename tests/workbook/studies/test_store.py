@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from helpers.workspace import TINY, make_home, tree
 
@@ -217,6 +218,18 @@ def test_a_damaged_file_of_a_finished_study_is_one_line_and_never_other_numbers(
         assert "\n" not in line
     study().clear()
     assert study().rows().empty
+
+
+def test_a_file_whose_columns_were_renamed_is_broken():
+    study().finish(with_losses(rows()), provenance())
+    path = study().file
+    table = pq.read_table(path)
+    other = {"loss_val": "loss_test", "loss_test": "loss_val"}
+    names = [other.get(name, name) for name in table.column_names]
+    metadata = table.schema.metadata
+    pq.write_table(table.rename_columns(names).replace_schema_metadata(metadata), path)
+    with pytest.raises(UserError, match="is broken"):
+        study().rows()
 
 
 def test_a_damaged_part_counts_as_none():
