@@ -20,6 +20,7 @@ BOUNDS = (1e-3, 1e3)
 """1/T is sought between these."""
 MANY = 20
 """From this many samples on, logits of several classes are not by chance all between 0 and 1."""
+SIGMOIDS = "all logits lie between 0 and 1, as sigmoids do; pass the logits that sigmoid was given"
 
 
 def fit_temperature(
@@ -61,6 +62,8 @@ def fit_temperature(
             f"targets are all of class {y[0]}; a temperature needs two classes at least"
         )
     prior = real("prior", prior, low=0)
+    if len(z) >= MANY and z[:, 0].any() and 0 <= z.min() and z.max() <= 1:
+        warn(SIGMOIDS)
     # Beyond 1e15 a square overflows float32, and no probability is left anyway.
     gap = (z - z.amax(1, keepdim=True)).clamp_min(-1e15)
     low, high = BOUNDS
@@ -171,7 +174,7 @@ def columns(
 
 
 def _check_probabilities(z: Tensor) -> None:
-    """Raise UserError for rows that sum to 1 or 100; warn of values that may be sigmoids."""
+    """Raise UserError for rows that sum to 1 or 100; warn of one logit that may be a sigmoid."""
     if not z.numel() or z.min() < 0:
         return
     rounding = torch.finfo(z.dtype).eps if z.is_floating_point() else 0.0
@@ -184,10 +187,8 @@ def _check_probabilities(z: Tensor) -> None:
             "logits are probabilities, rows that sum to 1 or 100; pass the logits that softmax was given, or "
             "the logarithms of the probabilities"
         )
-    if z.max() <= 1 and (z.ndim == 1 or len(z) >= MANY):
-        warn(
-            "all logits lie between 0 and 1, as sigmoids do; pass the logits that sigmoid was given"
-        )
+    if z.ndim == 1 and z.max() <= 1:
+        warn(SIGMOIDS)
 
 
 def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:

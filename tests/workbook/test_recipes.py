@@ -474,7 +474,8 @@ def test_skorch_searches_theta_and_the_reading_of_the_logits():
     net, _ = fitted_by_skorch()
     grid = []
     for theta in (0.02, 0.2):
-        readings = [nn.Softmax(dim=1), SoftAD(theta).probabilities]
+        softmax = functools.partial(torch.softmax, dim=1)
+        readings = [softmax, SoftAD(theta).probabilities]
         grid.append({"criterion__theta": [theta], "predict_nonlinearity": readings})
     search = GridSearchCV(net, grid, scoring="neg_log_loss", cv=KFold(2), error_score="raise")
     x, y = data().dataset.tensors
@@ -520,8 +521,8 @@ def test_keras_weighs_samples_where_the_criterion_gives_one_value_each(monkeypat
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
     start = [torch.tensor(w) for w in model.get_weights()]
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=space["softad_loss"])
-    arrays = (x.numpy(), y.numpy(), sample_weight.numpy())
-    model.fit(*arrays, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    settings = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    model.fit(x.numpy(), y.numpy(), sample_weight=sample_weight.numpy(), **settings)
 
     linear = nn.Linear(64, 10)
     linear.weight.data, linear.bias.data = start[0].T.clone(), start[1].clone()
