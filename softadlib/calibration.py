@@ -62,7 +62,7 @@ def fit_temperature(
             f"targets are all of class {y[0]}; a temperature needs two classes at least"
         )
     prior = real("prior", prior, low=0)
-    if len(z) >= MANY and z[:, 0].any() and 0 <= z.min() and z.max() <= 1:
+    if len(z) >= MANY and z[:, 0].any() and z.min() >= 0 and z.max() <= 1:
         warn(SIGMOIDS)
     # Beyond 1e15 a square overflows float32, and no probability is left anyway.
     gap = (z - z.amax(1, keepdim=True)).clamp_min(-1e15)

@@ -8,6 +8,7 @@ import functools
 import gc
 import logging
 import math
+import re
 
 import nbformat
 import numpy as np
@@ -53,6 +54,12 @@ def recipe(tag: str, **names):
     space |= names
     exec(cell.source, space)
     return space
+
+
+def printed(pattern: str) -> str:
+    """The code that softadlib/README.md has between these words."""
+    (code,) = re.findall(pattern, (REPOSITORY / "softadlib" / "README.md").read_text())
+    return code
 
 
 def data():
@@ -472,11 +479,8 @@ def test_skorch_searches_theta_and_the_reading_of_the_logits():
     from sklearn.model_selection import GridSearchCV, KFold
 
     net, _ = fitted_by_skorch()
-    grid = []
-    for theta in (0.02, 0.2):
-        softmax = functools.partial(torch.softmax, dim=1)
-        readings = [softmax, SoftAD(theta).probabilities]
-        grid.append({"criterion__theta": [theta], "predict_nonlinearity": readings})
+    names = {"partial": functools.partial, "torch": torch, "SoftAD": SoftAD}
+    grid = eval(printed(r"with the grid `(.*?)`"), names)
     search = GridSearchCV(net, grid, scoring="neg_log_loss", cv=KFold(2), error_score="raise")
     x, y = data().dataset.tensors
     search.fit(x.numpy(), y.numpy())
@@ -496,16 +500,6 @@ def test_skorch_searches_theta_and_the_reading_of_the_logits():
     assert len(set(found)) == 4
 
 
-KERAS_LOSS = """
-criterion = SoftAD(theta, reduction="none")  # a value for each sample, which Keras weighs
-
-
-def softad_loss(targets, logits):  # Keras gives the targets first
-    return criterion(logits, targets.flatten().long())
-"""
-"""For `model.compile(loss=softad_loss, …)`, with KERAS_BACKEND=torch and a last layer without softmax."""
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_keras_weighs_samples_where_the_criterion_gives_one_value_each(monkeypatch, reduction):
@@ -514,13 +508,13 @@ def test_keras_weighs_samples_where_the_criterion_gives_one_value_each(monkeypat
     keras = pytest.importorskip("keras", reason="needs keras")
     x, y = data().dataset.tensors
     sample_weight = torch.linspace(0.1, 3, len(x))
-    space = {"SoftAD": SoftAD, "theta": 0.1}
-    exec(KERAS_LOSS.replace("none", reduction), space)
+    criterion = SoftAD(0.1, reduction=reduction)
+    loss = eval(printed(r"compile\(loss=(lambda .*?)\)`"), {"criterion": criterion})
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
     start = [torch.tensor(w) for w in model.get_weights()]
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=space["softad_loss"])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=loss)
     settings = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     model.fit(x.numpy(), y.numpy(), sample_weight=sample_weight.numpy(), **settings)
 
