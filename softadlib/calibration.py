@@ -200,5 +200,6 @@ def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
         raise UserError(f"{name} are a list of batches; give torch.cat({name})")
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
-        raise UserError(f"{name} must be numbers, of targets the class indices; got {array.dtype}")
+        wanted = "class indices" if name == "targets" else "numbers"
+        raise UserError(f"{name} must be {wanted}, got {array.dtype}")
     return as_tensor(array)

@@ -161,7 +161,7 @@ REFUSALS = {
     "batches of tensors": (
         lambda: ece([torch.zeros(4, 2)] * 2, [torch.zeros(4)] * 2), "a list of batches", "torch.cat"
     ),
-    "class names": (lambda: fit_temperature(Z, np.array(["no", "yes"])[Y]), "targets must be numbers", "<U3"),
+    "class names": (lambda: fit_temperature(Z, np.array(["no", "yes"])[Y]), "targets must be class indices", "<U3"),
     "batches of targets": (lambda: fit_temperature(Z, [Y[:50], Y[50:]]), "torch.cat(targets)"),
     "per cent": (lambda: fit_temperature(100 * softmax(Z, 1), Y), "are probabilities", "100"),
     "one class": (lambda: fit_temperature(Z, 0 * Y), "all of class 0", "two classes"),
