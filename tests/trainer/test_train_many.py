@@ -268,6 +268,16 @@ def test_a_model_that_gives_every_seed_the_same_weights_is_named(make_model):
     assert rows["loss_train"].nunique() == 2, "the order of samples differs"
 
 
+def test_two_of_three_seeds_with_the_same_weights_are_named():
+    def make_model():
+        torch.manual_seed(torch.initial_seed() % 2)
+        return perceptron()
+
+    runs = [{"seed": seed} for seed in (1, 2, 3)]
+    with pytest.warns(UserWarning, match="several seeds the same weights"):
+        train_many(make_model, data(), runs, epochs=1, batch_size=20)
+
+
 def test_it_needs_pandas_alone_beside_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     refused(

@@ -493,7 +493,7 @@ def test_skorch_searches_theta_and_the_reading_of_the_logits():
             by_hand(model, functools.partial(softad, theta=theta), 0.05, batches=batches)
             with torch.no_grad():
                 logits = model(x[test])
-            for j, p in enumerate((logits.softmax(1), probabilities_by_hand(logits, theta))):
+            for j, p in enumerate((logits.softmax(1), SoftAD(theta).probabilities(logits))):
                 losses[fold, 2 * i + j] = nn.functional.nll_loss(p.log(), y[test])
     found = search.cv_results_["mean_test_score"]
     assert found == pytest.approx(-losses.mean(0), rel=1e-9)
