@@ -73,7 +73,7 @@ def test_the_lines_of_the_readme_train_on_a_cluster(
         client.wait_for_workers(2, timeout=120)
     words = train.replace("paper", "tiny --method softad").split()[1:]
     command = start(sys.executable, "-m", "softadlib", *words, stderr=subprocess.PIPE)
-    _, said = command.communicate(timeout=200)
+    _, said = command.communicate()
     assert command.returncode == 0, said
     pd.testing.assert_frame_equal(results.read("tiny"), undisturbed, check_exact=True)
 
