@@ -265,3 +265,13 @@ def test_momentum_that_no_state_shows_is_refused():
     closure = closure_from(optimizer, lambda: w.square().sum())
     optimizer.step(closure)  # there is no state before it
     refused(lambda: optimizer.step(closure), "ASGD", "SGD with momentum, or Adam")
+
+
+def test_a_scaler_that_is_disabled_is_none_without_the_first_exchange_too():
+    model = nn.Linear(2, 1)
+    model.no_sync = contextlib.nullcontext
+    optimizer = SAM(SGD(model.parameters(), lr=0.1), model=model, first_sync=False)
+    closure = closure_from(optimizer, lambda: model(torch.ones(1, 2)).sum())
+    before = model.weight.detach().clone()
+    optimizer.step(closure, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    assert (model.weight < before).all()
