@@ -34,6 +34,8 @@ HALO = [withStroke(linewidth=3, foreground="white")]
 """Outline of a line that is drawn over dark cells."""
 SMOOTHED = 5
 """Measurements in the moving mean of an accuracy over the epochs."""
+CLASS_COLOURS = ("#b2182b", "#2166ac")
+"""Of class 0 and class 1: dark red and dark blue of matplotlib's scale "RdBu"."""
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
 PAGE_WIDTH = 5.0
 """Width of a picture in inches: 358 points of a telephone show its smallest letters 8 points high."""
@@ -103,18 +105,16 @@ def cell_edges(values: Sequence[float], geometric: bool = False) -> np.ndarray:
     return np.exp(edges) if geometric else edges
 
 
-def scatter_classes(
-    ax: Axes,
-    x: np.ndarray,
-    y: np.ndarray,
-    colours: Sequence[str] = ("xkcd:red orange", "xkcd:ocean blue"),
-) -> None:
-    """Draw points (n, 2) of two classes, 0 as crosses and 1 as rings, without axes."""
-    cross: dict[str, Any] = {"marker": "x", "color": colours[0]}
-    ring: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": colours[1]}
-    for label, mark in enumerate((cross, ring)):
+def scatter_classes(ax: Axes, x: np.ndarray, y: np.ndarray, size: float = 20) -> None:
+    """Draw points (n, 2) of two classes, 0 as red squares and 1 as blue discs, without axes.
+
+    Args:
+        size: of a mark, in square points.
+    """
+    for label, (colour, mark) in enumerate(zip(CLASS_COLOURS, "so")):
         across, up = x[y == label].T
-        ax.scatter(across, up, s=14, linewidths=0.8, label=f"class {label}", **mark)
+        look: dict[str, Any] = {"color": colour, "edgecolors": "white", "linewidths": 0.6}
+        ax.scatter(across, up, s=size, marker=mark, label=f"class {label}", **look)
     ax.set_aspect("equal")
     ax.set_axis_off()
 
@@ -196,11 +196,11 @@ def label_end(ax: Axes, x: float, y: float, text: str, colour: str = GREY) -> No
             "va": "center",
             "annotation_clip": False,
         }
-        ax.annotate(text, (x, y), (5, 0), color=colour, fontsize="x-small", **place)
+        ax.annotate(text, (x, y), (5, 0), color=colour, fontsize="small", **place)
 
 
 def trajectory_panels(rows: pd.DataFrame) -> Figure:
-    """Draw loss, accuracy and model norm over the epochs side by side, one legend above.
+    """Draw loss, accuracy and model norm over the epochs, and a legend beside the last.
 
     Lines are means over trials with Student's 95 % interval, one per method; test is solid, train
     dashed. Values that are not finite are left out of the means and counted in the legend. The axis
@@ -210,8 +210,8 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
     Args:
         rows: columns `studies.schema.ALL_COLUMNS`, one dataset, one label noise, one run per method and trial.
     """
-    fig: Figure
-    fig, axes = plt.subplots(1, 3, figsize=(WIDTH, 2.8))
+    fig, grid = panels(2, 2)
+    *axes, rest = grid.flat
     for ax, measure in zip(axes, NAMES):
         _trajectories(ax, rows, measure)
     _log_loss(axes[0])
@@ -220,8 +220,8 @@ def trajectory_panels(rows: pd.DataFrame) -> Figure:
     if np.isfinite(late).any() and (low := np.nanmin(late)) < (high := np.nanmax(late)):
         axes[1].set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     handles = legend_handles(rows, parts=True)
-    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
-    fig.set_layout_engine("constrained", w_pad=0.1)
+    rest.set_axis_off()
+    rest.legend(handles=handles, loc="center", ncols=1 + (len(handles) > 8), fontsize="small")
     return fig
 
 
@@ -291,5 +291,6 @@ def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
             step = max(1, len(runs) // 6)
             every = (rank * step // len(methods), step)  # marks do not coincide
             _draw(ax, name, band(runs), linestyle=dash, markevery=every)
-    ax.set(xlabel="epoch", ylabel=NAMES[measure])
+    ax.set_xlabel("epoch")
+    head(ax, "", NAMES[measure])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
