@@ -192,7 +192,7 @@ def test_adaflood_of_the_recipe_floods_each_sample_at_its_held_out_level():
     torch.testing.assert_close(found, weights(expected), rtol=0, atol=1e-12)
 
 
-def test_the_probabilities_of_the_recipe_are_those_for_which_softad_is_smallest():
+def test_validation_is_cross_entropy_and_probabilities_those_for_which_softad_is_smallest():
     """Found by descent: of probabilities p the criterion asks for a softmax, which asks back for p."""
     p = torch.tensor([0.7, 0.2, 0.1])
     logits = torch.zeros(1, 3, requires_grad=True)
@@ -208,10 +208,9 @@ def test_the_probabilities_of_the_recipe_are_those_for_which_softad_is_smallest(
     optimizer.step(closure)
     names = {"model": lambda x: logits, "x_test": None, "y_test": torch.tensor([0])}
     logits = logits.detach()
-    space = recipe("evaluate", criterion=SoftAD(0.1), **names)
-    torch.testing.assert_close(space["probabilities"], p.view(1, 3), rtol=0, atol=1e-4)
+    space = recipe("evaluate", **names)
     assert space["cross_entropy"] == pytest.approx(-logits.log_softmax(1)[0, 0].item())
-    assert space["closed_form"] == pytest.approx(-math.log(0.7), abs=1e-4)
+    torch.testing.assert_close(SoftAD(0.1).probabilities(logits), p.view(1, 3), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("tag", ["plain-sam", "scaler", "halves"])
