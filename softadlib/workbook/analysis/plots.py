@@ -39,8 +39,6 @@ CLASS_COLOURS = ("#b2182b", "#2166ac")
 LOSS_FLOOR = 1e-4  # logarithmic loss axes end here: below, the training part is merely memorised
 PAGE_WIDTH = 5.0
 """Width of a picture in inches: 358 points of a telephone show its smallest letters 8 points high."""
-WIDTH = 6.5
-"""The earlier width, until the last page is drawn with `panels`."""
 
 
 def use_style() -> None:
