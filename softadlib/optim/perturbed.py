@@ -13,7 +13,7 @@ from collections.abc import Iterator
 class _ThisThread(threading.local):
     def __init__(self) -> None:
         self.perturbed_passes = 0
-        self.between_halves: weakref.WeakSet[object] = weakref.WeakSet()
+        self.perturbed_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 _this_thread = _ThisThread()
@@ -36,12 +36,12 @@ def perturbed_pass() -> Iterator[None]:
 
 def start_perturbed(optimizer: object) -> None:
     """Mark all losses of this thread, until `end_perturbed` or the end of `optimizer`."""
-    _this_thread.between_halves.add(optimizer)
+    _this_thread.perturbed_optimizers.add(optimizer)
 
 
 def end_perturbed(optimizer: object) -> None:
     """Take back the mark of `start_perturbed`."""
-    _this_thread.between_halves.discard(optimizer)
+    _this_thread.perturbed_optimizers.discard(optimizer)
 
 
 def in_perturbed_pass() -> bool:
@@ -50,4 +50,4 @@ def in_perturbed_pass() -> bool:
     >>> in_perturbed_pass()
     False
     """
-    return bool(_this_thread.perturbed_passes or _this_thread.between_halves)
+    return bool(_this_thread.perturbed_passes or _this_thread.perturbed_optimizers)

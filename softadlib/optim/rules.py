@@ -30,7 +30,7 @@ class MSAM(RadiusWrapper):
     Args:
         base: SGD with momentum, or Adam and its kin, whose first moment is taken.
         radius: L2 length of the perturbation in weight space, over all parameters together, at
-            least 0; 0 gives `base`. It stands in `param_groups`.
+            least 0; 0 steps like `base` alone. It is stored in every parameter group.
 
     Raises:
         ValueError: for a base without momentum, and as `SAM`.

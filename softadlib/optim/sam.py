@@ -17,27 +17,30 @@ from softadlib.optim.wrapper import Base, Closure, RadiusWrapper, takes_an_optim
 class SAM(RadiusWrapper):
     """Sharpness-aware minimisation: steps `base` with the gradient at w + r·g(w)/‖g(w)‖.
 
-    `step(closure)` is `first_step`, the closure again, `second_step`: two gradients per step. Learning
-    rate, weight decay and state are those of `base`. To clip, use a step pre-hook of `base`. Each
-    pass draws its own dropout masks. Under DDP both passes average gradients over the processes, so
-    the step is that of one process with the whole batch.
+    `step(closure)` runs the closure, `first_step()`, the closure again, `second_step()`: two gradients
+    per step. Learning rate, weight decay and state are those of `base`. To clip the gradient that
+    `base` steps with, call `register_step_pre_hook(lambda *_: clip_grad_norm_(params, 1.0))`. Each pass
+    draws its own dropout masks. Under DDP both passes average gradients over the processes. Without
+    batch norm and dropout the step is then that of one process with the whole batch.
 
     Args:
         base: optimizer that makes the update; or a list of optimizers with different parameters,
             which are perturbed together.
         radius: r, the L2 length of the perturbation in weight space, over all parameters together,
-            at least 0; 0 gives `base`. It is stored in every parameter group.
+            at least 0; 0 steps like `base` alone, at twice the cost. It is stored in every parameter
+            group.
         bn_update: "both" lets both passes update the running statistics of batch norm, as the paper's
             code does; "first" keeps those of the first pass and needs `model`.
         model: the network, for "first"; the DDP module for `first_sync=False`.
-        first_sync: if False, each DDP process perturbs by the gradient of its own part of the batch,
-            which saves one exchange (m-sharpness).
+        first_sync: if False, `step(closure)` perturbs each DDP process by the gradient of its own part
+            of the batch, which saves one exchange (m-sharpness). `first_step` does not read it.
 
     Raises:
         ValueError: for a radius below 0 or different radii in the groups, parameters in half
             precision or of FullyShardedDataParallel, `maximize=True`, a base that needs a closure,
             and a `step` without one.
-        RuntimeError: for a closure that adds to earlier gradients, and halves in another order.
+        RuntimeError: for a closure that adds to earlier gradients, and for `first_step`, `second_step`
+            and `step` in another order.
 
     Foret et al. (2021).
 
@@ -71,11 +74,13 @@ class SAM(RadiusWrapper):
             raise UserError("first_sync=False needs model=, the DistributedDataParallel of the run")
         self.first_sync = first_sync
         self._moved: MovedWeights | None = None
-        """The weights before `first_step`; None unless a step is between its halves."""
+        """The weights before `first_step`; None unless `second_step` is still to come."""
+        self._scaler: Any = None
+        """The GradScaler of `first_step`; None without one, and if it is disabled."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, *, scaler: Any = None) -> Tensor:  # type: ignore[override]
-        """Climb, run the closure there, come back and step `base`. Return the loss before the climb.
+        """Run the closure, `first_step`, the closure again, `second_step`. Return the first loss.
 
         Args:
             closure: zeroes the gradients, computes the loss, calls `backward()` and returns the loss.
@@ -84,8 +89,8 @@ class SAM(RadiusWrapper):
                 in which a pass overflows is skipped, and the scale is updated once.
         """
         self._check_call(closure, scaler)
-        # While the gradients of the last step are alive, glibc hands no memory back to the system that
-        # the passes take again: 280 page faults a step of a 3 MB network, and 800 without.
+        # Keep the last gradients through the first pass: freed before it, their memory would go back to
+        # the system, and be asked for again.
         last_gradients = [p.grad for p in self._every_param()]
         with self._first_exchange():
             loss = self._run(closure)
@@ -101,41 +106,45 @@ class SAM(RadiusWrapper):
 
     @torch.no_grad()
     def first_step(self, zero_grad: bool = False, *, scaler: Any = None) -> bool:
-        """Climb to the perturbed weights, by the gradients that `backward()` has left.
+        """Move to the perturbed weights, by the gradients that `backward()` has left.
 
-        For a loop without a closure: call `backward()`, `first_step`, compute the loss and call
-        `backward()` again, call `second_step`. With micro-batches, accumulate all of them before each
-        half. A checkpoint that is saved between the halves holds the perturbed weights. Lightning
-        counts `step(closure)` in `global_step` and `max_steps`, but not the halves.
+        For a loop without a closure::
+
+            criterion(model(inputs), targets).backward()
+            optimizer.first_step(zero_grad=True)
+            criterion(model(inputs), targets).backward()
+            optimizer.second_step(zero_grad=True)
+
+        With micro-batches, accumulate all of them before each of the two calls. A checkpoint that is
+        saved between the two holds the perturbed weights. Lightning counts `step(closure)` in
+        `global_step` and `max_steps`, but not these two.
 
         Args:
             zero_grad: reset the gradients, to which the second `backward()` would add.
-            scaler: the `torch.amp.GradScaler` that scaled the loss.
+            scaler: the `torch.amp.GradScaler` that scaled the loss; give it to `second_step`, too.
 
         Returns:
-            Whether the weights moved. They stay where there are no gradients, with a warning, and where
-            the scaled gradients overflowed. Those gradients are not reset, so that `second_step` skips.
+            Whether the weights moved. Without gradients they stay, with a warning. They also stay if
+            the scaled gradients overflowed; these are then not reset, and `second_step` skips the step.
 
         Raises:
             RuntimeError: if the weights are already perturbed.
         """
-        if self._moved is not None:
-            raise RuntimeError(
-                "the weights are perturbed since an earlier first_step; call second_step in between"
-            )
+        self._check_order()
         params = {name: p for name, p in self._params().items() if p.grad is not None}
         grads = unscaled(params, scaler)
         if not grads:
             self._warn_without_gradients()
-        is_scaled = scaler is not None and scaler.is_enabled()
-        climbs = bool(grads) and (not is_scaled or all_finite(grads))
-        point = self.perturbed(params, grads) if climbs else {}
-        if zero_grad and climbs:
+        scaler = _enabled(scaler)
+        moves = bool(grads) and (scaler is None or all_finite(grads))
+        perturbed = self.perturbed(params, grads) if moves else {}
+        if zero_grad and moves:
             self.zero_grad()
         grads.clear()  # after zero_grad the last references: the copy of the weights takes their memory
-        self._moved = MovedWeights(params, point, self._statistics())
+        self._moved = MovedWeights(params, perturbed, self._statistics())
+        self._scaler = scaler
         start_perturbed(self)
-        return climbs
+        return moves
 
     @torch.no_grad()
     def second_step(self, zero_grad: bool = False, *, scaler: Any = None) -> None:
@@ -143,13 +152,16 @@ class SAM(RadiusWrapper):
 
         Args:
             zero_grad: reset the gradients after the step.
-            scaler: as in `first_step`. It is updated here; do not call its `unscale_`.
+            scaler: that of `first_step`. It is updated here; do not call its `unscale_`.
 
         Raises:
             RuntimeError: without `first_step`.
+            ValueError: for another `scaler` than that of `first_step`; the weights stay perturbed.
         """
         if self._moved is None:
             raise RuntimeError("second_step needs first_step before it")
+        if _enabled(scaler) is not self._scaler:
+            raise UserError("give first_step and second_step the same scaler=, or none to both")
         self._come_back()
         self._step_base(scaler)
         if zero_grad:
@@ -162,7 +174,7 @@ class SAM(RadiusWrapper):
     def _come_back(self) -> None:
         assert self._moved is not None
         self._moved.come_back()
-        self._moved = None
+        self._moved = self._scaler = None
         end_perturbed(self)
 
     def _first_exchange(self) -> contextlib.AbstractContextManager[None]:
@@ -172,11 +184,24 @@ class SAM(RadiusWrapper):
 
     def _check_call(self, closure: object, scaler: Any) -> None:
         super()._check_call(closure, scaler)
-        if scaler is not None and scaler.is_enabled() and not self.first_sync:
+        self._check_order()
+        if _enabled(scaler) is not None and not self.first_sync:
             raise UserError(
                 "with first_sync=False and a GradScaler one process alone may skip the step; "
                 "leave out first_sync=False, or train in bfloat16 without a scaler"
             )
+
+    def _check_order(self) -> None:
+        """Raise RuntimeError between `first_step` and `second_step`."""
+        if self._moved is not None:
+            raise RuntimeError(
+                "the weights are perturbed since an earlier first_step; call second_step in between"
+            )
+
+
+def _enabled(scaler: Any) -> Any:
+    """Return the GradScaler; None if it is disabled."""
+    return scaler if scaler is not None and scaler.is_enabled() else None
 
 
 class ASAM(SAM):
@@ -184,13 +209,15 @@ class ASAM(SAM):
 
     Args:
         base: optimizer that makes the update, as for `SAM`.
-        radius: r, the size of the perturbation, without a unit, at least 0; 0 gives `base`. The
-            authors take 0.5 for CIFAR-10 and 1 for CIFAR-100. It is stored in every parameter group.
-        variant: "official" has T = |w| + `eta` for parameters of `model` named *weight* and T = 1 for
-            the others; "davda54" has T = |w| for all and needs no names. Default: "official" if
-            `model` is given, else "davda54".
+        radius: r, the size of the perturbation, without a unit, at least 0; 0 steps like `base` alone,
+            at twice the cost. The authors take 0.5 for CIFAR-10 and 1 for CIFAR-100. It is stored in
+            every parameter group.
+        variant: "official", the authors' code, has T = |w| + `eta` for parameters of `model` whose name
+            contains "weight", and T = 1 for the others. "davda54", after the user of GitHub who
+            published it, has T = |w| for all. Default: "official" with `model=`, "davda54" without.
         eta: added to |w| by "official", in weight space, at least 0.
-        bn_update, model, first_sync: as for `SAM`. "official" needs `model`.
+        bn_update, first_sync: as for `SAM`.
+        model: as for `SAM`; it also gives "official" the names, and so changes the default of `variant`.
 
     Raises:
         ValueError: for numbers below 0, an unknown variant, "official" without `model` or with a
@@ -204,11 +231,13 @@ class ASAM(SAM):
         >>> optimizer = ASAM(torch.optim.SGD([w], lr=0.1), radius=0.5)
         >>> def closure():
         ...     optimizer.zero_grad()
-        ...     loss = w.sum()  # g = (1, 1) everywhere
+        ...     loss = (w.square() / torch.tensor([6.0, 8.0])).sum()  # g(w) = w/(3, 4)
         ...     loss.backward()
         ...     return loss
-        >>> optimizer.step(closure).item(), w.data
-        (7.0, tensor([2.9000, 3.9000]))
+        >>> optimizer.step(closure).item()
+        3.5
+        >>> w.data  # T²g = (9, 16), ‖Tg‖ = 5: w − 0.1·g(3.9, 5.6); SGD gives (2.9, 3.9)
+        tensor([2.8700, 3.8600])
     """
 
     adaptive = True

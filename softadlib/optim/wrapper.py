@@ -1,7 +1,6 @@
 """What the optimizers here share: groups, state and hooks of `base`, the radius, and what is refused."""
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softadlib._validation import UserError, choose, real
+from softadlib._validation import UserError, choose, real, warn
 from softadlib.functional.gradient_rules import BN_UPDATES, Grads
 from softadlib.functional.reduction import HALF
 from softadlib.optim.joint import JointOptimizer
@@ -152,18 +151,21 @@ class OptimizerWrapper(Optimizer):
         grads = [p.grad for p in params]
         for p in params:
             p.grad = None
-        scaler.unscale_(self)  # has nothing to unscale; raises if the caller has done it already
-        for p, grad in zip(params, grads):
-            p.grad = grad
+        try:
+            scaler.unscale_(
+                self
+            )  # has nothing to unscale; raises if the caller has done it already
+        finally:
+            for p, grad in zip(params, grads):
+                p.grad = grad
         scaler.unscale_(self.base)  # before the step, so that hooks of `base` can clip
         scaler.step(self.base)
         scaler.update()
 
     def _warn_without_gradients(self) -> None:
-        warnings.warn(
+        warn(
             f"{type(self).__name__} found no gradients, so the weights stay where they are; "
-            "call loss.backward() in the closure, or before first_step",
-            stacklevel=4,
+            "call loss.backward() in the closure, or before first_step"
         )
 
     def _check_call(self, closure: object, scaler: Any) -> None:
@@ -259,6 +261,8 @@ class RadiusWrapper(OptimizerWrapper):
         if not any("rho" in group for group in groups):
             return state_dict
         for group in groups:
+            if "rho" not in group:
+                continue  # it takes the radius of the others
             group["radius"] = group.pop("rho")
             if group.pop("adaptive", False) != self.adaptive:
                 other = "SAM(base)" if self.adaptive else "ASAM(base, variant='davda54')"

@@ -225,6 +225,19 @@ def test_a_state_of_the_other_kind_of_sam_is_refused(make, adaptive, words):
     refused(lambda: optimizer.load_state_dict(state), *words)
 
 
+def test_a_group_without_rho_takes_that_of_the_others():
+    model = network()
+    groups = [{"params": [p]} for p in model.parameters()]
+    optimizer = ASAM(SGD(groups, lr=0.1), 0.05)
+    state = optimizer.base.state_dict()
+    for group in state["param_groups"]:
+        del group["radius"]
+    state["param_groups"][0].update(rho=0.1, adaptive=True)
+    optimizer.load_state_dict(state)
+    assert optimizer.radius == 0.1
+    assert [group["radius"] for group in optimizer.param_groups] == [0.1] * len(groups)
+
+
 def test_the_rho_of_adadelta_is_no_radius():
     model, twin = network(), network()
     optimizer, again = (SAM(Adadelta(m.parameters(), rho=0.8), 0.1) for m in (model, twin))

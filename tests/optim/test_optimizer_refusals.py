@@ -242,6 +242,28 @@ def test_a_loop_that_unscales_before_the_second_half_is_refused(name, target):
     second = partial(optimizer.second_step, scaler=scaler)
     refused(second, "unscale_() has already", kind=RuntimeError)
     assert w.tolist() == [3.0, 4.0]
+    assert w.grad is not None, "gradients are left as they were"
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", WITH_HALVES)
+def test_another_scaler_than_that_of_the_first_step_is_refused(name, first, second):
+    """Else the base would step with scaled gradients; then the right one is taken."""
+    w, right = weights(), torch.amp.GradScaler("cpu", enabled=first)
+    optimizer, twin = make(name, sgd(w)), weights()
+    other = torch.amp.GradScaler("cpu", enabled=second)
+
+    def backward(w, scaler):
+        scaler.scale(w.square().sum()).backward()
+
+    backward(w, right)
+    optimizer.first_step(zero_grad=True, scaler=right)
+    backward(w, right)
+    refused(lambda: optimizer.second_step(scaler=other), "the same scaler=")
+    optimizer.second_step(scaler=right)
+    again = make(name, sgd(twin))
+    again.step(closure_from(again, lambda: twin.square().sum()))
+    torch.testing.assert_close(w, twin)
 
 
 @pytest.mark.parametrize("name", WITH_HALVES)
@@ -251,10 +273,11 @@ def test_halves_in_another_order_are_refused(name):
     refused(optimizer.second_step, "first_step before it", kind=RuntimeError)
     w.square().sum().backward()
     optimizer.first_step(zero_grad=True)
-    closure = closure_from(optimizer, lambda: w.square().sum())
+    calls = []
+    closure = closure_from(optimizer, lambda: calls.append(1) or w.square().sum())
     for call in (optimizer.first_step, partial(optimizer.step, closure)):
         refused(call, "earlier first_step; call second_step", kind=RuntimeError)
-    optimizer.zero_grad()
+    assert not calls, "no closure runs at the perturbed weights"
     optimizer.second_step()
     assert w.tolist() == [3.0, 4.0], "they are back, and there is no gradient to step with"
 

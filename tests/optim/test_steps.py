@@ -69,8 +69,9 @@ def test_a_closure_without_backward_changes_nothing_and_warns(name, scaled):
     optimizer = over_sgd(name, model)
     before = weights(model)
     scaler = torch.amp.GradScaler("cpu") if scaled else None
-    with pytest.warns(UserWarning, match=r"no gradients.*call loss\.backward\(\)"):
+    with pytest.warns(UserWarning, match=r"no gradients.*call loss\.backward\(\)") as warned:
         loss = optimizer.step(lambda: calls.append(1) or torch.tensor(1.5), scaler=scaler)
+    assert warned[0].filename == __file__, "the line of the call"
     assert loss == 1.5
     assert len(calls) == 1
     assert torch.equal(weights(model), before)
