@@ -105,7 +105,7 @@ class AdaFlood(Criterion):
 
 def _levels(theta: Any) -> Tensor:
     """Return levels (N,) of the caller's dtype; `UserError` for what cannot be levels by position."""
-    wanted = "theta must be a vector of finite levels, the i-th of sample i"
+    wanted = "theta must be a vector of finite floats, the level of sample i at position i"
     if not isinstance(theta, (Tensor, np.ndarray, list, tuple)):
         # A dict or a pandas.Series has its levels by key, and not by position.
         raise UserError(f"{wanted}, got {kind_of(theta)}")

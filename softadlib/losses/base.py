@@ -6,6 +6,7 @@ the package calls that: `base(input, target)` gives the losses, and how much eac
 
 import copy
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,7 @@ class BaseLoss(nn.Module):
         self.loss = loss
         self.is_copy = is_copy
         forward = type(loss).forward if isinstance(loss, nn.Module) else None
+        # A subclass with a `forward` of its own is another loss; one without is still torch's.
         self.of_classes = forward in (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
         """Whether it is torch's cross-entropy or NLL, of classes or class probabilities."""
         self.of_one_logit = forward is nn.BCEWithLogitsLoss.forward
@@ -123,7 +125,8 @@ class BaseLoss(nn.Module):
         if sample_weight is not None:
             target = _replace_uncounted(target, sample_weight)
         losses = self.loss(input, target)
-        if not self.of_classes and (losses.ndim == 0 or losses.numel() == 1 < _rows(target)):
+        is_single = losses.ndim == 0 or (losses.numel() == 1 and _rows(target) > 1)
+        if is_single and not self.of_classes:
             raise UserError(
                 f"base {self.loss!r} gives a single value, and a criterion needs one loss per sample, "
                 "shape (n,): use reduction='none', or a callable without the mean"
@@ -213,7 +216,9 @@ class BaseLoss(nn.Module):
         axis = class_axis(logits)
         log_p = class_log_probabilities(logits.movedim(axis, -1), derivative, self.label_smoothing)
         if self.class_weights is not None:
-            log_p = (log_p - self.class_weights.log()).log_softmax(-1)
+            never_weighed = self.class_weights == 0
+            log_w = self.class_weights.log().masked_fill(never_weighed, math.inf)
+            log_p = (log_p - log_w).log_softmax(-1)
         return log_p.exp().movedim(-1, axis)
 
     def check_closed_form(self) -> None:

@@ -35,9 +35,10 @@ class TorchOptions:
 class Criterion(TorchOptions, nn.Module):
     """A scalar criterion over per-sample losses: the base class of all, and of your own.
 
-    A subclass defines `reduce(losses, weights=None, reduction="mean")` of losses (n,), for all three
-    reductions where it is a mean of f(ℓ) over samples; where it is not, it sets `additive = False`,
-    and "mean" is enough. `settings` names the attributes that `repr` shows.
+    A subclass defines `reduce(losses, weights=None, reduction="mean")` of losses (n,). Where the value is
+    a weighted mean of f(ℓᵢ), it does so for all three reductions. Where it is not, "mean" is enough, and
+    it sets `additive = False`. `settings` names the attributes that `repr` shows. Hooks get the
+    attribute `theta`, or None.
 
     If `additive` is true, the values of equal parts average to the value of the whole batch. For
     unequal parts, and with weights, add up sums and divide by all weights. The mean of an empty batch
@@ -48,8 +49,9 @@ class Criterion(TorchOptions, nn.Module):
             each pixel, each token, each element for `nn.MSELoss` or `nn.BCEWithLogitsLoss`. Default:
             `nn.CrossEntropyLoss()`. A torch loss is copied with `reduction="none"`: settings that you
             change on it afterwards, such as `label_smoothing`, have no effect here.
-        reduction: "mean" gives Σ w·f(ℓ)/Σ w, "sum" Σ w·f(ℓ), "none" w·f(ℓ) in the target's shape.
-            The weights w are 0 for ignored targets, w_y for class weights, 1 otherwise.
+        reduction: "mean" gives Σ w·f(ℓ)/Σ w, "sum" Σ w·f(ℓ), "none" w·f(ℓ) in the shape of the
+            losses: the target's, and (n,) of class probabilities (n, C). The weights w are 0 for
+            ignored targets, w_y for class weights, 1 otherwise.
 
     Raises:
         ValueError: for a base that cannot be called, that gives a single value, or that has parameters
@@ -59,9 +61,10 @@ class Criterion(TorchOptions, nn.Module):
             like probabilities, float targets do not sum to 1, or logits (B, T, T) leave open which axis
             holds the classes.
 
-    `state_dict` holds θ and class weights. All other settings (σ, γ, β, t, radius, label smoothing)
-    come from the constructor, as in torch's losses. A checkpoint of a module that holds a criterion
-    has its θ: load it into a module without one by `strict=False`.
+    `state_dict` holds the θ of Flooding, IFlood, SoftAD and AdaFlood, class weights, and what a base of
+    your own holds. All other settings (σ, γ, β, t, radius, label smoothing) come from the constructor,
+    as in torch's losses. A checkpoint of a module that holds a criterion has its θ: load it into a
+    module without one by `strict=False`.
 
     Example:
         >>> from softadlib import Criterion, functional
@@ -70,34 +73,38 @@ class Criterion(TorchOptions, nn.Module):
         ...         return functional.erm(losses**2, sample_weight=weights, reduction=reduction)
         >>> Squared(base=nn.L1Loss())(torch.tensor([1.0, 3.0]), torch.zeros(2))  # (1 + 9)/2
         tensor(5.)
+        >>> class SquaredMean(Criterion):  # of the whole batch
+        ...     additive = False
+        ...     def reduce(self, losses, weights=None, reduction="mean"):
+        ...         return functional.erm(losses, sample_weight=weights) ** 2
+        >>> twice = torch.tensor([1.0, 2.0])  # the second sample counts twice: ((1 + 3 + 3)/3)²
+        >>> SquaredMean(base=nn.L1Loss())(torch.tensor([1.0, 3.0]), torch.zeros(2), sample_weight=twice)
+        tensor(5.4444)
     """
 
     settings: tuple[str, ...] = ()
     """Names of the attributes that `repr` shows."""
     additive = True
-    """Whether the criterion is a mean over samples of a function f of the sample's loss."""
+    """Whether the value is a weighted mean of f(ℓᵢ) over samples."""
 
     def __init__(self, base: Base | None = None, *, reduction: str = "mean"):
         super().__init__()
         choose("reduction", reduction, F.REDUCTIONS)
         if reduction == "mean" and getattr(base, "reduction", "") == "sum":
-            warn(f"{base!r} sums and the criterion takes the mean; give it reduction='sum', too")
+            way_out = "; give it reduction='sum', too" if self.additive else ""
+            warn(f"{base!r} sums and {type(self).__name__} takes the mean{way_out}")
         self.base = resolve_base(base)
         self.reduction = reduction
         self._is_first_batch = True
         self._losses_hooks: OrderedDict[int, LossesHook] = OrderedDict()
 
-    def forward(
-        self, input: Any, target: Any, sample_weight: Weights = None, *, weights: None = None
-    ) -> Tensor:
+    def forward(self, input: Any, target: Any, sample_weight: Weights = None) -> Tensor:
         """Map (n, C) logits and (n,) targets to (), or whatever shapes `base` takes.
 
         `sample_weight` in the shape of the per-sample losses, at least 0, says how much each sample
         counts, beside class weights and ignored targets: the mean is Σ w·f(ℓ)/Σ w. A target of weight
-        0 may be NaN. It was called `weights` in 0.2.0.
+        0 may be NaN.
         """
-        if weights is not None:
-            raise UserError("weights= of 0.2.0 is now sample_weight=")
         return self._value(input, target, sample_weight, self.reduction)
 
     def per_sample(self, input: Any, target: Any, sample_weight: Weights = None) -> Tensor:
@@ -110,17 +117,21 @@ class Criterion(TorchOptions, nn.Module):
         return self._value(input, target, sample_weight, "none")
 
     def _value(self, input: Any, target: Any, sample_weight: Weights, reduction: str) -> Tensor:
-        if reduction != "mean" and not self.additive:
-            raise UserError(
-                f"{type(self).__name__} has no value per sample: it is a function of the whole batch; "
-                "SoftAD and IFlood have one"
-            )
+        self._check_reduction(reduction)
         losses, weights = self._losses(input, target, sample_weight)
         if self._losses_hooks:
             self._notify(losses, weights, getattr(self, "theta", None))
         flat_weights = None if weights is None else weights.flatten()
         value = self.reduce(losses.flatten(), flat_weights, reduction)
         return value.reshape(losses.shape) if reduction == "none" else value
+
+    def _check_reduction(self, reduction: str) -> None:
+        """Raise UserError for a sum or values per sample of a criterion of the whole batch."""
+        if reduction != "mean" and not self.additive:
+            raise UserError(
+                f"{type(self).__name__} has no value per sample: it is a function of the whole batch; "
+                "SoftAD and IFlood have one"
+            )
 
     def _losses(self, input: Any, target: Any, sample_weight: Weights) -> tuple[Tensor, Weights]:
         """Return per-sample losses, and how much each counts; check the first batch, unless compiled."""
@@ -160,7 +171,8 @@ class Criterion(TorchOptions, nn.Module):
     def gradient_weights(self, losses: Tensor, weights: Weights = None) -> Tensor:
         """Return what multiplies the gradient of each sample, n·∂value/∂ℓᵢ: 1 for ERM. (n,) → (n,).
 
-        `weights` (n,) say how much each sample counts; one that counts w times has the value of one.
+        `weights` (n,) say how much each sample counts. What is returned is per unit of weight: a sample
+        of weight 2 has the value that each of two equal samples of weight 1 has.
         """
         if self.additive:
             return self.derivative(losses)
@@ -175,7 +187,8 @@ class Criterion(TorchOptions, nn.Module):
         p_k ∝ q_k / f′(−ln q_k), with q the softmax and f(ℓ) the criterion's value for a loss ℓ: see
         `functional.class_probabilities`. For ERM p is q. Class weights, label smoothing, `weight` and
         `pos_weight` of the base are undone, too; `sample_weight=` of the call is not. Class weights w
-        given there are undone by p / w, divided by the sum over classes.
+        given there are undone by p / w, divided by the sum over classes. A class of weight 0 in the base
+        has p = 0: the network learned nothing of it.
 
         Args:
             logits: (n, C, …), as the criterion takes them; log-probabilities where the base is NLLLoss.
@@ -195,9 +208,9 @@ class Criterion(TorchOptions, nn.Module):
     def temperature(self, p: float = 0.9) -> float:
         """Return the T for which this criterion asks for the logits of cross-entropy, divided by T.
 
-        Of two classes, of which one has probability `p`: see `functional.temperature_asked`. 1 for ERM,
-        about 2 for SoftAD with σ = 1 and a small θ, ∞ where no logits have the right order (θ ≥ ln 2).
-        Weights of the base are left out.
+        Of two classes, of which one has probability `p`: see `functional.temperature_asked`. 1 for ERM
+        without label smoothing, above 1 with it. About 2 for SoftAD with σ = 1 and a small θ, ∞ where no
+        logits have the right order (θ ≥ ln 2). Weights of the base are left out.
 
         Raises:
             ValueError: as `probabilities`, and for a `p` that is not above ½ and below 1.

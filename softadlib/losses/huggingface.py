@@ -9,6 +9,7 @@ from torch import Tensor
 from softadlib import functional as F
 from softadlib._validation import UserError
 from softadlib.functional.reduction import Weights
+from softadlib.losses.adaflood import AdaFlood
 from softadlib.losses.criterion import Criterion
 
 
@@ -36,7 +37,8 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         no `sample_weight`; a `compute_loss` of your own can.
 
     Raises:
-        ValueError: for a criterion of the whole batch, and for another `ignore_index` than -100.
+        ValueError: for a criterion of the whole batch, for AdaFlood, and for another `ignore_index`
+            than -100.
 
     Example:
         >>> from types import SimpleNamespace
@@ -50,6 +52,10 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
         raise UserError(
             f"the Trainer adds up micro-batches, and {type(criterion).__name__} does not add up; take "
             "SoftAD, IFlood, Focal or ERM(base=loss)"
+        )
+    if isinstance(criterion, AdaFlood):
+        raise UserError(
+            "the Trainer gives no index of a sample to AdaFlood; take IFlood, with one level"
         )
     if criterion.base.ignore_index not in (None, -100):
         raise UserError(
@@ -66,13 +72,15 @@ def hf_loss(criterion: Criterion, *, shift: bool = False) -> Callable[..., Tenso
             labels = labels[:, 1:]
         if labels.numel() == logits.numel():  # a number for each output
             labels = labels.view_as(logits).to(logits.dtype)
+            if criterion.base.of_classes and logits.ndim > 2:  # torch has the classes second
+                logits, labels = logits.flatten(0, -2), labels.flatten(0, -2)
         else:
             logits = logits.flatten(0, -2)
             labels = labels.flatten()
         if not logits.requires_grad:
             losses, weights = criterion.base(logits, labels, sample_weight)
             return F.erm(losses, sample_weight=weights)
-        values = criterion.per_sample(logits, labels, sample_weight)
+        values = criterion.per_sample(logits, labels, sample_weight=sample_weight)
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
         if isinstance(count, Tensor):
             count = count.to(values.device)

@@ -63,6 +63,7 @@ class CVaR(BatchCriterion):
         self.beta = real("beta", beta, low=0, below=1)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
+        self._check_reduction(reduction)
         return F.cvar(losses, self.beta, sample_weight=weights)
 
 
@@ -94,6 +95,7 @@ class ChiSquareDRO(BatchCriterion):
         self.radius = real("radius", radius, low=0)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
+        self._check_reduction(reduction)
         return F.chi2_dro(losses, self.radius, sample_weight=weights)
 
 
@@ -125,6 +127,7 @@ class Tilted(BatchCriterion):
         self.t = real("t", t)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
+        self._check_reduction(reduction)
         return F.tilted(losses, self.t, sample_weight=weights)
 
 
@@ -135,8 +138,12 @@ def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor
     the losses of this process carry a gradient, times the number of processes, by which DDP divides:
     the average is then the gradient of the whole batch. One process gets `losses` back.
 
+    Weights are not gathered along. Gather them by a call of their own, in the losses' order:
+    `functional.cvar(gather_losses(losses), 0.5, sample_weight=gather_losses(weights))`.
+
     >>> from softadlib import functional
-    >>> functional.cvar(gather_losses(torch.tensor([1.0, 4.0, 2.0, 3.0])), 0.5)  # (4 + 3)/2
+    >>> losses = torch.nn.L1Loss(reduction="none")(torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.zeros(4))
+    >>> functional.cvar(gather_losses(losses), 0.5)  # (4 + 3)/2; then call backward()
     tensor(3.5000)
     """
     dist = torch.distributed
@@ -153,5 +160,8 @@ def gather_losses(losses: Tensor, group: "ProcessGroup | None" = None) -> Tensor
     parts = [torch.zeros_like(padded) for _ in range(world)]
     dist.all_gather(parts, padded, group=group)
     parts = [part[:count] for part, count in zip(parts, counts)]
-    parts[dist.get_rank(group)] = values + world * (losses - values)
+    own = losses.clone()
+    if own.requires_grad:
+        own.register_hook(lambda grad: world * grad)
+    parts[dist.get_rank(group)] = own
     return torch.cat(parts)

@@ -74,7 +74,7 @@ class Flooding(Thresholded):
     """θ + |mean ℓ − θ|: descends above the flood level θ, ascends below, the whole batch at once.
 
     Values of parts of a batch do not add up: over micro-batches and processes add up gradients of the
-    mean loss, and turn their sign once. The page `recipes` shows it in eight lines.
+    mean loss, and turn their sign once, as the page `notebooks/recipes.ipynb` does in eight lines.
 
     Args:
         theta: flood level in nats, any finite number. If no loss is below 0, a level of 0 or less
@@ -102,6 +102,7 @@ class Flooding(Thresholded):
         super().__init__(theta, base=base)
 
     def reduce(self, losses: Tensor, weights: Weights = None, reduction: str = "mean") -> Tensor:
+        self._check_reduction(reduction)
         return F.flooding(losses, self.theta, sample_weight=weights)
 
 
@@ -118,8 +119,8 @@ class IFlood(Thresholded):
 
     Raises:
         ValueError: for a θ that is no finite number, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, except a binary one with weights
-            inside, or above the level of a smoothed one.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies; with label smoothing θ from
+            `cross_entropy_levels(…).calibrated_below` on. Binary ones with weights inside raise none.
         InertWarning: θ below the smallest loss of smoothed targets.
 
     Xie et al. (2022).
@@ -140,8 +141,8 @@ class SoftAD(Thresholded):
     The gradient of a sample has the weight σφ((ℓ−θ)/σ), φ(x) = x/√(1+x²): samples above θ descend,
     samples below ascend, those near θ hardly move. It trains a network to the logits of cross-entropy
     divided by `criterion.temperature()`, about two for σ = 1 and a small θ. At the minimum the softmax is less
-    confident than the true probabilities; `criterion.probabilities(logits)` undoes that. Compare the
-    two on validation data: where the network was over-confident, the softmax is better.
+    confident than the true probabilities; `criterion.probabilities(logits)` undoes that. Use
+    `probabilities` where the validation cross-entropy is lower with them, else the softmax.
 
     Args:
         theta: level in nats. Try 0.01, stay below ln 2 ≈ 0.69. It cannot be learned; assign
@@ -158,8 +159,8 @@ class SoftAD(Thresholded):
 
     Raises:
         ValueError: for numbers out of range, an unknown scale, and as `Criterion`.
-        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies, except a binary one with weights
-            inside, or above the level of a smoothed one.
+        CalibrationWarning: θ ≥ ln 2 with one of torch's cross-entropies; with label smoothing θ from
+            `cross_entropy_levels(…).calibrated_below` on. Binary ones with weights inside raise none.
         InertWarning: θ below the smallest loss of smoothed targets.
 
     Holland & Nakatani (2024).

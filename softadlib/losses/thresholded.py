@@ -1,8 +1,9 @@
-"""Criteria with one level θ for all samples: the level, its place in a state, and the levels to keep.
+"""Criteria with one θ for all samples: θ itself, its place in a state, and the bounds to keep θ within.
 
-A sample that is classified wrongly has at least the loss `calibrated_below`. Where class j outscores
-class k, ℓ_j + ℓ_k is at least twice that. Exchanging the two scores therefore shows that SoftAD and
-iFlood prefer the likelier class for every θ below it: for θ < ln 2 with cross-entropy.
+Why a warning from `calibrated_below` on, ln 2 for cross-entropy: a sample that is classified wrongly
+has at least this loss, and two classes j and k have ℓ_j + ℓ_k of at least twice it. For a smaller θ
+SoftAD and iFlood therefore give the likelier class the higher score: exchanging the scores of two
+classes in the wrong order lowers the risk.
 """
 
 import math
@@ -72,7 +73,7 @@ def _entropy(share: float) -> float:
     return -share * math.log(share) if share else 0.0
 
 
-def _levels_of(base: BaseLoss) -> Levels | None:
+def _bounds_of(base: BaseLoss) -> Levels | None:
     """Return the levels where a loss is −ln q of its target, in nats; None of other losses.
 
     Class weights leave it so, because they weigh whole samples; weights inside a binary loss do not.
@@ -92,8 +93,8 @@ class Thresholded(Criterion):
     def __init__(self, theta: float, *, base: Base | None = None, reduction: str = "mean"):
         super().__init__(base, reduction=reduction)
         self._warned: set[type[Warning]] = set()
-        self._levels = _levels_of(self.base)
-        """Levels of the base; those of a smoothed one are known from the first batch on."""
+        self._bounds = _bounds_of(self.base)
+        """Bounds of θ, None if unknown; those of a smoothed base are known from the first batch on."""
         # As a number: nn.Module registers a Parameter before the setter could refuse it.
         self.theta = real("theta", theta)
 
@@ -109,29 +110,29 @@ class Thresholded(Criterion):
 
     def _check_first_batch(self, input: Any, target: Any, sample_weight: Weights) -> None:
         super()._check_first_batch(input, target, sample_weight)
-        if not self.base.label_smoothing or target.is_floating_point():
+        if not 0 < self.base.label_smoothing < 1 or target.is_floating_point():
             return
         classes = input.shape[class_axis(input)]
         if classes > 1:
-            self._levels = cross_entropy_levels(classes, self.base.label_smoothing)
+            self._bounds = cross_entropy_levels(classes, self.base.label_smoothing)
             self._check_theta()
 
     def _check_theta(self) -> None:
         """Warn once of a θ from which on a wrong class wins, and once of one that no loss falls below."""
-        levels = self._levels
-        if levels is None:
+        bounds = self._bounds
+        if bounds is None:
             return
         # Only an additive criterion holds every sample at θ; Flooding holds the mean loss there.
-        if self.additive and self.theta >= levels.calibrated_below:
+        if self.additive and self.theta >= bounds.calibrated_below:
             self._warn_once(
-                f"from theta = {levels.calibrated_below:.4f} on the criterion's minimiser may predict "
+                f"from theta = {bounds.calibrated_below:.4f} on the criterion's minimiser may predict "
                 "the wrong class; use a smaller theta",
                 CalibrationWarning,
             )
-        elif 0 < self.theta < levels.minimum:  # θ ≤ 0 lets no loss ascend, smoothed or not
+        elif 0 < self.theta < bounds.minimum:  # θ ≤ 0 lets no loss ascend, smoothed or not
             self._warn_once(
-                f"no loss of smoothed targets is below {levels.minimum:.4f}, so that nothing ever "
-                f"ascends; try theta = {levels.minimum + self.theta:.4f}, as far above that",
+                f"no loss of smoothed targets is below {bounds.minimum:.4f}, so that nothing ever "
+                f"ascends; try theta = {bounds.minimum + self.theta:.4f}, as far above that",
                 InertWarning,
             )
 

@@ -21,7 +21,8 @@ def main(rank: int, folder: str) -> None:
         losses = LOSSES[PARTS[rank]].requires_grad_()
         value = F.cvar(gather_losses(losses, group), 0.4)
         value.backward()
-        result = value.detach(), losses.grad / 2  # DDP divides by the two processes
+        infinite = F.cvar(gather_losses(torch.tensor([torch.inf]), group), 0.4)
+        result = value.detach(), losses.grad / 2, infinite  # DDP divides by the two processes
     torch.save(result, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

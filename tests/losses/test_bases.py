@@ -29,6 +29,21 @@ def test_batchmean_is_one_loss_per_sample():
     torch.testing.assert_close(ERM(base=base, reduction="none")(log_probs, target), each)
 
 
+def test_a_base_that_sums_names_no_option_that_flooding_lacks():
+    with pytest.warns(UserWarning, match=r"MSELoss.* sums and Flooding takes the mean$"):
+        Flooding(0.1, base=nn.MSELoss(reduction="sum"))
+
+
+def test_targets_that_are_smoothed_all_over_are_taken_as_torch_takes_them():
+    logits, loss = (
+        torch.randn(4, 3, generator=torch.manual_seed(0)),
+        nn.CrossEntropyLoss(label_smoothing=1),
+    )
+    expected = loss(logits, torch.zeros(4).long())
+    found = IFlood(0.0, base=loss)(logits, torch.zeros(4).long())
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_base_that_sums_says_where_the_sum_belongs():
     with pytest.warns(UserWarning, match=r"MSELoss.* sums and .* give it reduction='sum'"):
         SoftAD(0.1, base=nn.MSELoss(reduction="sum"))

@@ -86,3 +86,4 @@ def test_losses_of_a_group_that_does_not_begin_at_rank_0(tmp_path):
     _, one, two = run_ranks(group_worker, tmp_path, 3)
     assert one[0].item() == two[0].item() == pytest.approx(16 / 3)
     close(torch.cat([one[1], two[1]]), torch.tensor([0, 1, 0, 1, 1]) / 3)
+    assert one[2] == two[2] == torch.inf

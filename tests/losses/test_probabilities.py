@@ -50,6 +50,19 @@ def test_softad_alone_is_not_calibrated():
     assert q[0] < 0.55 < P[0]
 
 
+@pytest.mark.parametrize("make", [ERM, partial(SoftAD, 0.0, 1e6)])
+def test_a_class_of_weight_0_has_no_probability(make):
+    """The others by hand: (0.2/1, 0.4/2) in parts of their sum. SoftAD of a huge σ has f′ ∝ ℓ."""
+    criterion = make(base=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.0, 2.0])))
+    logits = torch.tensor([[0.2, 0.4, 0.4]]).log().requires_grad_()
+    found = criterion.probabilities(logits)
+    share = torch.tensor([0.2, 0.2]) / (1 if make is ERM else torch.tensor([0.2, 0.4]).log().abs())
+    share = share / share.sum()
+    torch.testing.assert_close(found, torch.stack([share[0], torch.tensor(0.0), share[1]])[None])
+    found[0, 0].backward()
+    assert logits.grad.isfinite().all()
+
+
 def test_nll_takes_log_probabilities():
     logits = torch.randn(5, 3, generator=torch.manual_seed(0))
     of_nll = SoftAD(0.01, base=nn.NLLLoss()).probabilities(logits.log_softmax(1))

@@ -100,7 +100,6 @@ REFUSALS = {
     "weight of the sample below 0": (
         lambda: on_two(ERM(), sample_weight=-torch.ones(2)), "sample_weight", "at least 0", "-1"
     ),
-    "the old name": (lambda: on_two(ERM(), weights=torch.ones(2)), "now sample_weight="),
     "weight= of a criterion": (
         lambda: SoftAD(0.01, weight=torch.ones(3)), "SoftAD(…, base=nn.CrossEntropyLoss(weight=…))"
     ),
@@ -111,6 +110,10 @@ REFUSALS = {
     "none, cvar": (lambda: set_to_none(CVaR(0.5)), "CVaR has no value per sample"),
     "none, chi2": (lambda: set_to_none(ChiSquareDRO(0.5)), "ChiSquareDRO has no value per sample"),
     "none, tilted": (lambda: set_to_none(Tilted(1.0)), "Tilted has no value per sample"),
+    "sum by hand, flooding": (lambda: Flooding(0.1).reduce(torch.ones(2), None, "sum"), "Flooding has no"),
+    "sum by hand, cvar": (lambda: CVaR(0.5).reduce(torch.ones(2), None, "sum"), "CVaR has no value"),
+    "sum by hand, chi2": (lambda: ChiSquareDRO(0.5).reduce(torch.ones(2), None, "sum"), "ChiSquareDRO has no"),
+    "none by hand, tilted": (lambda: Tilted(1.0).reduce(torch.ones(2), None, "none"), "Tilted has no value"),
     # AdaFlood
     "index": (lambda: AdaFlood(LEVELS)(LOGITS, TWO, torch.tensor([0, 2])), "index 2", "2 samples", IndexError),
     "index below 0": (lambda: AdaFlood(LEVELS)(LOGITS, TWO, torch.tensor([0, -1])), "index -1", IndexError),
@@ -185,4 +188,4 @@ def test_an_assigned_theta_is_checked_as_the_constructors(make, bad):
     "bad", [0.5, None, "x", [], {}, [0, 1], [[0.1]], [0.1, math.nan], pd.Series([0.1, 0.2])]
 )
 def test_levels_that_are_no_vector_are_refused(bad):
-    refused(lambda: AdaFlood(bad), "theta must be a vector of finite levels, the i-th of sample i")
+    refused(lambda: AdaFlood(bad), "theta must be a vector of finite floats, the level of sample i")
