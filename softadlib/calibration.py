@@ -57,13 +57,18 @@ def fit_temperature(
         0.84
     """
     z, y = columns(logits, targets)
+    prior = real("prior", prior, low=0)
+    if len(z) >= MANY and z[:, 0].any() and z.min() >= 0 and z.max() <= 1:
+        warn(SIGMOIDS)
+    return temperature_of(z, y, prior)
+
+
+def temperature_of(z: Tensor, y: Tensor, prior: float) -> float:
+    """Return the T of `fit_temperature` for logits (n, K) and class indices (n,), as `columns` gives them."""
     if y.min() == y.max():
         raise UserError(
             f"targets are all of class {y[0]}; a temperature needs two classes at least"
         )
-    prior = real("prior", prior, low=0)
-    if len(z) >= MANY and z[:, 0].any() and z.min() >= 0 and z.max() <= 1:
-        warn(SIGMOIDS)
     # Beyond 1e15 a square overflows float32, and no probability is left anyway.
     gap = (z - z.amax(1, keepdim=True)).clamp_min(-1e15)
     low, high = BOUNDS

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as nnF
 from torch import Tensor
 
-from softadlib.calibration import expected_calibration_error, fit_temperature
+from softadlib.calibration import columns, expected_calibration_error, temperature_of
 from softadlib.trainer.splits import PARTS
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def closed_form_measures(
 def _temperature(logits: Tensor, labels: Tensor, prior: float) -> float:
     """Return the fitted temperature; NaN where there is none: NaN logits, or one class alone."""
     try:
-        return fit_temperature(logits, labels, prior=prior)
+        return temperature_of(*columns(logits, labels), prior)
     except ValueError:
         return np.nan
 

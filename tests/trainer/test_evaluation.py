@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from softadlib.trainer.evaluation import evaluate, model_norm
+from softadlib import fit_temperature
+from softadlib.trainer.evaluation import evaluate, loss_summary, model_norm
 
 X = torch.sin(torch.arange(69, dtype=torch.float64)).view(23, 3)
 Y = torch.arange(23) % 3
@@ -70,3 +71,11 @@ def test_model_norm_by_hand():
     params = {"weight": torch.tensor([[1.0, 2.0], [2.0, 4.0]]), "bias": torch.tensor([12.0])}
     assert model_norm(params).item() == 13  # 1 + 4 + 4 + 16 + 144 = 13²
     assert model_norm(params).dtype == torch.float64
+
+
+def test_a_network_whose_logits_are_all_small_is_measured_without_a_warning():
+    """After a few steps all logits may lie between 0 and 1, and are no sigmoids; warnings are errors here."""
+    logits = (X.abs() / 2 + 0.1,) * 3
+    temperature = loss_summary(logits, (Y,) * 3, calibrated=True)["prior_temperature"]
+    with pytest.warns(UserWarning, match="as sigmoids do"):
+        assert temperature.tolist() == [fit_temperature(logits[0], Y)] * 3

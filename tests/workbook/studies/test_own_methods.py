@@ -78,3 +78,8 @@ def test_a_file_that_adds_nothing_fails_or_replaces_is_refused(home, text, words
     with pytest.raises(UserError, match=words):
         load("mine", "gaussian")
     assert before == METHODS
+
+
+def test_a_file_of_methods_is_no_change_of_a_command(capsys):
+    assert cli.main(["train", "mine", "-p", "methods=my_methods.py"]) == 2
+    assert "'methods' is a line of a profile's file alone" in capsys.readouterr().err
