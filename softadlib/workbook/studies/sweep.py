@@ -125,7 +125,9 @@ def check_name(name: str, names: Sequence[str]) -> None:
     if name in RENAMED and name not in names:
         raise UserError(f"parameter {name!r} is called {RENAMED[name]!r} now")
     if name in ("extends", "methods"):
-        raise UserError(f"{name!r} is a line of a profile's file alone, params/PROFILE/DATASET.yaml")
+        raise UserError(
+            f"{name!r} is a line of a profile's file alone, params/PROFILE/DATASET.yaml"
+        )
     choose("parameter", name, names)
 
 
