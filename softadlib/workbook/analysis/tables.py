@@ -111,7 +111,7 @@ class Shown:
 
     def __init__(self, text: pd.DataFrame, bold: pd.DataFrame) -> None:
         self._text = text
-        self._html = text.where(~bold, "<b>" + text + "</b>")
+        self._html = text.where(~bold, "<b>" + text.astype(str) + "</b>")
 
     def __repr__(self) -> str:
         return str(self._text.to_string())

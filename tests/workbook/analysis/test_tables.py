@@ -202,3 +202,7 @@ def test_shown_has_fixed_decimals_and_the_best_in_bold():
     down = tables.shown(table[["ERM"]], digits={"ERM": 1}, best="max", along="rows")._repr_html_()
     assert down.count("<b>") == 1
     assert "<b>0.5</b>" in down
+
+
+def test_a_table_without_a_row_is_shown_by_its_heads():
+    assert "<th>runs</th>" in tables.shown(pd.DataFrame({"runs": []}))._repr_html_()
