@@ -66,4 +66,5 @@ def test_the_report_of_another_profile_has_no_numbers_of_the_projects_own():
     assert not any("digits" in repr(table) or "355" in repr(table) for table in shown)
     space, shown = draw("tab1_3_loss_gaps", "smoke")
     assert space["noisy"] is None
-    assert shown == []
+    assert shown
+    assert not any("0.315" in repr(table) for table in shown), "the gap of ERM on spiral in `paper`"

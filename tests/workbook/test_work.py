@@ -76,7 +76,7 @@ def blocks(name, kind):
 
 def test_results_in_pandas_as_the_readme_prints_it(capsys, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    pandas, _ = blocks("outputs", "python")
+    _, pandas, _ = blocks("outputs", "python")
     exec(pandas, {})
     methods = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert methods == ["erm", "flooding", "iflood", "sam", "softad"]
@@ -92,7 +92,7 @@ def test_results_go_to_a_tracker_as_the_readme_prints_it(monkeypatch):
         log_metrics=lambda measures, step: logged[-1][1].update({step: measures["loss_test"]}),
     )
     monkeypatch.setitem(sys.modules, "mlflow", tracker)
-    _, recipe = blocks("outputs", "python")
+    _, _, recipe = blocks("outputs", "python")
     exec(recipe, {})
     rows = results.read("smoke")
     assert len(logged) == len(results.final(rows))

@@ -42,4 +42,6 @@ def start():
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            pipe.close()
