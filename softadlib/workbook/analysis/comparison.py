@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from softadlib.methods import GREY
 from softadlib.workbook.analysis import plots, tables
 from softadlib.workbook.studies import results
 from softadlib.workbook.studies.selection import lacks_best_epochs
@@ -51,7 +52,7 @@ def picture(rows: pd.DataFrame) -> Figure:
                 ends.append(loss)
             ends.append(line.iloc[-1])
             ax.plot(line, linewidth=1.4, marker="." if len(line) == 1 else "", **style)
-            if plots.PALETTE[method] == plots.GREY:
+            if plots.PALETTE[method] == GREY:
                 labels[tables.LABELS[method]] = line.iloc[-1]
         low, high = np.nanmin(ends), np.nanmax(ends)
         room = 0.3 * (high - low) or 0.3 * high
@@ -62,7 +63,7 @@ def picture(rows: pd.DataFrame) -> Figure:
             plots.label_end(ax, line.index[-1], place, label)
     for ax in axes.flat[len(datasets) :]:
         ax.set_axis_off()
-    handles = plots.legend_handles(rows[[plots.PALETTE[m] != plots.GREY for m in rows["method"]]])
+    handles = plots.legend_handles(rows[[plots.PALETTE[m] != GREY for m in rows["method"]]])
     for handle in handles:
         handle.set_marker("o")
     fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize="small")

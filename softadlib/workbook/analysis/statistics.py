@@ -137,9 +137,9 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, kind="stable")
-    corrected = np.empty_like(p)
+    corrected: np.ndarray = np.empty_like(p)
     corrected[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    return np.minimum(corrected, 1)
+    return corrected.clip(max=1)
 
 
 def resampled_interval(differences: ArrayLike, draws: int = 10_000, seed: int = 0) -> Mean:
