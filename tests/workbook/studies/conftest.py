@@ -41,7 +41,5 @@ def start():
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
-        process.kill()
-        process.wait()
-        for pipe in filter(None, (process.stdout, process.stderr)):
-            pipe.close()
+        with process:  # closes its pipes and waits
+            process.kill()
