@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Diagnosis", "diagnose"]
 THRESHOLD = math.sqrt(2)
 """SoftAD acts as a temperature of two, and a factor of two helps where the best factor is above its square root."""
-EVIDENCE = (
-    "right in 53 of 55 settings of the 20 data sets it was found on, and in 28 of 30 of ten others"
-)
+EVIDENCE = "right in 53 of 55 settings of the 20 data sets on which this was found, and in 28 of 30 of ten others"
 """What the threshold rests on: page `temperature`."""
 RESAMPLES = 200
 """Resamples of the bootstrap."""
@@ -98,7 +96,7 @@ class Diagnosis:
 
     def _softad(self) -> str:
         """Say when SoftAD is worth a try."""
-        law = f"Training with SoftAD acts as a division by 2; it helps if that number is above about 1.41, {EVIDENCE}"
+        law = f"Training with SoftAD acts as a division by 2, and helps if that number is above 1.41 ({EVIDENCE})"
         if self.softad_helps is None:
             return f"{law}; 1.41 lies in the interval, so these samples are too few to tell."
         if self.softad_helps:

@@ -152,9 +152,8 @@ class OptimizerWrapper(Optimizer):
         for p in params:
             p.grad = None
         try:
-            scaler.unscale_(
-                self
-            )  # has nothing to unscale; raises if the caller has done it already
+            # There is nothing to unscale; it raises if the caller has done it already.
+            scaler.unscale_(self)
         finally:
             for p, grad in zip(params, grads):
                 p.grad = grad

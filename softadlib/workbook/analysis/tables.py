@@ -134,12 +134,11 @@ def shown(
         best: "min" or "max"; "" marks nothing.
         along: the best of each row ("columns") or of each column ("rows").
     """
-    numbers = table.select_dtypes("number")
+    places = {name: digits if isinstance(digits, int) else digits.get(name, 3) for name in table}
     text = table.astype(object).copy()
     for name in table:
-        places = digits if isinstance(digits, int) else digits.get(name, 3)
         whole = not pd.api.types.is_float_dtype(table[name])
-        cell = Cell(str(name), places)
+        cell = Cell(str(name), places[name])
         text[name] = [
             DASH if pd.isna(value) else str(value) if whole else cell.text(value)
             for value in table[name]
@@ -147,8 +146,8 @@ def shown(
     bold = pd.DataFrame(False, index=table.index, columns=table.columns)
     if best:
         axis = 1 if along == "columns" else 0
-        rounded = numbers.round(digits if isinstance(digits, int) else 3)
-        bold[numbers.columns] = rounded.eq(rounded.agg(best, axis=axis), axis=1 - axis)
+        rounded = table.select_dtypes("number").round(places)
+        bold[rounded.columns] = rounded.eq(rounded.agg(best, axis=axis), axis=1 - axis)
     return Shown(text, bold)
 
 

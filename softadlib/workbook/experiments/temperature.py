@@ -73,24 +73,22 @@ def without_validation() -> pd.DataFrame:
     (`ratio`), of ERM with them after one temperature (`ratio_temperature`), and of SoftAD at θ = 0.01
     (`ratio_theta`); `accuracy`, SoftAD's minus that of ERM with validation rows; and n.
     """
-    alone = results.final(results.read("no-validation"))
-    split = pd.concat([results.final(results.read(name)) for name in ("link", "held-out")])
-    columns = ["loss_test", "acc_test", "prior_loss_test"]
-    of_erm = split[split["method"] == "erm"].groupby(CASE)
-    erm = of_erm[columns].mean().assign(temperature=of_erm["prior_temperature"].agg(gmean))
-    plain = alone[alone["method"] == "erm"].groupby(CASE)["loss_test"].mean()
-    soft = alone[alone["method"] == "softad"]
-    at_zero = soft[soft["knob"] == 0].groupby(CASE)[["loss_test", "acc_test"]].agg(["mean", "size"])
-    other = soft[soft["knob"] == 0.01].groupby(CASE)["loss_test"].mean()
-    loss = at_zero["loss_test", "mean"]
+    all_rows = results.final(results.read("no-validation")).set_index("method")
+    with_split = pd.concat([results.final(results.read(name)) for name in ("link", "held-out")])
+    erm_all = all_rows.loc["erm"].groupby(CASE)["loss_test"].mean()
+    erm_split = with_split[with_split["method"] == "erm"].groupby(CASE)
+    thetas = all_rows.loc["softad"].groupby("knob")
+    softad = thetas.get_group(0.0).groupby(CASE)
+    softad_theta = thetas.get_group(0.01).groupby(CASE)["loss_test"].mean()
+    loss = softad["loss_test"].mean()
     cells = pd.DataFrame(
         {
-            "temperature": erm["temperature"],
-            "ratio": loss / plain,
-            "ratio_temperature": loss / erm["prior_loss_test"],
-            "ratio_theta": loss / other,
-            "accuracy": at_zero["acc_test", "mean"] - erm["acc_test"],
-            "n": at_zero["loss_test", "size"],
+            "temperature": erm_split["prior_temperature"].agg(gmean),
+            "ratio": loss / erm_all,
+            "ratio_temperature": loss / erm_split["prior_loss_test"].mean(),
+            "ratio_theta": loss / softad_theta,
+            "accuracy": softad["acc_test"].mean() - erm_split["acc_test"].mean(),
+            "n": softad.size(),
         }
     )
     return cells.dropna().reset_index()

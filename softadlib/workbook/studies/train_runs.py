@@ -103,9 +103,10 @@ def _built(model: str, make: object, shape: tuple[int, ...], classes: int, seed:
 def group_of(protocol: Protocol, runs: Sequence[Run], splits: Splits) -> RunGroup:
     """Return what engines are given of `runs`, with their initial weights."""
     method = get_method(runs[0].method)
-    # Runs of a trial have the same initial weights: building one network per run is slow.
-    first = {run.trial: run for run in reversed(runs)}
-    networks = {trial: network_of(protocol, splits, run) for trial, run in first.items()}
+    networks: dict[int, nn.Module] = {}
+    for run in runs:
+        if run.trial not in networks:  # all runs of a trial have the same initial weights
+            networks[run.trial] = network_of(protocol, splits, run)
     return RunGroup(
         method=method,
         networks=[networks[run.trial] for run in runs],

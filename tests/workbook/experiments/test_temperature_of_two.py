@@ -32,6 +32,32 @@ def test_a_cell_is_that_of_the_files():
     assert cell.n == 10
 
 
+def test_a_cell_without_validation_is_that_of_the_files():
+    """SoftAD on all rows of `no-validation` beside ERM of `link`, which keeps rows for its temperature."""
+    cells = temperature.without_validation()
+    place = (cells["dataset"] == "spambase") & (cells["label_noise"] == 0.2)
+    (cell,) = cells[place].itertuples()
+
+    def last_of(profile, method):
+        rows = pd.read_parquet(REPOSITORY / f"outputs/{profile}/spambase/{method}.parquet")
+        return rows[(rows["epoch"] == 40) & (rows["label_noise"] == 0.2)]
+
+    erm, plain, softad = (
+        last_of("link", "erm"),
+        last_of("no-validation", "erm"),
+        last_of("no-validation", "softad"),
+    )
+    zero, hundredth = (softad[softad["knob"] == theta] for theta in (0.0, 0.01))
+    loss = zero["loss_test"].mean()
+    assert cell.temperature == pytest.approx(np.exp(np.log(erm["prior_temperature"]).mean()))
+    assert cell.ratio == pytest.approx(loss / plain["loss_test"].mean())
+    assert cell.ratio_temperature == pytest.approx(loss / erm["prior_loss_test"].mean())
+    assert cell.ratio_theta == pytest.approx(loss / hundredth["loss_test"].mean())
+    assert cell.accuracy == pytest.approx(zero["acc_test"].mean() - erm["acc_test"].mean())
+    assert cell.n == 10
+    assert len(cells) == 60
+
+
 def test_right_cells_are_counted_on_both_sides_of_a_threshold():
     cells = pd.DataFrame({"temperature": [1.0, 1.0, 2.0, 2.0], "ratio": [1.1, 0.9, 1.1, 0.9]})
     assert temperature.right_cells(cells, 1.4) == 2  # the first and the last

@@ -43,8 +43,6 @@ exclude_patterns += ["outputs/book", "outputs/*/*/*", "**/.*", "**/chapters.md"]
 
 OPEN = ("train", "recipes", "extend")
 """Pages whose code is what they show."""
-
-
 FRONT = {
     "tab1_3_loss_gaps": (
         "Does it hold?",
@@ -103,9 +101,9 @@ def card(page: str, question: str, words: str, root: str = "../") -> str:
     return f'<a href="{address}">{picture}<strong>{html.escape(question)}</strong> {text}</a>'
 
 
-def cards(found: list[str]) -> str:
+def cards(links: list[str]) -> str:
     """Return cards side by side, as Markdown."""
-    return '```{raw} html\n<div class="cards">' + "\n".join(found) + "</div>\n```\n"
+    return '```{raw} html\n<div class="cards">' + "\n".join(links) + "</div>\n```\n"
 
 
 def contents() -> str:
