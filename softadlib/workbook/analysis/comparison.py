@@ -59,7 +59,7 @@ def picture(rows: pd.DataFrame) -> Figure:
         ax.set(xlim=(0, line.index[-1]), ylim=(low - room, high + room), xlabel="epoch")
         place = -np.inf
         for label, loss in sorted(labels.items(), key=lambda item: item[1]):
-            place = max(loss, place + 0.4 * room)  # no two labels on one line
+            place = max(loss, place + 0.7 * room)  # no two labels on one line
             plots.label_end(ax, line.index[-1], place, label)
     for ax in axes.flat[len(datasets) :]:
         ax.set_axis_off()
