@@ -75,6 +75,8 @@ def test_another_base_seed_gives_other_trials_and_another_order_only_other_batch
     assert {made.seeds for made in orders} == {protocol().seeds}
     seeds = [seed for made in orders for seed in made.order_seeds]
     assert len(set(seeds)) == len(seeds)
+    # A seed is below 2²⁰: whatever the trials, no order shares a seed with another one.
+    assert orders[3].order_seeds[:2] == (17716 + 3 * 2**20, 961412 + 3 * 2**20)
 
 
 def test_losses_of_single_samples_are_measured_at_quarters_of_the_curve():
