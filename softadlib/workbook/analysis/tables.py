@@ -59,7 +59,8 @@ DASH = "–"
 class Cell(NamedTuple):
     """The format of a column: heading, digits, a factor, whether the sign is always shown.
 
-    `is_value` keeps a small number from being rounded to 0, which as a hyperparameter is another one.
+    `is_value` marks values of a hyperparameter. 0.012 and 0.01 are two of them, so they have three
+    significant digits, and at least `digits` decimals.
     """
 
     heading: str
@@ -73,10 +74,27 @@ class Cell(NamedTuple):
         sign = "+" if self.signed else ""
         if pd.isna(value):
             return DASH
-        if self.is_value and 0 < abs(value) < 10**-self.digits:
-            return f"{value:.2g}"
+        if self.is_value:
+            return self.value_text(value)
         rounded = round(self.factor * value, self.digits) + 0.0  # no negative zero
         return f"{rounded:{sign}.{self.digits}f}"
+
+    def value_text(self, value: float, significant: int = 3) -> str:
+        """Return a value of a hyperparameter: 0.10, 0.012, 0.00001."""
+        short = np.format_float_positional(value, significant, fractional=False, trim="-")
+        _, _, decimals = short.partition(".")
+        return f"{value:.{max(self.digits, len(decimals))}f}"
+
+    def texts(self, values: Iterable[float]) -> list[str]:
+        """Return the cells of a column; values that differ have texts that differ."""
+        values = list(values)
+        if not self.is_value:
+            return [self.text(value) for value in values]
+        different = {value for value in values if not pd.isna(value)}
+        for significant in (*range(3, 8), 3):  # in the eighth digit they differ by rounding
+            if len({self.value_text(value, significant) for value in different}) == len(different):
+                break
+        return [DASH if pd.isna(value) else self.value_text(value, significant) for value in values]
 
 
 CELLS = {
@@ -279,14 +297,20 @@ def render(frame: pd.DataFrame, cells: Mapping[str, Cell] = CELLS) -> pd.DataFra
             text[f"{cell.heading} [95 %]"] = [interval(cell, *line) for line in columns]
         elif f"{name}_sd" in frame:
             pairs = zip(frame[name], frame[f"{name}_sd"])
-            spread = cell._replace(is_value=False)
-            text[cell.heading] = [
-                cell.text(mean) + ("" if pd.isna(sd) else f" ({spread.text(sd)})")
-                for mean, sd in pairs
-            ]
+            text[cell.heading] = [_mean_and_sd(cell, mean, sd) for mean, sd in pairs]
         else:
-            text[cell.heading] = [cell.text(value) for value in frame[name]]
+            text[cell.heading] = cell.texts(frame[name])
     return pd.DataFrame(text, index=frame.index)
+
+
+def _mean_and_sd(cell: Cell, mean: float, sd: float) -> str:
+    """Return `mean (sd)`. A mean of different values is no value of the grid: two digits are enough."""
+    if pd.isna(sd):
+        return cell.text(mean)
+    if not cell.is_value or np.isclose(sd, 0):
+        return f"{cell.text(mean)} ({cell._replace(is_value=False).text(sd)})"
+    decimals = len(cell.value_text(mean, 2).partition(".")[2])
+    return f"{mean:.{decimals}f} ({sd:.{decimals}f})"
 
 
 def interval(cell: Cell, mean: float, low: float, high: float, n: float) -> str:

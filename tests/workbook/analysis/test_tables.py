@@ -206,3 +206,27 @@ def test_shown_has_fixed_decimals_and_the_best_in_bold():
 
 def test_a_table_without_a_row_is_shown_by_its_heads():
     assert "<th>runs</th>" in tables.shown(pd.DataFrame({"runs": []}))._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((0.012, 0.01), ["0.012", "0.01"]),
+        ((0.1, 2, 1234.5, 0, 1e-5), ["0.10", "2.00", "1234.50", "0.00", "0.00001"]),
+        ((0.01 + 1.99 / 39, math.nan), ["0.061", "–"]),  # the second value of the paper's grid
+        ((1.001, 1.002), ["1.001", "1.002"]),
+        ((0.3, 0.1 + 0.2), ["0.30", "0.30"]),
+    ],
+)
+def test_values_that_differ_are_shown_apart(values, words):
+    frame = pd.DataFrame({"value_last": values})
+    assert tables.render(frame)["value"].tolist() == words
+
+
+def test_a_value_that_all_trials_select_is_that_value():
+    frame = pd.DataFrame(
+        {"knob": [0.012, 0.012, 0.0133, 0.3667], "knob_sd": [1e-18, math.nan, 0.0029, 0.23]}
+    )
+    assert tables.render(frame)["value"].tolist() == [
+        "0.012 (0.00)", "0.012", "0.013 (0.003)", "0.37 (0.23)",
+    ]  # fmt: skip
