@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -126,8 +127,31 @@ def test_profiles_as_the_readme_prints_them(tmp_path, monkeypatch):
             pixels = np.full((8, 8, 3), i, dtype=np.uint8)
             Image.fromarray(pixels).save(pets / part / name / f"{i}.png")
     (tmp_path / "params/mine/pets.yaml").write_text(images.replace("/data/pets", "pets"))
-    (study,) = work.plan_work("mine", ["pets"], ["softad"], {"batch_size": 20}).studies
+    (study,) = work.plan_work("mine", ["pets"], ["softad"]).studies
     assert len(study.runs) == 2
+
+
+def test_a_few_dozen_images_train_as_the_readme_prints_it(home):
+    """With the learning rate and the batches of the file that it extends, the loss was 1e5."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(36):
+        pixels = rng.normal(120, 30, (16, 16, 3))
+        pixels[..., i % 3] += 40
+        file = home / "pets" / ("cat", "dog", "cow")[i % 3] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file)
+    for name in ("paper", "pets"):
+        (home / "params" / name).mkdir()
+    shutil.copy(REPOSITORY / "params/paper/fashionmnist.yaml", home / "params/paper")
+    *_, example = blocks("params", "yaml")
+    (home / "params/pets/pets.yaml").write_text(example.replace("/data/pets", "pets"))
+    assert cli.main(["train", "pets", "--method", "erm", "-j", "1"]) == 0
+    end = results.final(results.read("pets")).iloc[0]
+    assert end["loss_train"] < np.log(3) / 2
+    assert end["loss_test"] < np.log(3)
+    assert end["acc_train"] > 0.9
 
 
 def test_from_csv_to_a_page_in_four_commands(home, monkeypatch):
