@@ -45,6 +45,11 @@ def choose(kind: str, value: object, choices: Iterable[object]) -> None:
     raise UserError(f"{kind} {value!r} unknown; choose from {', '.join(names)}{hint}")
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return "1 row", "1,000 rows"; `plural` where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def real(
     name: str,
     value: Any,

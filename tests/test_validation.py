@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softadlib._validation import UserError, choose, real, whole
+from softadlib._validation import UserError, choose, counted, real, whole
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5), st.floats(-5, 5))
@@ -95,3 +95,8 @@ def test_choose_lists_the_choices():
     choose("scale", "code", ("code", "text"))
     with pytest.raises(UserError, match="scale 'x' unknown; choose from code, text"):
         choose("scale", "x", ("code", "text"))
+
+
+def test_one_is_singular():
+    assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+    assert counted(12345, "class", "classes") == "12,345 classes"

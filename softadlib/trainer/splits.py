@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softadlib._validation import UserError
+from softadlib._validation import UserError, counted
 
 PARTS = ("train", "val", "test")
 
@@ -40,7 +40,7 @@ class Splits:
             )
         if len(self.x) != len(self.y):
             raise UserError(
-                f"{len(self.x)} samples but {len(self.y)} labels; every sample needs one"
+                f"{counted(len(self.x), 'sample')} but {counted(len(self.y), 'label')}; every sample needs one"
             )
         if len(self.y) and not 0 <= self.y.min() <= self.y.max() < self.classes:
             raise UserError(

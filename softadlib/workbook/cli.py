@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from softadlib import __version__, _files
-from softadlib._validation import MissingData, UserError, choose, whole
+from softadlib._validation import MissingData, UserError, choose, counted, whole
 
 if TYPE_CHECKING:
     from softadlib.workbook.pages.notebooks import Outcome, Page
@@ -281,7 +281,7 @@ def finish(outcomes: "Sequence[Outcome]", started: float, profile: str) -> int:
         return 1
     seconds = time.monotonic() - started
     done = len(outcomes) - len(lacking)
-    say(f"done: {done} notebooks in {seconds:.0f} s, {outputs(profile)}")
+    say(f"done: {counted(done, 'notebook')} in {seconds:.0f} s, {outputs(profile)}")
     if profile != FIGURES:
         say(f"next: softad report {profile} makes one page of them")
     return 0
@@ -360,7 +360,8 @@ def train(
         say(f"shard {shard} is trained; when all shards are trained, {together}")
     seconds = time.monotonic() - started
     folder = outputs(work.profile)
-    say(f"done: {len(work.studies)} datasets × methods in {seconds:.0f} s, {folder}")
+    trained = counted(len(work.studies), "dataset × method", "datasets × methods")
+    say(f"done: {trained} in {seconds:.0f} s, {folder}")
     return 0
 
 

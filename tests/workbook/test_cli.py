@@ -291,7 +291,7 @@ def test_own_data_are_listed_and_prepared(home, capsys):
     assert cli.main(argv) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{home}/data/flowers.parquet",
-        "20 rows, 1 inputs, 2 classes",
+        "20 rows, 1 input, 2 classes",
         "classes, column kind: blue (10), red (10)",
         "numbers: size",
         "note: column 'size' has one value per class; leave it out if it says the class",

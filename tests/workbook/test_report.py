@@ -105,7 +105,7 @@ def test_the_page_opens_with_the_comparison_of_methods(tmp_path, monkeypatch, ca
     assert [p.stem for p in (home / "outputs/tiny/figures").iterdir()] == ["compare"]
     assert cli.main(["report", "tiny"]) == 0
     text = (home / "outputs/tiny/index.html").read_text(encoding="utf-8")
-    assert "Trained: 2 methods × 1 data sets, 2 trials each; 6 runs, " in text
+    assert "Trained: 2 methods × 1 data set, 2 trials each; 6 runs, " in text
     first = text[text.index("<main") :].split("<details")[0]
     for word in (
         "<img",

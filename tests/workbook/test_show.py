@@ -69,7 +69,7 @@ def test_a_study_may_hold_a_part_of_its_grid_and_values_beside_it(home, capsys):
     assert line.startswith("gaussian  softad  1 of 2  1 of 2  1 of 4")
     lines = printed(capsys, "tiny", "--method", "softad", "-p", "grids.softad=[0.3]")
     assert lines[1].startswith("gaussian  softad  0 of 1  0 of 2  0 of 2")
-    other = "also stored: gaussian × softad, 1 runs of other values, trials or label noises"
+    other = "also stored: gaussian × softad, 1 run of other values, trials or label noises"
     assert lines[-1] == other
 
 

@@ -65,9 +65,8 @@ def table_warnings(cleaned: "pd.DataFrame") -> list[str]:
             )
     copies = int(cleaned.duplicated().sum())
     if copies:
-        lines.append(
-            f"{copies:,} rows are copies of an earlier row; copies may be in training and test"
-        )
+        repeated = "1 row is a copy" if copies == 1 else f"{copies:,} rows are copies"
+        lines.append(f"{repeated} of an earlier row; copies may be in training and test")
     return lines
 
 

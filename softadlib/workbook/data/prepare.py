@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softadlib._files import data_root, write
-from softadlib._validation import UserError, choose
+from softadlib._validation import UserError, choose, counted
 from softadlib.workbook.data.columns import clean, is_text
 from softadlib.workbook.data.data_warnings import table_warnings
 from softadlib.workbook.data.images import IMAGES, available, download, downloaded_sets
@@ -147,7 +147,8 @@ def size_of(name: str) -> str:
     if name in IMAGES:
         return IMAGES[name].size
     table = read_table(name)
-    return f"{len(table.y):,} rows, {table.width} inputs, {len(table.classes)} classes"
+    rows, inputs = counted(len(table.y), "row"), counted(table.width, "input")
+    return f"{rows}, {inputs}, {counted(len(table.classes), 'class', 'classes')}"
 
 
 def listing() -> list[tuple[str, str, str]]:

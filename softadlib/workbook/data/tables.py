@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from softadlib._files import data_root, home
-from softadlib._validation import MissingData, UserError, choose
+from softadlib._validation import MissingData, UserError, choose, counted
 from softadlib.workbook.data.columns import clean, is_text
 from softadlib.workbook.data.faults import raise_all
 
@@ -199,7 +199,7 @@ def read_frame(file: Path) -> "pd.DataFrame":
         ) from None
     if len(frame.columns) < 2 or frame.empty:
         raise UserError(
-            f"{file} holds {len(frame)} rows of {len(frame.columns)} columns, "
+            f"{file} holds {counted(len(frame), 'row')} of {counted(len(frame.columns), 'column')}, "
             f"{', '.join(frame.columns)[:80]!r}; a table has a line of names, rows, and two columns or more "
             "with commas between them"
         )
@@ -265,7 +265,8 @@ def check_names(names: Sequence[str]) -> None:
     nameless = counts.pop("", 0)
     faults = [f"{n} columns have the name {name!r}" for name, n in counts.items() if n > 1]
     if nameless:
-        faults.append(f"{nameless} columns have no name (do they number the rows?)")
+        columns = "1 column has" if nameless == 1 else f"{nameless} columns have"
+        faults.append(f"{columns} no name (row numbers?)")
     raise_all([f"{fault}; leave them out, or give each its own name" for fault in faults])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from softadlib import __version__, _files
-from softadlib._validation import MissingData, UserError
+from softadlib._validation import MissingData, UserError, counted
 from softadlib.workbook.analysis.tables import LABELS
 from softadlib.workbook.pages.notebooks import (
     Page,
@@ -151,6 +151,7 @@ def build(profile: str, target: Path | None = None) -> Path:
     text = template.render(
         profile=profile,
         facts=facts,
+        counted=counted,
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         version=__version__,
         commits=sorted(str(commit) for commit in commits),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from softadlib._validation import UserError
+from softadlib._validation import UserError, counted
 from softadlib.methods import METHODS
 from softadlib.workbook.studies.params import datasets_of, profile_names
 from softadlib.workbook.studies.protocol import Protocol
@@ -46,11 +46,12 @@ def progress(work: Work) -> str:
         studies = [study for study in all_studies if study.protocol.dataset == dataset]
         alike = all(s.finished for s in studies) or not any(s.trained for s in studies)
         if alike and len(all_studies) > LISTED_ONE_BY_ONE:
-            lines.append(_line(f"{len(studies)} methods", studies))
+            lines.append(_line(counted(len(studies), "method"), studies))
         else:
             lines += [_line(study.method, [study]) for study in studies]
     left = sum(study.left for study in all_studies)
-    total = f"{left:,} trainings are left" if left else "everything is trained"
+    remains = f"{counted(left, 'training')} {'is' if left == 1 else 'are'} left"
+    total = remains if left else "everything is trained"
     if without := sum(study.left for study in work.without_data):
         names = dict.fromkeys(study.protocol.dataset for study in work.without_data)
         total += f", {without:,} of them of data that are missing: {', '.join(names)}"
@@ -101,7 +102,7 @@ def _trials(studies: Sequence[Study]) -> str:
 def _also_stored(work: Work) -> list[str]:
     """Return a line for every study with stored runs outside its protocol."""
     lines = [
-        f"also stored: {study.name}, {study.others} runs of other values, trials or label noises"
+        f"also stored: {study.name}, {counted(study.others, 'run')} of other values, trials or label noises"
         for study in work.studies
         if study.others
     ]
@@ -110,7 +111,7 @@ def _also_stored(work: Work) -> list[str]:
         protocol = protocols.get(store.dataset)
         if protocol is not None and store.method not in protocol.methods:
             name = f"{store.dataset} × {store.method}"
-            lines.append(f"also stored: {name}, {provenance.protocol['trials']} trials")
+            lines.append(f"also stored: {name}, {counted(provenance.protocol['trials'], 'trial')}")
     return lines
 
 

@@ -255,14 +255,14 @@ TWENTY = "1,u\n2,v\n" * 10
         # The file
         ("", ["is not a readable csv file (No columns"]),
         ("a,b,y\n", ["0 rows of 3 columns"]),
-        ("a;b;y\n1;2;u\n", ["1 rows of 1 columns, 'a;b;y'", "commas between them"]),
+        ("a;b;y\n1;2;u\n", ["1 row of 1 column, 'a;b;y'", "commas between them"]),
         (
             "a;b;y\n0,1;2,5;3,0\n",
             ["more values than its first line, 'a;b;y', has names", "semicolons"],
         ),
         ("# by a tool\n" + GOOD, ["more values than its first line, '# by a tool', has names"]),
         (GOOD + "1,2,3,4\n", ["Expected 3 fields in line 62, saw 4"]),
-        (",y\n" + TWENTY, ["1 columns have no name", "leave them out"]),
+        (",y\n" + TWENTY, ["1 column has no name", "leave them out"]),
         ("y,a,y\n0,1,0\n1,2,1\n", ["2 columns have the name 'y'", "leave them out"]),
         (
             GOOD.replace("30,0,u", "# half time"),
@@ -369,6 +369,10 @@ def test_a_file_may_have_any_name(root):
             "code,a,y\n" + "".join(f"{7 + i % 2},{i / 8},{'uv'[i % 2]}\n" for i in range(12)),
             ["'code'"],
         ),
+        (  # two values and two classes, but each class has both
+            "code,a,y\n" + "".join(f"{7 + i // 2 % 2},{i / 8},{'uv'[i % 2]}\n" for i in range(12)),
+            [],
+        ),
         (
             "text,spam\n" + "".join(f"buy {i},{('ham', 'spam')[i % 2]}\n" for i in range(40)),
             ["'text'"],
@@ -406,7 +410,7 @@ def test_what_was_made_of_a_table_is_said(root, tmp_path):
     file = tmp_path / "mine.csv"
     frame[["size", "weight", "unit", "colour", "day", "remark", "kind"]].to_csv(file, index=False)
     prepare_table("mine", file)
-    notes = ["1 rows are copies of an earlier row; copies may be in training and test"]
+    notes = ["1 row is a copy of an earlier row; copies may be in training and test"]
     assert describe("mine").splitlines() == [
         "22 rows, 31 inputs, 2 classes",
         "classes, column kind: u (16), v (6)",
