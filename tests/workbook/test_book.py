@@ -1,6 +1,7 @@
 """The book as its readers see it: built without a warning, read in Chromium at two widths."""
 
 import html
+import inspect
 import itertools
 import json
 import re
@@ -118,6 +119,25 @@ def test_every_public_name_is_in_the_reference(book):
     wanted |= {f"softadlib.functional.{n}" for n in ("softad", "flooding", "cvar", "rho")}
     wanted |= {f"softadlib.workbook.studies.results.{n}" for n in ("read", "select", "curves")}
     assert wanted <= found
+
+
+def test_the_reference_shows_how_a_name_is_called(book):
+    """Parameters by name; no type that is spelled out over lines."""
+    said = {}
+    for path in (book / API).glob("*.html"):
+        for name, text in re.findall(
+            r'<dt class="sig[^"]*" id="([\w.]+)">(.*?)</dt>', path.read_text(), re.S
+        ):
+            said[name] = html.unescape(re.sub(r"<[^>]+>", "", text))
+    for name in softadlib.__all__:
+        value = getattr(softadlib, name)
+        if callable(value) and not (isinstance(value, type) and issubclass(value, Warning)):
+            wanted = [p for p in inspect.signature(value).parameters if p != "args"]
+            shown = re.findall(r"(?:[(,]|^)\s*\**(\w+)(?=[:=,)])", said[f"softadlib.{name}"], re.M)
+            assert [n for n in shown if n in wanted] == wanted, (name, shown)
+            assert "settings" not in shown
+    assert [t for t in said.values() if re.search("Annotated|HashedAs|_Buffer", t)] == []
+    assert ": tuple[float, ...]" in said["softadlib.workbook.studies.sweep.Sweep.label_noise"]
 
 
 def test_links_lead_to_files_and_anchors_of_the_book(book):

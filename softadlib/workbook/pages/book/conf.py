@@ -15,7 +15,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+from numpy.typing import ArrayLike
 from PIL import Image
+from sphinx.addnodes import desc_annotation
+from sphinx.util.inspect import signature, stringify_signature
+from sphinx.util.typing import stringify_annotation
 
 import softadlib
 from softadlib.workbook.pages.toc import MARKS, read_toc
@@ -155,7 +159,13 @@ def fill(_app, docname: str, source: list[str]) -> None:
         source[0] = f"{head}\n\n{first}{rest}\n" + (HERE / "chapters.md").read_text()
     elif docname.endswith("book/api"):
         source[0] = source[0].replace("<!-- names -->", names())
+    elif "book/api/" in docname:  # a title breaks after a dot
+        source[0] = re.sub(
+            r"(?m)^#+ .*", lambda m: m[0].replace(".", ".\N{ZERO WIDTH SPACE}"), source[0]
+        )
     source[0] = source[0].replace("<!-- commands -->", commands() if "command" in docname else "")
+    if not docname.startswith("notebooks/") or docname == "notebooks/README":
+        source[0] = re.sub(r"(\d) %", "\\1\N{NO-BREAK SPACE}%", source[0])
     # What is about the repository is read there.
     source[0] = re.sub(r"\]\((\.\./)*\.github/", f"]({REPOSITORY}/blob/main/.github/", source[0])
 
@@ -199,8 +209,27 @@ def escape(_app, what: str, _name: str, _value, _options, lines: list[str]) -> N
     parts = re.split(r"(>{3} .*?(?:\n *\n|\Z)|`+[^`]*`+)", "\n".join(lines), flags=re.S)
     parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
-    if what == "attribute":
+    if what in ("attribute", "data", "property"):
         lines.insert(0, "\\")  # else napoleon takes what stands before a colon for a type
+
+
+def sign(_app, what: str, _name, value, _options, shown: str | None, returned: str | None):
+    """Show a class as it is called, and names of types that autodoc spells out."""
+    if what == "class" and issubclass(value, softadlib.Criterion):
+        shown = stringify_signature(signature(value), unqualified_typehints=True)
+    elif hasattr(value, "model_fields"):
+        shown = "(**fields)"  # each is described below
+    return shown and shown.replace(stringify_annotation(ArrayLike, "smart"), "ArrayLike"), returned
+
+
+def name_types(_app, doctree) -> None:
+    """Keep the type alone of a field of pydantic: its bounds are in its description."""
+    for node in list(doctree.findall(desc_annotation)):
+        shown = re.sub(r"Annotated\[(\w+), .*?\]\)\]", r"\1", node.astext())
+        if rest := re.search(r"Annotated\[(\w+)|HashedAs", shown):
+            shown = f": {rest[1]}" if rest[1] else ""
+        if shown != node.astext():
+            node.parent.replace(node, desc_annotation("", shown) if shown else [])
 
 
 def setup(app) -> dict[str, bool]:
@@ -208,5 +237,7 @@ def setup(app) -> dict[str, bool]:
     app.config.mathjax_path = "mathjax/tex-svg.js"  # outlines in place of fonts, also from a file
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", escape, priority=400)
+    app.connect("autodoc-process-signature", sign)
+    app.connect("doctree-read", name_types)
     app.connect("build-finished", write_thumbnails)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
