@@ -367,6 +367,7 @@ def train(
 
 def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
     """Train the studies one after another, each on all processes or on a cluster."""
+    from softadlib.workbook.studies import selection
     from softadlib.workbook.studies.cluster import cluster
     from softadlib.workbook.studies.run_study import run_study, start_anew
 
@@ -374,7 +375,11 @@ def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
         # All at once: the same command without --fresh then goes on wherever this one is stopped.
         studies = [start_anew(study) if study.fresh else study for study in work.studies]
         for study in studies:
-            run_study(study, jobs=jobs, executor=executor)
+            rows = run_study(study, jobs=jobs, executor=executor)
+            lost = selection.diverged(selection.final(rows))
+            if lost.any():
+                runs = f"{lost.sum()} of {counted(len(lost), 'run')} diverged"
+                say(f"note: {study.name}: {runs}; a smaller lr may help")
 
 
 # softad show

@@ -172,6 +172,16 @@ def test_a_changed_parameter_reaches_the_runs_and_mixes_with_nothing(home, capsy
     pd.testing.assert_frame_equal(results.read("tiny"), first)
 
 
+def test_runs_that_diverged_are_said(home, capsys):
+    erm = ["train", "tiny", "--method", "erm", "-j", "1"]
+    assert cli.main(erm) == 0
+    assert "note:" not in capsys.readouterr().err
+    assert cli.main([*erm, "-p", "lr=1e9", "-p", "label_noise=0.2", "--as", "large"]) == 0
+    line = "note: gaussian × erm: 2 of 2 runs diverged; a smaller lr may help"
+    assert line in capsys.readouterr().err
+    assert results.provenances("large")["diverged"].tolist() == [2]
+
+
 def test_shards_are_put_together(home, capsys):
     for shard in ("1/2", "2/2"):
         assert cli.main(["train", *ERM, "--shard", shard]) == 0

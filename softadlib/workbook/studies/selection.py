@@ -16,8 +16,8 @@ RUN = [*SWEEP, "trial", "knob"]
 """A single run."""
 
 
-LARGEST_LOSS = 1e6
-"""Nats; a run whose loss is larger has diverged. The networks here begin at a few nats."""
+LARGEST_LOSS = 1e3
+"""Nats; a run whose loss is larger has diverged. The networks here begin at a few nats and stay below 50."""
 
 
 def diverged(rows: pd.DataFrame) -> pd.Series:
