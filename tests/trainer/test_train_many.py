@@ -287,6 +287,29 @@ def test_it_needs_pandas_alone_beside_the_library(monkeypatch):
     )
 
 
+def test_a_registered_method_in_a_loop_of_ones_own(monkeypatch):
+    """As the page `extend` says, ten steps of all samples."""
+
+    def spread_penalty(losses, strength):
+        return losses.mean() + strength * losses.var(unbiased=False)
+
+    mine = Method("mine", "Mine", hyperparameter="strength", objective=spread_penalty)
+    monkeypatch.setitem(METHODS, "mine", mine)
+    plain = {"epochs": 10, "batch_size": 40, "optimizer": "sgd", "lr": 0.1}
+    rows = train_many(with_tanh, data(), [{"method": "mine", "strength": 0.3}], **plain)
+    inputs, targets = data()["train"]
+    torch.manual_seed(0)
+    model = with_tanh().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+        METHODS["mine"].objective(losses, 0.3).backward()
+        optimizer.step()
+    loss = nn.functional.cross_entropy(model(inputs), targets).item()
+    assert rows["loss_train"].item() == pytest.approx(loss, rel=1e-12)
+
+
 WRONG_OBJECTIVES = {
     "takes the losses alone": lambda losses: losses.mean(),
     "a value per sample": lambda losses, knob: losses,
