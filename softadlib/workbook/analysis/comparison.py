@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import gmean
 
 from softadlib.methods import GREY
 from softadlib.workbook.analysis import plots, tables
@@ -80,8 +81,8 @@ def side_by_side(rows: pd.DataFrame) -> pd.DataFrame:
 
     Every trial takes the run with the lowest validation loss, once after the last epoch and, where best
     epochs were measured, once among those. `value_…` is the value that most trials select, of equals
-    the smallest. `temperature` is the number, fitted on the validation data, that divides the logits
-    after the last epoch; `loss_after_t` is the test loss then.
+    the smallest. `temperature` is the geometric mean of the number, fitted on the validation data,
+    that divides the logits after the last epoch; `loss_after_t` is the test loss then.
     """
     rows = lowest_noise(rows)
     key = ["dataset", "method"]
@@ -91,7 +92,7 @@ def side_by_side(rows: pd.DataFrame) -> pd.DataFrame:
     early = _stopped(rows).groupby(key)
     table["loss_early"] = early["loss_test"].mean()
     if "prior_temperature" in rows:
-        table["temperature"] = last["prior_temperature"].mean()
+        table["temperature"] = last["prior_temperature"].agg(gmean)
         table["loss_after_t"] = last["prior_loss_test"].mean()
     table["acc_last"] = last["acc_test"].mean()
     table["acc_early"] = early["acc_test"].mean()
