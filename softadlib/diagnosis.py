@@ -112,9 +112,9 @@ class Diagnosis:
 
             ax = pyplot.subplots(figsize=(5, 4), layout="constrained")[1]
         ax.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for name, color in (("before", "black"), ("after", "#D81B60")):
+        for name, color, mark in (("before", "black", "o"), ("after", "#D81B60", "v")):
             confidence, accuracy = self.reliability[name]
-            ax.plot(confidence, accuracy, marker="o", color=color, label=name)
+            ax.plot(confidence, accuracy, marker=mark, color=color, label=name)
         ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy")
         ax.set_title(f"logits divided by {self.temperature:.2f}")
         ax.legend(frameon=False)

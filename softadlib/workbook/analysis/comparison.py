@@ -27,16 +27,17 @@ def picture(rows: pd.DataFrame) -> Figure:
     """Draw the test loss over the epochs, a panel per data set and a line per method.
 
     Lines are means over trials, of each the value with the lowest validation loss after the last epoch.
-    A dot is where training should have stopped: the mean epoch and the mean test loss of the runs
+    A mark is where training should have stopped: the mean epoch and the mean test loss of the runs
     stopped at their lowest validation loss. Where epochs in between were not measured, the line is a
-    straight one from the dot to the last epoch. The axis leaves out the high losses of the first epochs.
+    straight one from the mark to the last epoch. The axis leaves out the high losses of the first third.
     """
     rows = lowest_noise(rows)
     lines = results.curves(rows, "loss").groupby(["dataset", "method", "epoch"])["loss_test"].mean()
     stops = _stopped(rows).groupby(["dataset", "method"])[["epoch", "loss_test"]].mean()
     datasets = tables.in_order(rows["dataset"])
     columns = min(2, len(datasets))
-    fig, axes = plots.panels(-(-len(datasets) // columns), columns)
+    lines_of_panels = -(-len(datasets) // columns)
+    fig, axes = plots.panels(lines_of_panels, columns, 2.2 if lines_of_panels > 1 else 3.0)
     fig.set_layout_engine("constrained", h_pad=0.08)
     for ax, dataset in zip(axes.flat, datasets):
         plots.head(ax, tables.TITLES[dataset], "test loss (nats)")
@@ -45,15 +46,17 @@ def picture(rows: pd.DataFrame) -> Figure:
         for method in tables.by_registry(lines[dataset].index.get_level_values("method")):
             line = lines[dataset, method]
             style: dict[str, Any] = {"color": plots.PALETTE[method]}
+            is_grey = plots.PALETTE[method] == GREY
+            mark = "o" if is_grey else plots.MARKS[method]
             if (dataset, method) in stops.index:
                 epoch, loss = stops.loc[(dataset, method)]
                 if len(line) == 1:
                     line = pd.concat([pd.Series({epoch: loss}), line])
-                ax.plot(epoch, loss, "o", markersize=6, zorder=3, **style)
+                ax.plot(epoch, loss, mark, markersize=6, zorder=3, **style)
                 ends.append(loss)
-            ends.append(line.iloc[-1])
+            ends += [*line[line.index > line.index[-1] / 3]]
             ax.plot(line, linewidth=1.4, marker="." if len(line) == 1 else "", **style)
-            if plots.PALETTE[method] == GREY:
+            if is_grey:
                 labels[tables.LABELS[method]] = line.iloc[-1]
         low, high = np.nanmin(ends), np.nanmax(ends)
         room = 0.3 * (high - low) or 0.3 * high
@@ -65,8 +68,6 @@ def picture(rows: pd.DataFrame) -> Figure:
     for ax in axes.flat[len(datasets) :]:
         ax.set_axis_off()
     handles = plots.legend_handles(rows[[plots.PALETTE[m] != GREY for m in rows["method"]]])
-    for handle in handles:
-        handle.set_marker("o")
     fig.legend(handles=handles, loc="outside upper center", ncols=5, fontsize="small")
     return fig
 
@@ -87,8 +88,7 @@ def side_by_side(rows: pd.DataFrame) -> pd.DataFrame:
     rows = lowest_noise(rows)
     key = ["dataset", "method"]
     last = results.select(results.final(rows), "loss").groupby(key)
-    table = last.agg(n=("trial", "size"), value_last=("knob", _most_frequent))
-    table["loss_last"] = last["loss_test"].mean()
+    table = last["loss_test"].mean().to_frame("loss_last")
     early = _stopped(rows).groupby(key)
     table["loss_early"] = early["loss_test"].mean()
     if "prior_temperature" in rows:
@@ -96,6 +96,8 @@ def side_by_side(rows: pd.DataFrame) -> pd.DataFrame:
         table["loss_after_t"] = last["prior_loss_test"].mean()
     table["acc_last"] = last["acc_test"].mean()
     table["acc_early"] = early["acc_test"].mean()
+    table["n"] = last.size()
+    table["value_last"] = last["knob"].agg(_most_frequent)
     table["value_early"] = early["knob"].agg(_most_frequent)
     return tables.ordered(table.dropna(axis="columns", how="all").reset_index())
 

@@ -251,8 +251,10 @@ def measure_curves(
         for line, measure in enumerate(measures, place // columns * len(measures)):
             ax = grid[line, place % columns]
             ax.set_axis_on()
-            for name in _in_order(of_set):
-                _measure_curve(ax, name, of_set[of_set["method"] == name], measure)
+            methods = _in_order(of_set)
+            for rank, name in enumerate(methods):
+                runs = of_set[of_set["method"] == name]
+                _measure_curve(ax, name, runs, measure, rank / len(methods))
             if measure.startswith("acc"):
                 ax.set_ylim(bottom=of_set[measure].quantile(0.05))
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -262,21 +264,23 @@ def measure_curves(
             axes[dataset, measure] = ax
         axes[dataset, measures[-1]].set_xlabel("epoch")
     handles = legend_handles(rows)
-    for handle in handles:
-        handle.set_marker("")
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize="small")
     return fig, axes
 
 
-def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str) -> None:
-    """Draw one method's measure: its mean with an interval, or with all of fewer than six trials."""
+def _measure_curve(ax: Axes, name: str, rows: pd.DataFrame, measure: str, shift: float) -> None:
+    """Draw one method's measure: its mean with an interval, or with all of fewer than six trials.
+
+    `shift`: share of the distance between two marks by which this line's are moved.
+    """
     runs = rows.pivot(index="epoch", columns="trial", values=measure)
     if measure.startswith("acc"):
         runs = runs.rolling(SMOOTHED, center=True, min_periods=1).mean()
     line = band(runs)
     if runs.shape[1] < 6:
         line = line.assign(low=runs.min(axis=1), high=runs.max(axis=1))
-    _draw(ax, name, line, marker="", linewidth=1.4)
+    step = max(1, len(line) // 4)
+    _draw(ax, name, line, linewidth=1.4, markevery=(int(shift * step), step))
 
 
 def _trajectories(ax: Axes, rows: pd.DataFrame, measure: str) -> None:

@@ -1,4 +1,4 @@
-"""The methods side by side: what a person would count, bold numbers, lines and dots."""
+"""The methods side by side: what a person would count, bold numbers, lines and marks."""
 
 import math
 import re
@@ -7,7 +7,7 @@ import warnings
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from softadlib.workbook.analysis import comparison, tables
+from softadlib.workbook.analysis import comparison, plots, tables
 
 
 def test_methods_side_by_side_as_a_person_would_count_them():
@@ -73,24 +73,26 @@ def test_the_best_of_each_data_set_is_bold():
     html = comparison.shown(comparison.side_by_side(made_rows()))._repr_html_()
     rows = [re.findall("<td>(.*?)</td>", row) for row in html.split("<tr>")[1:]]
     erm, softad, *others = [row for row in rows if row]
-    assert erm == ["2", "–", "0.800", "<b>0.400</b>", "<b>90.0</b>", "<b>90.0</b>", "–"]
-    assert softad == ["2", "0.01", "<b>0.500</b>", "0.500", "80.0", "80.0", "0.01"]
+    assert erm == ["0.800", "<b>0.400</b>", "<b>90.0</b>", "<b>90.0</b>", "2", "–", "–"]
+    assert softad == ["<b>0.500</b>", "0.500", "80.0", "80.0", "2", "0.01", "0.01"]
     assert others == [erm, softad]
     assert html.count("mine") == html.count("yours") == 1
 
 
-def test_the_picture_has_a_line_to_the_last_epoch_and_a_dot_where_to_stop():
+def test_the_picture_has_a_line_to_the_last_epoch_and_a_mark_where_to_stop():
     for epochs in ((1, 2), (2,)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             figure = comparison.picture(made_rows(epochs))
         panel = figure.axes[0]
         lines = [tuple(map(list, line.get_data())) for line in panel.get_lines()]
-        dots = [line for line in lines if len(line[0]) == 1]
+        marks = [line for line in lines if len(line[0]) == 1]
         if epochs == (1, 2):
-            assert ([1], [0.4]) in dots
-            assert ([2], [0.5]) in dots
+            assert ([1], [0.4]) in marks
+            assert ([2], [0.5]) in marks
             assert ([1, 2], [0.4, 0.8]) in lines
+            (legend,) = figure.legends
+            assert [h.get_marker() for h in legend.legend_handles] == ["o", plots.MARKS["softad"]]
         low, high = panel.get_ylim()
         assert low < 0.5 < 0.8 < high
         plt.close(figure)
