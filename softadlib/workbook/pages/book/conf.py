@@ -52,7 +52,7 @@ FRONT = {
         "Does it hold?",
         "The paper's tables and claims, with its data and seeds.",
     ),
-    "temperature": ("Why?", "It trains a network as if its logits were divided by two."),
+    "temperature": ("Why?", "A network comes out as if its logits were divided by two."),
     "rivals": ("Should I use it?", "Beside early stopping, one temperature, SAM and others."),
     "extend": ("Add yours", "A method is a function; data are a CSV file or a folder."),
 }
