@@ -246,6 +246,22 @@ def test_a_part_of_the_explorer_stands_alone(browser, part):
 
 
 @needs_chromium
+def test_a_part_in_a_page_has_its_height_and_the_colours_of_the_page(book, browser):
+    """Dark by the switch of the page, where the system is light."""
+    page = browser.new_page(viewport={"width": 358, "height": 800}, color_scheme="light")
+    page.goto((book / "notebooks/fig12_cliff.html").as_uri())
+    frame = page.frames[1]
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    frame.wait_for_function("document.documentElement.style.colorScheme === 'dark'")
+    page.wait_for_function(
+        "height => document.querySelector('iframe.explorer').clientHeight >= height",
+        arg=frame.evaluate("document.body.scrollHeight"),
+    )
+    assert frame.locator(".key span").all_inner_texts() == ["iFlood", "SoftAD"]
+    page.close()
+
+
+@needs_chromium
 def test_the_explorer_asks_for_half_the_logit_at_a_small_theta(explorer):
     """ERM's p = 0.9 becomes the probability of half its logit, 3/4, to the third decimal."""
     assert explorer.evaluate("minimiser('softad', 0.9, 0, 1, 'code')") == pytest.approx(

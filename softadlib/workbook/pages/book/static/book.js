@@ -21,4 +21,6 @@ addEventListener("message", ({ source, data }) => {
       tell(frame);
     }
 });
-new MutationObserver(() => document.querySelectorAll("iframe.explorer").forEach(tell)).observe(page, { attributeFilter: ["data-theme"] });
+const tellAll = () => document.querySelectorAll("iframe.explorer").forEach(tell);
+new MutationObserver(tellAll).observe(page, { attributeFilter: ["data-theme"] });
+addEventListener("load", tellAll);  // a part that was ready before this script is asked for its height
