@@ -153,7 +153,7 @@ def columns(
     y = y.long()
     if not z.isfinite().all():
         raise UserError(f"logits hold NaN or infinity in {int((~z.isfinite()).sum())} places")
-    if z.ndim == y.ndim == 2 and z.shape == y.shape and z.shape[1] > 1 and (y.sum(1) == 1).all():
+    if z.ndim >= 2 and z.shape == y.shape and z.shape[1] > 1 and (y.sum(1) == 1).all():
         raise UserError(f"{shapes}: targets are one-hot; give their classes, targets.argmax(1)")
     if z.shape == y.shape or z.shape == (*y.shape, 1):
         z = z.flatten()
@@ -199,7 +199,8 @@ def _check_probabilities(z: Tensor) -> None:
 def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     """Return `values` as a tensor on the CPU without gradient; UserError for a list of batches."""
     if isinstance(values, Tensor):
-        return values.detach().cpu()
+        values = values.detach().cpu()
+        return values.long() if values.dtype == torch.bool else values
     first: Any = values[0] if isinstance(values, (list, tuple)) and values else None
     if getattr(first, "ndim", 0):
         raise UserError(f"{name} are a list of batches; give torch.cat({name})")
@@ -207,4 +208,4 @@ def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     if array.dtype.kind not in "biuf":
         wanted = "class indices" if name == "targets" else "numbers"
         raise UserError(f"{name} must be {wanted}, got {array.dtype}")
-    return as_tensor(array)
+    return as_tensor(array.astype(int) if array.dtype.kind == "b" else array)

@@ -157,6 +157,11 @@ REFUSALS = {
     "no sample": (lambda: ece(np.zeros((0, 2)), []), "(0, 2)", "no sample"),
     "all ignored": (lambda: ece(Z, 0 * Y - 100), "no sample that counts"),
     "one-hot": (lambda: fit_temperature(Z, np.eye(2)[Y]), "one-hot", "targets.argmax(1)"),
+    "one-hot pixels": (
+        lambda: fit_temperature(torch.randn(2, 3, 4, 4), torch.eye(3)[:2, :, None, None].expand(2, 3, 4, 4)),
+        "one-hot",
+        "targets.argmax(1)",
+    ),
     "batches": (lambda: fit_temperature([Z[:50], Z[50:]], [Y[:50], Y[50:]]), "torch.cat(logits)"),
     "batches of tensors": (
         lambda: ece([torch.zeros(4, 2)] * 2, [torch.zeros(4)] * 2), "a list of batches", "torch.cat"
@@ -178,3 +183,11 @@ REFUSALS = {
 @pytest.mark.parametrize(("call", "words"), [(c, w) for c, *w in REFUSALS.values()], ids=REFUSALS)
 def test_the_message_has_the_value_and_what_is_wanted(call, words):
     refused(call, *words)
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_boolean_targets_are_classes_0_and_1(as_numpy):
+    logits = torch.tensor([2.0, -1.0, 0.5, -3.0])
+    truths = torch.tensor([True, False, False, True])
+    given = truths.numpy() if as_numpy else truths
+    assert fit_temperature(logits, given) == fit_temperature(logits, truths.long())

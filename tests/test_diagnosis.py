@@ -160,3 +160,9 @@ def test_a_bin_of_a_handful_is_not_drawn():
     targets = np.array([0, 1] * 200 + [1] * 3)
     confidence, _ = diagnose(logits, targets).reliability["before"]
     assert confidence == pytest.approx([1 / (1 + math.exp(-3.0))])
+
+
+def test_three_samples_say_nothing_of_softad():
+    found = diagnose(torch.tensor([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]), torch.tensor([0, 1, 0]))
+    assert found.softad_helps is None
+    assert "20 samples at least" in str(found)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from softadlib._validation import UserError, choose, real
+from softadlib._validation import UserError, choose, real, whole
 from softadlib.functional.reduction import as_tensor
 from softadlib.methods import METHODS, check_momentum, get_method
 from softadlib.models import has_batch_norm, initialized
@@ -98,6 +98,8 @@ def train_many(
         raise UserError("runs must be a list with a dict for each run; got one dict")
     if "train" not in data or "val" not in data:
         raise UserError(f'data must have the parts "train" and "val"; got {list(data)}')
+    epochs = whole("epochs", epochs, 0)
+    batch_size = whole("batch_size", batch_size, 1)
     records = runs.to_dict("records") if isinstance(runs, pd.DataFrame) else runs
     table = pd.DataFrame([_checked(i, run, lr) for i, run in enumerate(records)])
     if table.empty:

@@ -327,3 +327,11 @@ def test_an_objective_that_returns_no_single_value_is_named(monkeypatch, make_mo
     with pytest.raises(UserError) as raised:
         train_many(make_model, data(), [{"method": "mine"}], epochs=1, batch_size=20, device="cpu")
     assert "'mine' is called as objective(losses, hyperparameter)" in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": -1}, {"epochs": 1.5}, {"batch_size": 0}])
+def test_epochs_and_batches_are_whole_numbers(wrong):
+    data = {part: (torch.randn(8, 2), torch.arange(8) % 2) for part in ("train", "val")}
+    arguments = {"epochs": 1, "batch_size": 4} | wrong
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
+        train_many(lambda: torch.nn.Linear(2, 2), data, [{"method": "erm"}], **arguments)

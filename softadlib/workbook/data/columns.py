@@ -24,11 +24,15 @@ LEADING_ZERO = r" *[-+]?0\d"
 """How a code begins that is no number: 007."""
 _SIGN = r"[-+−]? ?[$€£]? ?"
 _UNIT = r" ?[%$€£]?"
-_WHOLE = "(\\d{1,3}([SEPARATOR'’ \u00a0\u202f]\\d{3})+|\\d+)"
+_WHOLE = "([1-9][0-9]{0,2}([SEPARATOR'’ \u00a0\u202f][0-9]{3})+|[0-9]+)"
 _ENGLISH = (
-    _SIGN + "(" + _WHOLE.replace("SEPARATOR", ",") + r"(\.\d*)?|\.\d+)([eE][-+]?\d+)?" + _UNIT
+    _SIGN
+    + "("
+    + _WHOLE.replace("SEPARATOR", ",")
+    + r"(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
+    + _UNIT
 )
-_CONTINENTAL = _SIGN + _WHOLE.replace("SEPARATOR", ".") + r"(,\d*)?" + _UNIT
+_CONTINENTAL = _SIGN + _WHOLE.replace("SEPARATOR", ".") + r"(,[0-9]*)?" + _UNIT
 
 
 def clean(frame: "pd.DataFrame", target: str) -> "pd.DataFrame":
@@ -166,9 +170,14 @@ def refuse_text_among_numbers(text: "pd.Series") -> None:
     if has_codes(present) or not is_number.mean() >= MOSTLY_NUMBERS:
         return
     if is_number.all():
-        other = int(np.argmax(units(present) != units(present).iloc[0]))
+        unlike = units(present) != units(present).iloc[0]
+        first, other = 0, int(np.argmax(unlike))
+        if not unlike.any():
+            first, other = (
+                int(np.argmin(present.str.fullmatch(way))) for way in (_CONTINENTAL, _ENGLISH)
+            )
         raise UserError(
-            f"column {text.name!r} holds numbers written in more than one way, such as {present.iloc[0]!r} "
+            f"column {text.name!r} holds numbers written in more than one way, such as {present.iloc[first]!r} "
             f"and {present.iloc[other]!r} in {place(present, other)}; write all in one way"
         )
     row = int(np.argmin(is_number))

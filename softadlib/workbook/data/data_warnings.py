@@ -1,5 +1,6 @@
 """Warnings about data of your own: allowed, and probably a mistake."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,15 +89,29 @@ def word_warnings(column: "pd.Series") -> list[str]:
 
 
 def spelling_warnings(classes: Iterable[str]) -> list[str]:
-    """Return a warning about classes that differ in capital letters alone."""
+    """Return a warning about classes that differ in spelling alone: `Yes` and `yes`, `1` and `1.0`, `é` and `é`."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
-        spellings.setdefault(name.casefold(), []).append(name)
+        spellings.setdefault(_spelt_alike(name), []).append(name)
     return [
-        f"the classes {', '.join(names)} differ in capital letters alone; write one of them if they are one"
+        f"the classes {', '.join(map(_visible, names))} differ in spelling alone; write one of them if they are one"
         for names in spellings.values()
         if len(names) > 1
     ]
+
+
+def _spelt_alike(name: str) -> str:
+    """Return what spellings of one class have in common: a number's value, or letters without case and hidden signs."""
+    try:
+        return str(float(name))
+    except ValueError:
+        letters = unicodedata.normalize("NFKC", name).casefold()
+        return "".join(sign for sign in letters if unicodedata.category(sign) != "Cf")
+
+
+def _visible(name: str) -> str:
+    """Return the name, with escapes where it has letters that can look the same."""
+    return name if name.isascii() else ascii(name)
 
 
 def missing_code(column: "pd.Series") -> float | None:

@@ -83,6 +83,10 @@ def test_csv_and_parquet_hold_the_same_numbers(root):
     assert len({table.digest for table in tables}) == 1
 
 
+TWINS = ("caf\u00e9", "cafe\u0301", "tea")
+"""Two spellings of one word that look the same, and another word."""
+
+
 @pytest.mark.parametrize("target", ["first", "middle", "last"])
 def test_the_class_is_no_input_wherever_its_column_stands(target):
     values = np.arange(12)
@@ -100,6 +104,7 @@ NUMBERS = {
     "thousands": (["1,000", "12,345.5", "999"] + ["1"] * 17, [1000, 12345.5, 999]),
     "per cent": (["5%", "12.5 %", "100%"] + ["1%"] * 17, [5, 12.5, 100]),
     "money": (["$1.50", "-$2", "$1,000"] + ["$3"] * 17, [1.5, -2, 1000]),
+    "decimals below one": (["0,125", "0,250", "1"] + ["0,500"] * 17, [0.125, 0.25, 1]),
     "decimal commas": (["1,5", "2,25", "1.000,5"] + ["3,0"] * 17, [1.5, 2.25, 1000.5]),
     "Swiss thousands": (["1'000", "2’500", "3"] + ["4"] * 17, [1000, 2500, 3]),
     "spaces": (["1\u00a0000", "2 500", "3"] + ["4"] * 17, [1000, 2500, 3]),
@@ -284,6 +289,10 @@ TWENTY = "1,u\n2,v\n" * 10
         ('a,b,y\n1,"v\nw",u\n' + "2,w,v\n" * 20 + "x,w,v\n", ["the text 'x' in line 24"]),
         (GOOD.replace("a,b,y\n", "a,b,y\ncm,kg,\n"), ["'cm' in line 2", "'kg' in line 2", "'y'"]),
         (column(["5%"] * 19 + ["0.1"]), ["more than one way", "'5%' and '0.1' in line 21"]),
+        (
+            column(["1,234.50"] * 19 + ["1.234,50"]),
+            ["more than one way", "'1,234.50' and '1.234,50' in line 21"],
+        ),
         ("a,y\n" + TWENTY + "inf,u\n", ["column 'a' holds inf in line 22"]),
         ("a,y\n" + TWENTY + "-1.7e308,u\n", ["holds -1.7e+308 in line 22", "too large"]),
         # Classes
@@ -379,7 +388,15 @@ def test_a_file_may_have_any_name(root):
         ),
         (
             "a,y\n" + "".join(f"{i / 8},{('Yes', 'yes', 'no')[i % 3]}\n" for i in range(30)),
-            ["the classes Yes, yes differ in capital letters alone"],
+            ["the classes Yes, yes differ in spelling alone"],
+        ),
+        (
+            "a,y\n" + "".join(f"{i / 8},{('0', '1', '0.0', '1.0')[i % 4]}\n" for i in range(32)),
+            ["the classes 0, 0.0 differ in spelling alone", "the classes 1, 1.0 differ"],
+        ),
+        (
+            "a,y\n" + "".join(f"{i / 8},{TWINS[i % 3]}\n" for i in range(30)),
+            [r"the classes 'cafe\u0301', 'caf\xe9' differ in spelling alone"],
         ),
         (
             "a,y\n" + "".join(f"{i / 8 if i % 5 else -999},{'uv'[i % 2]}\n" for i in range(30)),

@@ -460,7 +460,7 @@ def test_folders_that_differ_in_capital_letters_are_said(tmp_path):
         for i, pixels in enumerate(pictures(5, 6, 8)):
             Image.fromarray(pixels ^ ord(name[0])).save(tmp_path / "pets" / name / f"{i}.png")
     lines = data_warnings("pets", folder=str(tmp_path / "pets"))
-    assert "the classes Cat, cat differ in capital letters alone" in lines[0]
+    assert "the classes Cat, cat differ in spelling alone" in lines[0]
 
 
 # Digits, parts and networks
