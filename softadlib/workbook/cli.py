@@ -299,6 +299,7 @@ def draw(
 ) -> int:
     """Draw the pages of a profile, or those that read none."""
     from softadlib.workbook.pages import notebooks
+    from softadlib.workbook.studies import params
 
     started = time.monotonic()
     if profile is None:
@@ -308,6 +309,7 @@ def draw(
     else:
         stored = notebooks.stored_results(profile)
         if not stored:
+            choose("profile", profile, params.profile_names())
             first = f"softad train {profile}"
             raise MissingData(f"nothing is finished in profile {profile!r}; first: {first}")
         for name in datasets or ():

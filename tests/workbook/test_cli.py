@@ -82,6 +82,7 @@ OTHERS = [
     (["train", "tiny", "--scheduler", "nosuch.json"], ["'nosuch.json'", "tcp://HOST:PORT"]),
     (["draw", "--dataset", "gaussian"], ["softad draw PROFILE --dataset"]),
     (["draw", "tiny"], ["'tiny'", "softad train tiny"]),
+    (["draw", "tinny"], ["profile 'tinny' unknown", "did you mean 'tiny'"]),
     (["show", "--dataset", "gaussian"], ["softad show PROFILE"]),
     (["show", "-p", "lr=1"], ["softad show PROFILE"]),
     (["report", "tiny"], ["'tiny'", "softad run tiny"]),
