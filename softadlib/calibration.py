@@ -199,8 +199,8 @@ def _check_probabilities(z: Tensor) -> None:
 def _as_tensor(name: str, values: ArrayLike | Tensor) -> Tensor:
     """Return `values` as a tensor on the CPU without gradient; UserError for a list of batches."""
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        return values.long() if values.dtype == torch.bool else values
+        tensor = values.detach().cpu()
+        return tensor.long() if tensor.dtype == torch.bool else tensor
     first: Any = values[0] if isinstance(values, (list, tuple)) and values else None
     if getattr(first, "ndim", 0):
         raise UserError(f"{name} are a list of batches; give torch.cat({name})")

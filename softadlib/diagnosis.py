@@ -25,7 +25,7 @@ EVIDENCE = (
 """What the threshold rests on: page `temperature`."""
 RESAMPLES = 200
 """Resamples of the bootstrap."""
-LEAST = 20
+LEAST_SAMPLES = 20
 """With fewer samples nothing is said of SoftAD: resamples of so few are too much alike."""
 FEW = 2_000
 """Up to this many samples the temperature gets an interval; with more it is narrower than what depends on it."""
@@ -69,7 +69,7 @@ class Diagnosis:
     @property
     def softad_helps(self) -> bool | None:
         """Whether the temperature is above √2; None where the samples are too few to tell."""
-        if self.samples < LEAST:
+        if self.samples < LEAST_SAMPLES:
             return None
         if self.temperature_interval is None:
             return self.temperature > THRESHOLD
@@ -104,8 +104,8 @@ class Diagnosis:
     def _softad(self) -> str:
         """Say when SoftAD is worth a try."""
         law = f"Training with SoftAD acts as a division by 2, and helps if that number is above 1.41 ({EVIDENCE})"
-        if self.samples < LEAST:
-            return f"{law}; it takes {LEAST} samples at least to tell."
+        if self.samples < LEAST_SAMPLES:
+            return f"{law}; it takes {LEAST_SAMPLES} samples at least to tell."
         if self.softad_helps is None:
             return f"{law}; 1.41 lies in the interval, so these samples are too few to tell."
         if self.softad_helps:

@@ -378,9 +378,10 @@ def train_studies(work: "Work", jobs: int, scheduler: str | None) -> None:
         studies = [start_anew(study) if study.fresh else study for study in work.studies]
         for study in studies:
             rows = run_study(study, jobs=jobs, executor=executor)
-            lost = selection.diverged(selection.final(rows))
-            if lost.any():
-                runs = f"{lost.sum()} of {counted(len(lost), 'run')} diverged"
+            rows_at_end = selection.final(rows)
+            has_diverged = selection.diverged(rows_at_end)
+            if has_diverged.any():
+                runs = f"{has_diverged.sum()} of {counted(len(rows_at_end), 'run')} diverged"
                 say(f"note: {study.name}: {runs}; a smaller lr may help")
 
 

@@ -89,7 +89,7 @@ def word_warnings(column: "pd.Series") -> list[str]:
 
 
 def spelling_warnings(classes: Iterable[str]) -> list[str]:
-    """Return a warning about classes that differ in spelling alone: `Yes` and `yes`, `1` and `1.0`, `é` and `é`."""
+    """Return a warning about classes that differ in spelling alone, such as Yes and yes, or 1 and 1.0."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
         spellings.setdefault(_spelt_alike(name), []).append(name)
@@ -102,11 +102,13 @@ def spelling_warnings(classes: Iterable[str]) -> list[str]:
 
 def _spelt_alike(name: str) -> str:
     """Return what spellings of one class have in common: a number's value, or letters without case and hidden signs."""
-    try:
-        return str(float(name))
-    except ValueError:
-        letters = unicodedata.normalize("NFKC", name).casefold()
-        return "".join(sign for sign in letters if unicodedata.category(sign) != "Cf")
+    import pandas as pd
+
+    number = pd.to_numeric(name, errors="coerce")
+    if pd.notna(number):
+        return str(float(number))
+    letters = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")
 
 
 def _visible(name: str) -> str:

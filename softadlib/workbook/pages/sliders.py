@@ -26,8 +26,8 @@ def sliders(draw: Callable[..., Figure], **controls: Any) -> Any:
     """
     loop = asyncio.get_running_loop()
     status = widgets.Label()
-    wide = {"max_width": "100%", "width": "520px"}
-    picture = widgets.Image(format="png", layout=widgets.Layout(**wide))
+    widths = {"max_width": "100%", "width": "520px"}
+    picture = widgets.Image(format="png", layout=widgets.Layout(**widths))
     waiting: list[asyncio.TimerHandle] = []
 
     def show() -> None:
@@ -50,7 +50,7 @@ def sliders(draw: Callable[..., Figure], **controls: Any) -> Any:
         waiting.append(loop.call_later(PAUSE, show))
 
     for control in controls.values():
-        control.layout = widgets.Layout(**wide)
+        control.layout = widgets.Layout(**widths)
         control.observe(mark, "value")
     mark()
     return widgets.VBox([*controls.values(), status, picture])
